@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from shoal.config.kinds import KINDS, kind_of, name_of
 from shoal.config.schema import Config
-from shoal.config.settings_tables import Key, described_by, docstring_as_markdown, keys_of, meanings, unmarked
+from shoal.config.settings_tables import Key, described_by, docstring_as_markdown, item_of, keys_of, meanings, unmarked
 from shoal.metrics import METRICS
 
 PAGE = Path(__file__).with_name("configuration.md")
@@ -32,6 +32,8 @@ def reference() -> str:
     """All tables of a configuration and their keys, as Markdown."""
     parts = [_HEAD + "\n".join(_row(Config, key) for key in keys_of(Config) if described_by(key.hint) not in _TOP)]
     parts += [part for cls, name in _TOP.items() for part in _section(cls, name, f"[{name}]")]
+    lists = {key.name: item_of(key.hint) for key in keys_of(Config) if item_of(key.hint) is not None}
+    parts += [part for name, cls in lists.items() for part in _section(cls, name, f"[[{name}]]")]
     return "\n\n".join(parts)
 
 

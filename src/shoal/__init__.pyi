@@ -76,6 +76,7 @@ from .core.randomness import Stream as Stream
 from .data import (
     ClientArrays as ClientArrays,
     Columns as Columns,
+    Event as Event,
     Examples as Examples,
     Federation as Federation,
     Group as Group,
@@ -83,6 +84,7 @@ from .data import (
     MislabelledCanaries as MislabelledCanaries,
     Partition as Partition,
     Preferences as Preferences,
+    Presence as Presence,
     TableDataset as TableDataset,
     TextDataset as TextDataset,
     draw_preferences as draw_preferences,
@@ -108,6 +110,12 @@ from .engine import (
     LocalSGD as LocalSGD,
     TorchOptimizer as TorchOptimizer,
     Training as Training,
+)
+from .forgetting import (
+    Continue as Continue,
+    Exact as Exact,
+    FedEraser as FedEraser,
+    ProjectedGradientAscent as ProjectedGradientAscent,
 )
 from .models import (
     Features as Features,

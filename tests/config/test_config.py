@@ -71,6 +71,8 @@ def test_toml_is_complete(base: Path) -> None:
         "coordinator",
         "canaries",
         "secure_aggregation",
+        "forgetting",
+        "events",
     }, "what is not asked for is left out"
     assert said["privacy"] == {"thresholds": [0.5, 0.8], "beta": "threshold"}
 

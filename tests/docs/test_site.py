@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PACKAGES = [
     "algorithms", "attacks", "audit", "control", "data", "defenses",
-    "engine", "metrics", "models", "property", "sweeps",
+    "engine", "forgetting", "metrics", "models", "property", "sweeps",
 ]  # fmt: skip
 TOCTREE = re.compile(r"^```\{toctree\}\n(?P<options>(?::.*\n)*)\n?(?P<entries>[^`]*)^```$", re.MULTILINE)
 

@@ -1,13 +1,12 @@
 """Algorithms that are defined by another one, and what a wrapper cannot wrap."""
 
-from collections.abc import Iterator
-
 from shoal.algorithms.one_model.fedavg import FedAvg
 from shoal.core.errors import require
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream
 from shoal.data.federation import Federation
 from shoal.engine import Aggregate, Algorithm, Cohort, Deployed, Engine, LocalSGD, RoundPlan, State, client_trainings
+from shoal.engine.protocols import with_bases
 
 
 class Derived:
@@ -75,13 +74,6 @@ class Wrapper(Derived):
     def inner(self) -> Algorithm:
         """The base."""
         return self.base
-
-
-def with_bases(algorithm: object) -> Iterator[object]:
-    """An algorithm, its ``base``, the base's ``base``, and so on."""
-    while algorithm is not None:
-        yield algorithm
-        algorithm = getattr(algorithm, "base", None)
 
 
 def choice_noise(algorithm: object) -> float | None:

@@ -39,7 +39,7 @@ from shoal.data.partition import PartitionIndices
 from shoal.data.user.own_files import Reading, load_client_data, own_data
 from shoal.models import Features, Model, Network, Shape, TextShape, VectorShape, squared_error
 from shoal.simulation.play import EngineSettings
-from shoal.simulation.simulation import Simulation
+from shoal.simulation.simulation import DEFAULT_FORGETTING, Simulation
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,6 +236,8 @@ def resolve(config: Config, data: SourceData, *, draft: bool = False) -> Resolve
         attacks=config.evaluation.own_attacks(),
         metrics=config.evaluation.own_metrics(),
         canaries=canaries,
+        events=config.events or (),
+        forgetting=DEFAULT_FORGETTING if config.forgetting is None else config.forgetting.value,
     )
     with in_table("engine"):
         # Shipped networks need no trial.
@@ -291,6 +293,7 @@ def _decided(config: Config, data: SourceData, network: Network, engine: EngineS
         # A run that records nothing is the run of a file that does not speak of it.
         record=config.record if config.record is not None and config.record.updates else None,
         engine=engine,
+        events=config.events or None,
     )
 
 

@@ -19,7 +19,8 @@ from shoal.data import Federation, LabelledDataset, Preferences
 from shoal.data.partition import PartitionIndices
 from shoal.data.sources.catalog import SOURCES
 from shoal.defenses import Defense
-from shoal.engine import Algorithm, MaliciousClients
+from shoal.engine import Algorithm, Forgetting, MaliciousClients
+from shoal.forgetting import METHODS
 from shoal.models import Model
 from shoal.simulation.simulation import RoundAttack, Simulation
 
@@ -118,6 +119,7 @@ KINDS = {
         Kind("an algorithm", Algorithm, "shoal.algorithms", ALGORITHMS),
         Kind("a membership-inference attack", MembershipAttack, "shoal.attacks", MEMBERSHIP_ATTACKS),
         Kind("a defence", Defense, "shoal.defenses"),
+        Kind("a forgetting method", Forgetting, shipped=METHODS),
         Kind("an attack on rounds", RoundAttackSection, default="shoal.property.scenario:PropertyAttackSection"),
     )
 }

@@ -20,13 +20,15 @@ from shoal.core.errors import quote, require, suggest
 from shoal.core.settings import Count, Flag, Fraction, Inline, Positive, PositiveFloat, Range, settings
 from shoal.data import ClientSplit, Columns, Group, MislabelledCanaries, Partition, PictureFormat
 from shoal.data.preferences import View
+from shoal.data.presence import Event
 from shoal.data.sources.catalog import SOURCES
 from shoal.data.sources.named_tables import NAMED_TABLES
 from shoal.data.swap_pairs import Duplicates
-from shoal.engine import Algorithm, LocalSGD
+from shoal.engine import Algorithm, Forgetting, LocalSGD
 from shoal.models import Network
 from shoal.simulation.distillation import Distillation
 from shoal.simulation.play import EngineSettings
+from shoal.simulation.simulation import DEFAULT_FORGETTING
 
 LOG = logging.getLogger("shoal")
 
@@ -241,6 +243,20 @@ class RecordSection:
 
 
 @settings
+class ForgettingSection:
+    """What is done with the models when clients leave (`[[events]]`).
+
+    No method fits anew what was fitted with the leavers' rows before the first round, such as the scales of a table's
+    columns or features.
+
+    Args:
+        value: which method; each has keys of its own.
+    """
+
+    value: Annotated[Forgetting, Inline("method")] = DEFAULT_FORGETTING
+
+
+@settings
 class SecureAggregationSection:
     """Secure aggregation on several machines: the server learns the sum of the updates of each cluster's clients, and
     neither a client's update nor its choice; see [secure aggregation](secure-aggregation.md). A simulation adds
@@ -267,10 +283,11 @@ class Config:
 
     Its other fields are the tables of a file: `data`, `model`, `algorithm`, `local`, `red_team`, `privacy`,
     `property_attack`, `defenses`, `engine`, `evaluation`, `checkpoint`, `record`, `release`, `coordinator`, `canaries`,
-    `secure_aggregation`.
+    `secure_aggregation`, `forgetting`.
 
     Args:
         seed: of everything random.
+        events: clients that leave for good or join later, ``[[events]]`` each; left out: all are there always.
 
     Example:
         >>> import shoal
@@ -301,6 +318,8 @@ class Config:
     coordinator: CoordinatorSection | None = None
     canaries: MislabelledCanaries | None = None
     secure_aggregation: SecureAggregationSection | None = None
+    forgetting: ForgettingSection | None = None
+    events: tuple[Event, ...] | None = None
     seed: Count = 0
 
     def table(self) -> dict[str, Any]:

@@ -156,10 +156,18 @@ def _value(hint: Any, value: object, where: str, default: Any, name: str | None 
     if is_dataclass(hint):
         named = any(field.name == "name" for field in fields(hint))
         return read(hint, value, where, name=name if named else None)  # pyright: ignore[reportArgumentType]
+    if (inside := item_of(hint)) is not None and isinstance(value, list):
+        return tuple(read(inside, item, f"{where}[{i}]") for i, item in enumerate(value))
     if get_origin(hint) is dict:
         inside, table = get_args(hint)[1], _table(value, where)
         return {each: _value(inside, member, dotted(where, each), None, each) for each, member in table.items()}
     return value
+
+
+def item_of(hint: Any) -> Any:  # noqa: ANN401
+    """The settings of one table of a list of tables, ``[[NAME]]``, by its annotation; None where it is no such list."""
+    several = get_origin(hint) is tuple and Ellipsis in get_args(hint) and is_dataclass(get_args(hint)[0])
+    return get_args(hint)[0] if several else None
 
 
 def _chosen(kind: Kind, key: str, table: Mapping[str, Any], where: str, default: object) -> type:
@@ -205,7 +213,8 @@ def tables_with(cls: type, name: str, where: str = "") -> list[str]:
     tables = [where] if name in names_of(cls) else []
     for key in keys_of(cls):
         path, several = dotted(where, key.name), get_origin(key.hint) is dict
-        inside = get_args(key.hint)[1] if several else described_by(key.hint)
+        inside = get_args(key.hint)[1] if several else item_of(key.hint) or described_by(key.hint)
+        path = path if item_of(key.hint) is None else f"[{path}]"
         if isinstance(inside, type) and is_dataclass(inside) and not key.inline:
             tables += tables_with(inside, name, f"{path}.NAME" if several else path)
     return tables
@@ -247,4 +256,6 @@ def _written(hint: Any, value: Any) -> Any:  # noqa: ANN401
             for table in tables.values():
                 table.pop("name", None)
         return tables
+    if item_of(hint) is not None:
+        return [table_of(item) for item in value]
     return list(value) if isinstance(value, tuple) else value

@@ -8,6 +8,7 @@ from shoal.data.datasets import ImageDataset, LabelledDataset, Standardizer, Tab
 from shoal.data.federation import Federation
 from shoal.data.partition import Partition, partition_dataset
 from shoal.data.preferences import Preferences, View, draw_preferences
+from shoal.data.presence import Event, Presence
 from shoal.data.shards import GroupedExamples, Shards
 from shoal.data.shifts import Group
 from shoal.data.sources.catalog import availability, load_dataset
@@ -18,8 +19,9 @@ from shoal.data.user.from_tensors import ClientArrays
 from shoal.data.user.own_files import PictureFormat, load_folder, load_table
 
 __all__ = [
-    "Canaries", "ClientArrays", "ClientDataset", "ClientSplit", "Columns", "Examples", "Federation", "Group",
+    "Canaries", "ClientArrays", "ClientDataset", "ClientSplit", "Columns", "Event", "Examples", "Federation", "Group",
     "GroupedExamples", "ImageDataset", "LabelledDataset", "MislabelledCanaries", "Partition", "PictureFormat",
-    "Preferences", "Shards", "SourceData", "Standardizer", "TableDataset", "TextDataset", "View", "availability",
-    "draw_preferences", "federation_of_clients", "load_dataset", "load_folder", "load_table", "partition_dataset",
+    "Preferences", "Presence", "Shards", "SourceData", "Standardizer", "TableDataset", "TextDataset", "View",
+    "availability", "draw_preferences", "federation_of_clients", "load_dataset", "load_folder", "load_table",
+    "partition_dataset",
 ]  # fmt: skip

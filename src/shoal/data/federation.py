@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from shoal.core.errors import require, suggest
 from shoal.core.formats import shorten
 from shoal.data.names import Origins, group_counts
 from shoal.data.preferences import Preferences
@@ -142,6 +143,19 @@ class Federation:
     def clients_in_round(self, number: int) -> Shards:
         """The N shards that the clients train on in round ``number``, counted from 1."""
         return self.clients if self.schedule is None else self.schedule.in_round(self.clients, self.ids, number)
+
+    def positions(self, clients: Sequence[str | int]) -> Tensor:
+        """Positions (n,) int64 of clients by their names or numbers.
+
+        Raises:
+            InputError: one is not in the federation.
+        """
+        known = {str(client): i for i, client in enumerate(self.ids.tolist())}
+        known |= {name: i for i, name in enumerate(self.names or ())}
+        for client in clients:
+            hint = suggest(str(client), self.names or known)
+            require(str(client) in known, f"client '{client}' is not in the federation; {hint}")
+        return torch.tensor([known[str(client)] for client in clients], dtype=torch.int64)
 
     def take(self, clients: Tensor) -> "Federation":
         """The federation of the clients at positions (n,) int64 alone, in that order; examples are shared."""

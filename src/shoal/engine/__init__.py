@@ -34,8 +34,11 @@ from shoal.engine.protocols import (
     SteeringRule,
     UpdateFilter,
     client_trainings,
+    with_bases,
 )
+from shoal.engine.rounds.client_updates import client_updates
 from shoal.engine.rounds.cohort_trainer import Aggregator, averaging_weights
+from shoal.engine.rounds.leaving import Forgetting, Leaving
 from shoal.engine.rounds.remote import (
     ClientUpdate,
     ReceivedUpdates,
@@ -50,6 +53,7 @@ from shoal.engine.rounds.remote import (
 from shoal.engine.rounds.round_plan import (
     Aggregate,
     Cohort,
+    Departure,
     Deployed,
     LocalTraining,
     PersonalModels,
@@ -58,18 +62,18 @@ from shoal.engine.rounds.round_plan import (
     RoundUpdates,
     TrainingPhase,
 )
-from shoal.engine.rounds.training import Training, client_updates
+from shoal.engine.rounds.training import Training
 from shoal.engine.state import ClientVectors, RiskEstimate, State, Tensors, unknown_intervals
 
 __all__ = [
     "Aggregate", "Aggregator", "Algorithm", "Backend", "ClientTrainings", "ClientUpdate", "ClientVectors",
-    "ClusterRound", "Cohort", "Deployed", "DivergenceError", "Engine", "Gradient", "GradientPrivacy",
-    "HasClientTrainings", "InputAugmentation", "LinearTerm", "LocalDefense", "LocalRandomness", "LocalSGD",
-    "LocalTraining", "MaliciousClients", "MaliciousTraining", "Objective", "PersonalModels", "PlanRule", "Precision",
-    "ReceivedUpdates", "Release", "RemoteRounds", "RiskEstimate", "RiskEstimator", "RoundPlan", "RoundReport",
-    "RoundUpdates", "RunsRemotely", "ScalableDefense", "State", "SteeringRule", "StepRule", "Tensors",
-    "TorchOptimizer", "Training", "TrainingPhase", "UpdateFilter", "averaging_weights", "check_backend",
-    "check_examples", "client_round", "client_trainings", "client_updates", "remote_rounds",
-    "require_per_example_gradients", "require_plain_sgd", "resolve_backend", "server_plan", "server_round",
-    "summed_round", "unknown_intervals",
+    "ClusterRound", "Cohort", "Departure", "Deployed", "DivergenceError", "Engine", "Forgetting", "Gradient",
+    "GradientPrivacy", "HasClientTrainings", "InputAugmentation", "Leaving", "LinearTerm", "LocalDefense",
+    "LocalRandomness", "LocalSGD", "LocalTraining", "MaliciousClients", "MaliciousTraining", "Objective",
+    "PersonalModels", "PlanRule", "Precision", "ReceivedUpdates", "Release", "RemoteRounds", "RiskEstimate",
+    "RiskEstimator", "RoundPlan", "RoundReport", "RoundUpdates", "RunsRemotely", "ScalableDefense", "State",
+    "SteeringRule", "StepRule", "Tensors", "TorchOptimizer", "Training", "TrainingPhase", "UpdateFilter",
+    "averaging_weights", "check_backend", "check_examples", "client_round", "client_trainings", "client_updates",
+    "remote_rounds", "require_per_example_gradients", "require_plain_sgd", "resolve_backend", "server_plan",
+    "server_round", "summed_round", "unknown_intervals", "with_bases",
 ]  # fmt: skip

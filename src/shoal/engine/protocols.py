@@ -1,7 +1,7 @@
 """Protocols of algorithms, attacks, defences and coordinators, and the local trainings that privacy counts."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Protocol, Self, runtime_checkable
 
@@ -26,6 +26,11 @@ class Algorithm(Protocol):
     wrap others: the wrapper calls its base's methods and adds its own tensors to the state. An algorithm whose server
     moves a model by anything else than the weighted mean of the updates sent for it, such as by an optimizer, has the
     attribute ``moves_by_average = False``: property attacks, which take single updates out of that mean, refuse it.
+
+    Two further attributes are about clients that leave. ``fixed_clients`` says in half a sentence why nobody can leave
+    or join, such as "decides clusters in its first round"; empty, as where it is missing: anybody can.
+    ``trains_clusters_alone = True`` says that, given the clients' choices, a model depends on its own clients alone,
+    and that training changes nothing but models; exact forgetting then retrains the leaver's clusters alone.
     """
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
@@ -51,6 +56,13 @@ class Algorithm(Protocol):
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
         """The model of each client of ``cohort`` (all clients, all their examples) after the last round."""
         ...
+
+
+def with_bases(algorithm: object) -> Iterator[object]:
+    """An algorithm, its ``base``, the base's ``base``, and so on."""
+    while algorithm is not None:
+        yield algorithm
+        algorithm = getattr(algorithm, "base", None)
 
 
 @runtime_checkable

@@ -1,7 +1,8 @@
 """The state of a federation after some rounds, and the vectors in it that each client has for itself."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -55,6 +56,15 @@ class ClientVectors:
             # A view would keep all of ``rows`` until the last one is replaced.
             changed[i] = row.to(changed[i], copy=True)
         return ClientVectors(tuple(changed))
+
+    def take(self, clients: Tensor) -> "ClientVectors":
+        """The vectors of the clients at ``clients`` (n,) int64, which share them with this store."""
+        return ClientVectors(tuple(self._rows[i] for i in clients.tolist()))
+
+    def put(self, clients: Tensor, part: "ClientVectors") -> "ClientVectors":
+        """The store with the n vectors of ``part`` for ``clients`` (n,) int64; it shares them with ``part``."""
+        new = dict(zip(clients.tolist(), part._rows, strict=True))
+        return ClientVectors(tuple(new.get(i, row) for i, row in enumerate(self._rows)))
 
     def moved(self, clients: Tensor, update: Tensor) -> "ClientVectors":
         """The store with ``update`` (n, d) added to the vectors of ``clients`` (n,) int64, each client at most once."""
@@ -165,6 +175,67 @@ class State:
         )
         return values.double()
 
+    def take(self, clients: Tensor) -> "State":
+        """The state of the clients at positions (n,) int64 alone, in that order."""
+        return replace(
+            self,
+            assignment=self.assignment[clients],
+            trained=self.trained[clients] if self.trained.numel() else self.trained,
+            clients={name: rows[clients] for name, rows in self.clients.items()},
+            personal={name: rows.take(clients) for name, rows in self.personal.items()},
+        )
+
+    def put(self, clients: Tensor, part: "State") -> "State":
+        """``part``, a later state of the clients at positions (n,) alone, with what this one says of all others.
+
+        Where the number of models changed, the others have trained none of them.
+        """
+        assignment, trained = self.assignment.clone(), self.trained
+        if part.trained.shape[1] != trained.shape[1]:
+            trained = torch.zeros(len(assignment), part.trained.shape[1], dtype=torch.int64)
+            assignment.fill_(-1)
+        assignment[clients] = part.assignment
+        return replace(
+            part,
+            assignment=assignment,
+            trained=trained.index_copy(0, clients, part.trained) if trained.numel() else trained,
+            clients={name: self.clients[name].index_copy(0, clients, rows) for name, rows in part.clients.items()},
+            personal={name: self.personal[name].put(clients, rows) for name, rows in part.personal.items()},
+        )
+
+    def warm_start(self, start: "State") -> "State":
+        """This first state with the models, risks and number of rounds of ``start``.
+
+        The assignment, who trained which model, and the tensors of the algorithm, the coordinator and the malicious
+        clients come from ``start`` where it has them, by name and shape; others, such as those of clients where there
+        are more now, stay as they are.
+
+        Raises:
+            InputError: another number of models.
+        """
+        had, begins = len(start.models), len(self.models)
+        require(
+            had == begins,
+            f"'start' has {had} model{'s' if had > 1 else ''}, but the algorithm begins with {begins}; "
+            "start from as many as it has clusters",
+        )
+        return replace(
+            self,
+            round=start.round,
+            models=start.models.to(self.models),
+            risks=start.risks,
+            risk_intervals=start.risk_intervals,
+            assignment=start.assignment if start.assignment.shape == self.assignment.shape else self.assignment,
+            server=_of_same_shape(self.server, start.server),
+            clients=_of_same_shape(self.clients, start.clients),
+            personal=_of_same_shape(self.personal, start.personal),
+            directives=_of_same_shape(self.directives, start.directives),
+            adversary=_of_same_shape(self.adversary, start.adversary),
+            control=_of_same_shape(self.control, start.control),
+            # Who trained a model before, and not since, still is its member.
+            trained=start.trained if start.trained.shape == self.trained.shape else self.trained,
+        )
+
     @staticmethod
     def initial(models: Tensor, clients: int) -> "State":
         """The state before the first round: ``models`` (K, P), no risk known, none of N ``clients`` assigned."""
@@ -189,3 +260,13 @@ class RiskEstimate:
 def unknown_intervals(models: int) -> Tensor:
     """(K, 2) float64, NaN: the intervals of ``models`` estimates without one."""
     return torch.full((models, 2), torch.nan, dtype=torch.float64)
+
+
+_Values = TypeVar("_Values", Tensor, ClientVectors)
+
+
+def _of_same_shape(initial: Mapping[str, _Values], start: Mapping[str, _Values]) -> dict[str, _Values]:
+    return {
+        name: start[name] if name in start and start[name].shape == tensor.shape else tensor
+        for name, tensor in initial.items()
+    }

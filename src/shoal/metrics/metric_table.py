@@ -110,6 +110,7 @@ _FAMILIES: Mapping[str, tuple[str, Format]] = {
     "loss_threshold_against_": ("loss-threshold attack against {}", "decimal"),
     "baseline.": ("baseline {}", "percent"), "auto.loss.": ("held-out loss with {} clusters", "number"),
     "directive.": ("directive {}", "decimal"), "epsilon.": ("epsilon, {}", "decimal"),
+    "forgetting.": ("forgetting, {}", "number"),
     "seconds.share.": ("share of the time, {}", "percent"), "seconds.round.": ("time of a round, {}", "seconds"),
 }  # fmt: skip
 """Metrics that each attack, group, knob, view or part of the time has one of: the beginning of their keys, their names
@@ -149,7 +150,7 @@ def metric_of(
             words = key.removeprefix(prefix)
             if prefix == "mia_by_":
                 words = attack_title(words.replace("_", "-"))
-            elif prefix == "directive." or prefix.startswith("seconds."):
+            elif prefix in ("directive.", "forgetting.") or prefix.startswith("seconds."):
                 words = words.replace("_", " ")
             return Metric(key, name.format(words), format=form, better=None if prefix == "directive." else "lower")
     return Metric(key, key, format="number")

@@ -160,7 +160,7 @@ def accuracy_key(attack: str) -> str:
 _CLUSTER = re.compile(r"clusters\.(\d+)\.(.+)")
 _OVERALL = re.compile(
     r"[^.]*|(baseline\.[a-z-]+\.\w+|auto\..*|clusters\.small)|(train_)?accuracy\.overall|(violations|exceeded)\.total|"
-    r"(fairness|main|property|cosine|epsilon|bound|seconds|canaries)\..*"
+    r"(fairness|main|property|cosine|epsilon|bound|seconds|canaries|forgetting)\..*"
 )
 _AGAINST = re.compile(r"\w+_against_.*", re.DOTALL)
 _GROUP = re.compile(r"(baseline\.[a-z-]+\.\w+|tpr_at_fpr_0\.\d+(?:_population)?|\w+)\.(.*)", re.DOTALL)

@@ -149,6 +149,9 @@ def left_out(attacked: AttackedRun) -> dict[str, str]:
 def _fitted(attacked: AttackedRun, attack: MembershipAttack, used: Sequence[_UsedModel], engine: Engine) -> RecordTable:
     """An attack that is fitted on shadow models of each cluster."""
     training, state = attacked.simulation.on(engine), attacked.state
+    if training.presence is not None:
+        present = training.present(state.round)
+        training, state = training.take(present), state.take(present)
     team, local = replace(attacked.simulation.red_team, attack=attack), training.local_of_clusters(state)
     # The streams of the attack at the end of the run, so that it is the same attack.
     fitted, shadows = team.fit(state, training.federation, engine, local, training.stream("final", "attack"))

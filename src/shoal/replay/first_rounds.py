@@ -52,7 +52,10 @@ class FirstRounds:
     __repr__ = one_line
 
     def watched(self, training: Training, state: State, upto: int) -> Iterator[tuple[State, RoundReport]]:
-        """`Training.rounds`, whose first rounds are collected; no bit of training depends on it."""
+        """`Training.rounds`, whose first rounds are collected; no bit of training depends on it.
+
+        Once models are made to forget clients that left, no more rounds are collected.
+        """
         fitting = MAX_BYTES // (4 * state.models.numel())
         self.first, last = state.round + 1, min(upto, state.round + min(self.most, max(ROUNDS, fitting)))
         self.models.append(state.models.cpu())
@@ -60,6 +63,10 @@ class FirstRounds:
         while state.round < last:
             room -= 4 * len(training.cohort(state.round + 1)) * training.engine.model.layout.size
             state, report = replace(training, record_every=int(self.with_updates and room >= 0)).round(state)
+            if report.departure is not None and not report.departure.before.equal(report.departure.after):
+                # Its clients trained from other models than the round before left.
+                yield state, replace(report, updates=None)
+                break
             self.models.append(state.models.cpu())
             if report.updates is not None:
                 self.updates.append(report.updates)

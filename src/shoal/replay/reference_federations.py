@@ -146,14 +146,17 @@ class AttackedRun:
         root, shadow = Stream(simulation.seed), simulation.federation.shadow
         stream = root("audit")
         drawn = torch.randperm(len(shadow), generator=stream("population").generator())[:POPULATION]
-        deployed, _ = simulation.on(engine).deployed(state)
+        training = simulation.on(engine)
+        deployed, _ = training.deployed(state)
         member = Membership.of_deployed(state, deployed, simulation.member_rounds).latest >= 0
+        present = torch.isin(torch.arange(len(member)), training.present(simulation.last_round))
+        member &= present
         records = pair_records(simulation.federation, stream("records"), simulation.duplicates)
         federation, notes = simulation.federation, list[str]()
         if federation.own_inputs and records.within == "group":
             notes.append(OTHER_CLIENTS)
-        if not bool(member.all()):
-            idle = f"{int((~member).sum())} of {len(member)} clients"
+        if not bool(member[present].all()):
+            idle = f"{int((~member[present]).sum())} of {int(present.sum())} clients"
             notes.append(f"{idle} did not train lately, and none of their records is asked about")
         records = records.take(member[records.client[: len(records)]])
         for start in starts_before(simulation):
@@ -407,6 +410,8 @@ class AttackedRun:
                     coordinator=stage.directives,
                 )
                 state, last = initial_state(replay, stage_engine).state, stage is self.stages[-1]
+                # Whoever trains the past again begins there too, and not at what the other stream draws.
+                training = replace(training, first_state=state)
                 known = knowledge_of(training, state) if last else None
                 for after, _ in (seen if last else FirstRounds(most=0)).watched(training, state, replay.last_round):
                     state = after

@@ -215,7 +215,7 @@ def knowledge_of(training: Training, state: State) -> Knowledge:
     return Knowledge(
         local=local,
         examples=int(sizes) if len(sizes) == 1 else None,
-        clients=len(training.federation),
+        clients=len(training.present(state.round + 1)),
         noise=0.0 if noise.epsilon is None else training.engine.model.layout.size**0.5 / noise.epsilon,
         relative_noise=noise.noise_multiplier or 0.0,
         server=None

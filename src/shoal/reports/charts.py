@@ -16,6 +16,7 @@ from shoal.core.formats import capitalized, decimal
 from shoal.metrics.intervals import Ints
 from shoal.reports.plotting import (
     CHANCE_LINE,
+    MARK_LINE,
     Figure,
     LineStyle,
     add_named_points,
@@ -161,9 +162,20 @@ class RoundPanel:
 
 
 def rounds_chart(
-    name: str, title: str, caption: str, panels: Sequence[RoundPanel], rounds: pd.Series, keys: Sequence[Line2D] = ()
+    name: str,
+    title: str,
+    caption: str,
+    panels: Sequence[RoundPanel],
+    rounds: pd.Series,
+    keys: Sequence[Line2D] = (),
+    marks: Mapping[int, str] | None = None,
 ) -> Figure:
-    """A figure of panels above each other, which share the axis of ``rounds``; ``keys`` join the legend."""
+    """A figure of panels above each other, which share the axis of ``rounds``; ``keys`` join the legend.
+
+    ``marks`` say what happens before a round, by its number; each is a dashed line.
+    """
+    events = "; ".join(f"{text} before round {place}" for place, text in (marks or {}).items())
+    caption += f" Dashed: {events}." if events else ""
 
     def draw(figure: MplFigure) -> None:
         if len(panels) > 1:
@@ -171,6 +183,8 @@ def rounds_chart(
         cells = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
         for axes, panel in zip(cells, panels, strict=True):
             panel.draw(axes, rounds)
+            for place in marks or {}:
+                axes.axvline(place - 0.5, **MARK_LINE)
         over_rounds(cells[-1])
         figure.align_ylabels(cells)
         legend(figure, [*(curve.key for curve in panels[0].curves), *keys], columns=2 if keys else 3)

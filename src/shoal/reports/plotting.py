@@ -48,6 +48,9 @@ _GROUPS = (_VERMILLION, _SKY, _BLACK, _GREEN, _PURPLE, _ORANGE, _BLUE)
 _DASHES: tuple[Dashes, ...] = ("-", (0, (5, 2)), (0, (5, 1.5, 1, 1.5)), (0, (1.5, 1.5)))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
+MARK_LINE: Any = {"color": "#777777", "linestyle": "--", "linewidth": 0.8}
+"""Something that happens between two rounds."""
+
 CHANCE_LINE: Any = {"color": "#777777", "linewidth": 1.2, "linestyle": ":"}
 """The line of chance."""
 

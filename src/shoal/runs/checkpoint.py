@@ -4,7 +4,9 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -13,7 +15,7 @@ from torch import Tensor
 
 from shoal.core.atomic_files import write_bytes
 from shoal.core.errors import InputError, require
-from shoal.engine import State, Tensors
+from shoal.engine import Departure, State, Tensors
 from shoal.engine.state import ClientVectors
 from shoal.simulation.play import SimulationState
 
@@ -21,6 +23,11 @@ LOG = logging.getLogger(__name__)
 
 _BY_NAME = ("server", "clients", "directives", "adversary", "control")
 """The fields of a state that are tensors by name."""
+
+_FIGURES = tuple(
+    field.name for field in fields(Departure) if field.name not in ("clients", "before", "after", "cohorts")
+)
+"""The fields of a departure that are not tensors."""
 
 KEPT = 2
 """Checkpoints kept: the last, and the one before in case the last is damaged."""
@@ -55,6 +62,11 @@ def save_checkpoint(
     tensors |= {f"memory/{name}": tensor.contiguous() for name, tensor in progress.memory.items()}
     for kind in _BY_NAME:
         tensors |= {f"{kind}/{name}": tensor.contiguous() for name, tensor in getattr(state, kind).items()}
+    for left in progress.departures:
+        named = {"clients": left.clients, "before": left.before, "after": left.after}
+        named |= {f"cohort.{i:06d}": cohort for i, cohort in enumerate(left.cohorts)}
+        # Copies: a tensor is not stored twice, and a method may leave models as they are.
+        tensors |= {f"departure/{left.round}/{name}": tensor.clone() for name, tensor in named.items()}
     for name, vectors in state.personal.items():
         first, tensors[f"row/{name}"] = vectors.distinct()
         tensors[f"personal/{name}"] = vectors[first]
@@ -67,6 +79,7 @@ def save_checkpoint(
             {part: [round(row.get(part, 0.0), 4) for row in progress.by_round] for part in dict(*progress.by_round[:1])}
         ),
         "frozen": frozen,
+        "departures": json.dumps([{name: getattr(left, name) for name in _FIGURES} for left in progress.departures]),
     }
     content = serialize(tensors, metadata=about)
     path = folder / f"round-{state.round:06d}-{_digest(content)}.safetensors"
@@ -168,8 +181,19 @@ def _read(path: Path) -> tuple[SimulationState | None, str]:
     )
     parts = json.loads(about["by_round"])
     by_round = tuple(dict(zip(parts, row, strict=True)) for row in zip(*parts.values(), strict=True))
-    progress = SimulationState(state, rows, json.loads(about["seconds"]), memory, by_round=by_round)
+    departures = tuple(_departure(figures, tensors) for figures in json.loads(about.get("departures", "[]")))
+    seconds = json.loads(about["seconds"])
+    progress = SimulationState(state, rows, seconds, memory, by_round=by_round, departures=departures)
     return progress, about["frozen"]
+
+
+def _departure(figures: dict[str, Any], tensors: Tensors) -> Departure:
+    prefix = f"departure/{figures['round']}/"
+    own: dict[str, Any] = {
+        name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)
+    }
+    models = {name: own.pop(name) for name in ("clients", "before", "after")}
+    return Departure(**figures, **models, cohorts=tuple(own[name] for name in sorted(own)))
 
 
 def _newest_first(folder: Path) -> list[Path]:

@@ -3,13 +3,13 @@
 import logging
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
 from re import sub
-from typing import cast
+from typing import Any, cast
 
 from shoal.config.schema import SIMULATION
 from shoal.config.toml_files import read_toml
@@ -35,8 +35,8 @@ except ImportError:  # Windows has none; runs there go unlocked.
 LOG = logging.getLogger("shoal")
 
 OUTCOME = (
-    "summary.json", "clients.csv", "rounds.csv", "roc.csv", "canaries.csv", "models.safetensors", "samples.safetensors",
-    "report.html",
+    "summary.json", "clients.csv", "rounds.csv", "roc.csv", "canaries.csv", "presence.csv", "models.safetensors",
+    "samples.safetensors", "report.html",
 )  # fmt: skip
 """Files that a run writes at its end. The summary, without which a run is one that was killed, is removed first."""
 
@@ -152,6 +152,8 @@ def rounds_before(out: Path, description: RunDescription, rounds: int) -> int:
     for key, (old, new) in differences(before, now).items():
         if key == "data.path" or (key == "algorithm.rounds" and isinstance(old, int) and old < rounds):
             continue
+        if _concerns_later_rounds(key, before, now):
+            continue
         require(
             key != "algorithm.rounds",
             f"{out}: holds a run of {old} rounds, which can be prolonged but not shortened: 'algorithm.rounds' must be "
@@ -164,6 +166,17 @@ def rounds_before(out: Path, description: RunDescription, rounds: int) -> int:
     if is_finished(out):
         require_unchanged(out)
     return before["algorithm"]["rounds"]
+
+
+def _concerns_later_rounds(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether a key says of rounds after those of the run ``before`` alone: who leaves or joins then, and how models
+    forget, where nobody left before.
+    """
+    done = before["algorithm"]["rounds"]
+    old, new = ([event for event in table.get("events", ()) if event["round"] <= done] for table in (before, now))
+    if key == "events":
+        return old == new
+    return key.startswith("forgetting.") and not any(event["leave"] for event in old)
 
 
 def extend_rounds(

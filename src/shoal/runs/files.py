@@ -31,7 +31,7 @@ from shoal.runs.updates import FOLDER
 NEEDED = ("algorithm", "dataset", "seed", "rounds", "accuracy.overall", "violations.total", "migrated", "seconds.total")
 """Keys that every summary has."""
 
-TEXT_COLUMNS = ("group", "non_members", "attack", "name", "view")
+TEXT_COLUMNS = ("group", "non_members", "attack", "name", "view", "method")
 """Columns of text; all others hold numbers."""
 
 FROZEN = "frozen"

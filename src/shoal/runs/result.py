@@ -38,7 +38,7 @@ from shoal.runs.audits.audit_members import audit_members
 from shoal.runs.files import FROZEN, read_models, read_samples, read_summary, read_table, read_warnings, write_hashes
 from shoal.runs.run_description import read_description
 from shoal.runs.updates import recorded_in
-from shoal.simulation.measure import CLIENT_COLUMNS, EXPOSURE_COLUMNS, ROC_COLUMNS, ROUND_COLUMNS
+from shoal.simulation.measure import CLIENT_COLUMNS, EXPOSURE_COLUMNS, PRESENCE_COLUMNS, ROC_COLUMNS, ROUND_COLUMNS
 from shoal.simulation.play import SimulationState
 from shoal.simulation.round_metrics import RoundRow
 from shoal.simulation.simulation import Simulation, WarmStart
@@ -73,6 +73,7 @@ class Result:
             a directory, which has no tensors of the algorithm.
         updates: the rows of a round attack's table, such as `property.csv`; None without one.
         canaries: one row per canary, as in `canaries.csv`; None without canaries.
+        presence: one row per client that left or joined, as in `presence.csv`; None without events.
         recorded: clients' updates in the run's directory; None without them, or without a directory.
         warnings: sentences that were said while it ran.
         features: the fitted map before the models; None without one, or where it was read from a directory and has a
@@ -106,6 +107,7 @@ class Result:
     state: State | None = None
     updates: pd.DataFrame | None = None
     canaries: pd.DataFrame | None = None
+    presence: pd.DataFrame | None = None
     recorded: RecordedUpdates | None = None
     warnings: tuple[str, ...] = ()
     features: FeatureMap | None = None
@@ -194,6 +196,7 @@ class Result:
             clients=self.clients,
             roc=self.roc,
             updates=self.updates,
+            presence=self.presence,
             recorded=self.recorded,
             audit=self.audit_in_directory,
             warnings=self.warnings,
@@ -292,6 +295,7 @@ def read_tables(out: Path, *, allow_code: bool = False) -> Result:
         samples=read_samples(out / "samples.safetensors"),
         updates=read_table(out / f"{table}.csv", columns, empty=True) if table else None,
         canaries=read_table(out / "canaries.csv", CANARY_COLUMNS) if "canaries.members" in summary.overall else None,
+        presence=read_table(out / "presence.csv", PRESENCE_COLUMNS) if "left" in summary.overall else None,
         recorded=recorded_in(out),
         warnings=read_warnings(out / "run.log"),
         audit_in_directory=_audit_in(out, summary),
@@ -337,6 +341,8 @@ def write_files(out: Path, result: Result) -> None:
         write_text(out / f"{result.description.attack_table[0]}.csv", csv_text(result.updates))
     if result.canaries is not None:
         write_text(out / "canaries.csv", csv_text(result.canaries))
+    if result.presence is not None:
+        write_text(out / "presence.csv", csv_text(result.presence))
     write_models(out, result.models, result.frozen)
     if result.features is not None:
         write_bytes(out / FEATURES, result.features.serialized())

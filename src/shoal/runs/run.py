@@ -258,6 +258,7 @@ class Run:
             state=progress.state,
             updates=outcome.updates,
             canaries=outcome.canaries,
+            presence=outcome.presence,
             warnings=tuple(dict.fromkeys(warnings)),
             simulation=simulation,
             engine=engine,

@@ -17,7 +17,15 @@ from shoal.audit.measurement import declared_metrics
 from shoal.config.build import build
 from shoal.config.defense_sections import PRIOR_EFFECTS, CoordinatorSection, DefensesSection
 from shoal.config.kinds import RoundAttackSection, name_of, own_code, require_data, title_of
-from shoal.config.schema import SIMULATION, AlgorithmSection, Config, EvaluationSection, PrivacySection, read_config
+from shoal.config.schema import (
+    SIMULATION,
+    AlgorithmSection,
+    Config,
+    EvaluationSection,
+    ForgettingSection,
+    PrivacySection,
+    read_config,
+)
 from shoal.config.settings_tables import described_by, read, table_of
 from shoal.config.toml_files import read_toml
 from shoal.control import LimitController
@@ -54,6 +62,10 @@ def description_of(simulation: Simulation, engine: EngineSettings) -> RunDescrip
         "defenses": (simulation.defenses or None, lambda: _defenses(simulation.defenses)),
         "release": (simulation.release, lambda: simulation.release),
         "coordinator": (coordinator and coordinator.knobs, lambda: coordinator and _coordinator(coordinator)),
+        "forgetting": (
+            simulation.forgetting if simulation.events else None,
+            lambda: ForgettingSection(simulation.forgetting) if simulation.events else None,
+        ),
         "evaluation": (None, lambda: EvaluationSection(**{key: getattr(simulation, name) for key, name in _KEYS})),
     }
     tables = {name: _table(make) for name, (_, make) in parts.items()}
@@ -87,6 +99,7 @@ def description_of(simulation: Simulation, engine: EngineSettings) -> RunDescrip
         SIMULATION: about,
         "data": {"source": f"memory-{digest[:8]}", "groups": groups},
         "engine": table_of(engine),
+        "events": [table_of(event) for event in simulation.events] or None,
         "record": {"updates": simulation.record_updates} if simulation.record_updates else None,
         **{name: table for name, table in tables.items() if table},
         "algorithm": tables["algorithm"] or {"name": name_of(type(algorithm))} | schedule,

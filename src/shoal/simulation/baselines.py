@@ -14,6 +14,7 @@ from shoal.algorithms.wrapper import with_bases
 from shoal.core.errors import InputError
 from shoal.data import Federation
 from shoal.engine import Algorithm, Deployed, Engine
+from shoal.forgetting import Continue
 from shoal.metrics.intervals import Floats
 from shoal.metrics.summary import Summary
 from shoal.simulation.distillation import apply_release
@@ -129,7 +130,7 @@ def compare_with_baselines(
         ``baseline.NAME.accuracy``, ``.difference``, ``.low`` and ``.high`` over all clients, and over those of each
         group; ``baseline.clusters.accuracy`` of the run itself, measured alike.
     """
-    ours = group_values(deployed, simulation.federation, engine)
+    ours = group_values(deployed, _measured(simulation), engine)
     overall, by_group = dict[str, float](), {name: dict[str, float]() for name in ours}
     for name, theirs in _trained_baselines(simulation, engine, baselines):
         overall |= _metrics(name, ours, theirs)
@@ -150,19 +151,25 @@ def _trained_baselines(
         except InputError as error:
             LOG.info("baseline '%s' is left out: %s", name, error)
             continue
-        values = group_values(final, simulation.federation, engine)
+        values = group_values(final, _measured(simulation), engine)
         LOG.info("baseline '%s': accuracy %.3f", name, mean_accuracy(values))
         yield name, values
 
 
+def _measured(simulation: Simulation) -> Federation:
+    """The clients that are there in the last round."""
+    presence, federation = simulation.presence, simulation.federation
+    return federation if presence is None else federation.take(presence.present(simulation.last_round))
+
+
 def train_alone(simulation: Simulation, engine: Engine) -> Deployed:
     """The models that clients use after all rounds of a simulation, which nobody attacks, measures or records."""
-    alone = replace(
-        simulation, canaries=None, reference_federations=0, record_updates=0, view="outsider", attacks=(), metrics=()
-    )
+    nothing = {"reference_federations": 0, "record_updates": 0, "view": "outsider", "attacks": (), "metrics": ()}
+    alone = replace(simulation, canaries=None, forgetting=Continue(), **nothing)
     training = alone.on(engine)
     *_, (state, _report) = training.rounds(training.start(), alone.last_round)
-    return training.deployed(apply_release(alone.release, training, state))[0]
+    present = training.present(state.round)
+    return training.take(present).deployed(apply_release(alone.release, training, state).take(present))[0]
 
 
 def mean_accuracy(values: dict[str, GroupValues]) -> float:

@@ -2,18 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
+from shoal.algorithms.clusters.ifca import most_clusters
 from shoal.algorithms.wrapper import with_bases
 from shoal.attacks import MEMBERSHIP_ATTACKS, needs_classes
 from shoal.audit import NEED_HOLDOUT, RedTeam
 from shoal.audit.record_table import OUTSIDER
 from shoal.control import LimitController
-from shoal.core.errors import InputError, describe, located, require
-from shoal.data import Federation
+from shoal.core.errors import InputError, describe, located, require, require_instance
+from shoal.data import Event, Federation
 from shoal.data.preferences import View
 from shoal.data.swap_pairs import Duplicates, number_of_pairs
 from shoal.defenses import Defense, TrainingSetup, apply_defenses
-from shoal.engine import Algorithm
+from shoal.engine import Algorithm, Forgetting, LocalSGD
+from shoal.forgetting import Continue
 
 
 def checked_setup(
@@ -86,6 +89,39 @@ def _check_coordinator(
             added = replace(setup, defenses=(*setup.defenses, knob.defense))
             setup = getattr(knob.defense, "applied", lambda _, added=added: added)(setup)
     algorithm.check(setup.first_local(), risk_period)
+
+
+def check_events(simulation: Any, local: LocalSGD) -> None:  # noqa: ANN401 - its class calls this function
+    """Raise `InputError` where clients cannot leave or join in a simulation, or its method cannot forget them.
+
+    ``local`` is local training with all defences.
+    """
+    forgetting, algorithm = simulation.forgetting, simulation.algorithm
+    require_instance("forgetting", forgetting, Forgetting, "such as Continue()")
+    if not simulation.events:
+        with located("forgetting"):
+            require(forgetting == Continue(), f"'{forgetting.name}' needs clients that leave; 'events' has none")
+        return
+    for event in simulation.events:
+        require_instance("events", event, Event, "such as Event(round=5, leave=('north',))")
+    assert simulation.presence is not None  # which names clients and rounds that are not there
+    start, others = simulation.start, "; use 'ifca' or 'fedavg'"
+    with located("events"):
+        for part in with_bases(algorithm):
+            why, title = getattr(part, "fixed_clients", ""), getattr(part, "title", type(part).__name__)
+            require(not why, f"{title} {why}, which a client that leaves or joins cannot change{others}")
+        require(simulation.replayable, "a run with a property attack or malicious clients has the same clients always")
+        require(simulation.federation.schedule is None, "clients cannot leave or join where a schedule says who trains")
+        require(
+            start is None or start.public, "clients cannot leave after a 'start' that may have been trained on them"
+        )
+        require(simulation.canaries is None, "canaries are of all clients, always; leave them out, or give no events")
+        require(
+            most_clusters(algorithm) is None,
+            "clusters = 'auto' is chosen with the data of all clients, also of those that leave; give a number",
+        )
+    with located("forgetting"):
+        forgetting.check(algorithm, local, simulation.release)
 
 
 def check_references(

@@ -33,10 +33,12 @@ from shoal.core.errors import require_instance
 from shoal.core.formats import one_line
 from shoal.data.content import most_copies
 from shoal.data.preferences import VIEWS, View
+from shoal.data.presence import LAST
 from shoal.defenses import accounting
 from shoal.engine import (
     ClientTrainings,
     ClusterRound,
+    Departure,
     Deployed,
     Engine,
     LocalSGD,
@@ -45,6 +47,7 @@ from shoal.engine import (
     Training,
     client_trainings,
 )
+from shoal.forgetting import Continue
 from shoal.metrics.attack_bounds import AttackBound
 from shoal.metrics.summary import Summary
 from shoal.simulation.baselines import baselines_of, compare_with_baselines
@@ -65,6 +68,15 @@ EXPOSURE_COLUMNS = ("exposure", "exposure_low", "exposure_null_high", "attack", 
 
 ROUND_COLUMNS = ("round", "cluster", "clients", "risk", "accuracy")
 """Columns that `rounds.csv` has, whatever the groups."""
+
+FORGETTING_FIGURES = (
+    "client_rounds", "full_client_rounds", "clusters", "choices", "changed_choices", "megabytes", "seconds",
+    "history_seconds",
+)  # fmt: skip
+"""The figures of departures that summary.json has, as ``forgetting.NAME``."""
+
+PRESENCE_COLUMNS = ("client", "name", "first_round", "last_round", "cluster", "method")
+"""The columns of `presence.csv`."""
 
 ROC_COLUMNS = ("group", "non_members", "fpr", "tpr")
 """The columns of `roc.csv`."""
@@ -90,6 +102,7 @@ class FinalMeasurement:
         state: after the last round; its assignment is what each client trained last, and `clients` has what it uses.
         updates: the rows of the round attack's table, such as `property.csv`; None without one.
         canaries: one row per canary, as in `canaries.csv`; None without canaries.
+        presence: one row per client that left or joined, as in `presence.csv`; None without events.
     """
 
     summary: Summary
@@ -99,6 +112,7 @@ class FinalMeasurement:
     state: State
     updates: pd.DataFrame | None = None
     canaries: pd.DataFrame | None = None
+    presence: pd.DataFrame | None = None
     __repr__ = one_line
 
 
@@ -109,6 +123,7 @@ def measure_models(
     use: tuple[Deployed, Tensor],
     rows: Sequence[Mapping[str, float]],
     references: AttackedRecords | None = None,
+    budget: "PrivacyBudget | None" = None,
 ) -> FinalMeasurement:
     """Attack and measure the models that clients use after the last round.
 
@@ -120,6 +135,7 @@ def measure_models(
         rows: of `rounds.csv`.
         references: records of the run, attacked with its reference federations; then the strongest of all attacks
             decides how exposed a model is. None: there are none.
+        budget: counts differential privacy; None: that of the training.
     """
     team, rounds, canaries = simulation.red_team, simulation.member_rounds, simulation.canaries
     deployed, losses = use
@@ -129,7 +145,7 @@ def measure_models(
     finished = FinishedTraining(state, training, team, deployed, losses, members, attacks)
     summary, measurements = Summary(), tuple(simulation.metrics)
     for measurement in (
-        *MEASUREMENTS, PrivacyBudget(simulation.first_round), SmallClusters(simulation.min_clients), learning,
+        *MEASUREMENTS, budget or PrivacyBudget(simulation.first_round), SmallClusters(simulation.min_clients), learning,
     ):  # fmt: skip
         summary |= measurement.measure(finished)
     if canaries is not None and len(canaries):
@@ -163,9 +179,15 @@ def measure_final(
         references: records of the run, attacked with its reference federations; None: there are none.
     """
     began = time.perf_counter()
-    training, attack = simulation.on(engine), simulation.round_attack
-    use = training.deployed(now.state)
-    result = measure_models(simulation, training, now.state, use, now.rows, references)
+    training, attack, everyone = simulation.on(engine), simulation.round_attack, simulation
+    state, present = now.state, training.present(now.state.round)
+    if simulation.events:
+        # Who left, or never came, is neither measured nor attacked.
+        simulation = replace(simulation, federation=training.federation.take(present), events=(), forgetting=Continue())
+        training, state = simulation.on(engine), state.take(present)
+    use = training.deployed(state)
+    budget = PrivacyBudget(simulation.first_round, everyone.on(engine), now.departures)
+    result = measure_models(simulation, training, state, use, now.rows, references, budget)
     if attack is not None:
         figures, updates = attack.measure(observations or {}, training.stream("final"), jobs=engine.threads)
         result = replace(result, summary=result.summary | figures, updates=updates)
@@ -173,15 +195,43 @@ def measure_final(
     baselines = baselines_of(simulation, len(now.state.models)) if simulation.baselines else {}
     if baselines:
         comparing = time.perf_counter()
-        compared = compare_with_baselines(simulation, engine, use[0], baselines)
+        compared = compare_with_baselines(everyone, engine, use[0], baselines)
         comparing = time.perf_counter() - comparing
         result = replace(result, summary=result.summary | compared)
         spent = add_seconds(spent, {"baselines": comparing, "total": comparing})
     spent = add_seconds(spent, {"measurement": measuring, "total": measuring})
     seconds = {f"seconds.{key}": round(value, 3) for key, value in timings(spent, now.by_round).items()}
     identity = {"seed": simulation.seed, "rounds": now.state.round, "view": simulation.view}
-    run = Summary(run=identity, overall=seconds)
-    return replace(result, summary=result.summary | run)
+    figures, presence = presence_figures(everyone, now)
+    run = Summary(run=identity, overall=seconds | figures)
+    return replace(result, summary=result.summary | run, presence=presence)
+
+
+def presence_figures(simulation: Simulation, now: SimulationState) -> tuple[dict[str, float], pd.DataFrame | None]:
+    """How many clients left and joined and what forgetting took, by keys of summary.json; and `presence.csv`, one row
+    per client that left or joined. Nothing without events. Figures of several departures are added up.
+
+    ``cluster`` is what a client trained last, -1 where it trained nothing, and ``method`` how the models forgot it.
+    """
+    presence, federation = simulation.presence, simulation.federation
+    if presence is None:
+        return {}, None
+    left, joined = presence.last < LAST, presence.first > 1
+    figures = {"left": float(left.sum()), "joined": float(joined.sum())}
+    for name in FORGETTING_FIGURES if now.departures else ():
+        figures[f"forgetting.{name}"] = round(sum(getattr(each, name) for each in now.departures), 3)
+    changed = torch.nonzero(left | joined).flatten()
+    method = {client: each.method for each in now.departures for client in each.clients.tolist()}
+    ids = federation.ids.tolist()
+    table = {
+        "client": federation.ids[changed].tolist(),
+        "name": [str(ids[i]) if federation.names is None else federation.names[i] for i in changed.tolist()],
+        "first_round": presence.first[changed].tolist(),
+        "last_round": pd.array([last if last < LAST else None for last in presence.last[changed].tolist()], "Int64"),
+        "cluster": now.state.assignment[changed].tolist(),
+        "method": [method.get(i) for i in changed.tolist()],
+    }
+    return figures, pd.DataFrame(table, columns=PRESENCE_COLUMNS)
 
 
 def timings(seconds: Mapping[str, float], by_round: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -242,14 +292,18 @@ class PrivacyBudget:
 
     Args:
         first_round: the number of the first round; epsilon is of the rounds from it on.
+        everyone: the training with all clients that were ever there, whose spending counts too; None: nobody left.
+        departures: of clients that left, whose forgetting took trainings of others.
     """
 
     first_round: int = 1
+    everyone: Training | None = None
+    departures: Sequence[Departure] = ()
     name, title = "epsilon", "Privacy budget"
 
     def measure(self, finished: FinishedTraining) -> Summary:
         """See `Measurement`."""
-        training, state = finished.training, finished.state
+        training, state = self.everyone or finished.training, finished.state
         trainings = accountable_trainings(training, state)
         if trainings is None:
             LOG.warning("no epsilon is stated, since a coordinator decided how private local steps were")
@@ -258,6 +312,7 @@ class PrivacyBudget:
         if rule is None:
             return Summary()
         cohorts = [training.cohort(number) for number in range(self.first_round, state.round + 1)]
+        cohorts += [cohort for departure in self.departures for cohort in departure.cohorts]
         choice, by_view, bounds = choice_noise(training.algorithm), {}, dict[View, AttackBound]()
         copies = most_copies(training.federation.clients)
         if int(copies.max()) > 1:
@@ -275,7 +330,8 @@ class PrivacyBudget:
             count = training.federation, cohorts, trainings, rule, self.first_round, choice, copies
             private = accounting.PrivateTrainings(*count)
             spent, bounds = private.epsilons(), dict.fromkeys(VIEWS, private.bound())
-        finished.clients["epsilon"] = spent.numpy()
+        present = torch.isin(training.federation.ids, finished.federation.ids)
+        finished.clients["epsilon"] = spent[present].numpy()
         largest = {"epsilon": float(spent.max())}
         largest |= {f"epsilon.{view}": float(epsilons.max()) for view, epsilons in by_view.items()}
         if choice is not None:

@@ -4,19 +4,17 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeVar
-
-from torch import Tensor
+from typing import Literal
 
 from shoal.algorithms.wrapper import with_bases
 from shoal.control import CHANCE
-from shoal.core.errors import require
 from shoal.core.formats import one_line
 from shoal.core.settings import settings
 from shoal.data import Federation
 from shoal.data.content import ExampleHashes
 from shoal.data.preferences import Preferences
 from shoal.engine import (
+    Departure,
     Engine,
     LocalSGD,
     Precision,
@@ -28,7 +26,6 @@ from shoal.engine import (
     resolve_backend,
 )
 from shoal.engine.engine import Device, Threads
-from shoal.engine.state import ClientVectors
 from shoal.engine.worker_pool import TRAIN
 from shoal.models import Features, Model
 from shoal.models.validation import require_fits
@@ -36,8 +33,6 @@ from shoal.simulation.round_metrics import RoundRow, round_metrics
 from shoal.simulation.simulation import Simulation, apply_feature_map, first_examples
 
 LOG = logging.getLogger(__name__)
-
-_Kept = TypeVar("_Kept", Tensor, ClientVectors)
 
 PARTS = ("choose", *TRAIN, "red_team", "evaluation", "files", "measurement")
 """Parts of a simulation's wall time: those of a round; then evaluating it, what is done after it (checkpoints, and
@@ -114,6 +109,7 @@ class SimulationState:
         memory: what the round attack remembers.
         observation: what it kept of the last round; None: there is none.
         by_round: of each round the seconds of its parts.
+        departures: of the clients that left so far, in order.
     """
 
     state: State
@@ -122,6 +118,7 @@ class SimulationState:
     memory: Tensors = field(default_factory=dict)
     observation: Tensors | None = None
     by_round: tuple[Mapping[str, float], ...] = ()
+    departures: tuple[Departure, ...] = ()
     __repr__ = one_line
 
     def with_files(self, seconds: float, *, last: bool = False) -> "SimulationState":
@@ -155,8 +152,6 @@ def initial_state(simulation: Simulation, engine: Engine) -> SimulationState:
         InputError: ``start`` has another number of models than the algorithm begins with.
     """
     state = simulation.on(engine).start()
-    if simulation.start is not None:
-        state = _started(state, simulation.start.state)
     now = SimulationState(state)
     attack = simulation.round_attack
     if attack is None:
@@ -189,6 +184,8 @@ def run_rounds(
             spent = spent | {f"{attack.name}_attack": time.perf_counter() - watching}
         seconds = add_seconds(now.seconds, spent) | {"total": before + time.perf_counter() - began}
         now = replace(now, state=state, rows=now.rows + rows, seconds=seconds, by_round=(*now.by_round, spent))
+        if report.departure is not None:
+            now = replace(now, departures=(*now.departures, report.departure))
         left = time.perf_counter()
         yield now, report
         now = now.with_files(time.perf_counter() - left)
@@ -218,44 +215,3 @@ def _warn_of_impossible_limits(preferences: Preferences) -> None:
             impossible,
             CHANCE,
         )
-
-
-def _started(initial: State, start: State) -> State:
-    """``initial`` with the models, risks and number of rounds of ``start``.
-
-    The assignment, who trained which model, and the tensors of the algorithm, the coordinator and the malicious clients
-    come from ``start`` where it has them, by name and shape; others, such as those of clients where there are more now,
-    stay as in ``initial``.
-
-    Raises:
-        InputError: another number of models.
-    """
-    had, begins = len(start.models), len(initial.models)
-    require(
-        had == begins,
-        f"'start' has {had} model{'s' if had > 1 else ''}, but the algorithm begins with {begins}; "
-        "start from as many as it has clusters",
-    )
-    return replace(
-        initial,
-        round=start.round,
-        models=start.models.to(initial.models),
-        risks=start.risks,
-        risk_intervals=start.risk_intervals,
-        assignment=start.assignment if start.assignment.shape == initial.assignment.shape else initial.assignment,
-        server=_kept(initial.server, start.server),
-        clients=_kept(initial.clients, start.clients),
-        personal=_kept(initial.personal, start.personal),
-        directives=_kept(initial.directives, start.directives),
-        adversary=_kept(initial.adversary, start.adversary),
-        control=_kept(initial.control, start.control),
-        # Who trained a model before, and not since, still is its member.
-        trained=start.trained if start.trained.shape == initial.trained.shape else initial.trained,
-    )
-
-
-def _kept(initial: Mapping[str, _Kept], start: Mapping[str, _Kept]) -> dict[str, _Kept]:
-    return {
-        name: start[name] if name in start and start[name].shape == tensor.shape else tensor
-        for name, tensor in initial.items()
-    }

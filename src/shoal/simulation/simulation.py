@@ -26,11 +26,13 @@ from shoal.core.settings import one_of, plain
 from shoal.data import Canaries, Federation
 from shoal.data.content import comparable_hashes
 from shoal.data.preferences import VIEWS, View
+from shoal.data.presence import Event, Presence
 from shoal.data.swap_pairs import Duplicates
 from shoal.defenses import Defense, TrainingSetup, accounting
 from shoal.engine import (
     Algorithm,
     Engine,
+    Forgetting,
     LocalSGD,
     MaliciousClients,
     RoundReport,
@@ -39,11 +41,13 @@ from shoal.engine import (
     Training,
     client_trainings,
 )
+from shoal.forgetting import Continue
 from shoal.metrics.summary import Summary
 from shoal.models import FeatureMap, Features, Model
 from shoal.preflight.preflight_report import Preflight, preflight
 from shoal.preflight.visible_moves import RecognisedRisks, VisibleMoves
 from shoal.simulation.checks import (
+    check_events,
     check_red_team,
     check_references,
     checked_setup,
@@ -58,6 +62,9 @@ DEFAULT_RED_TEAM = RedTeam(every=0, attack=Gap())
 
 LOSS_RED_TEAM = RedTeam(every=0, attack=LossThreshold())
 """The red team of a regression, in which no example is right or wrong."""
+
+DEFAULT_FORGETTING = Continue()
+"""What is done with the models when clients leave."""
 
 _INTEGERS = {
     "rounds": ("such as 30", 1),
@@ -215,6 +222,8 @@ class Simulation:
         release: students or averages that are released in the place of the models; None: the models are.
         features: a fixed map of all inputs before ``model``, fitted on the shadow set and computed once; ``model``
             takes vectors of `Features.width`. With a `FeatureMap`, a fitted one, ``federation`` has features already.
+        events: clients that leave for good or join later. Who left is neither trained, merged nor measured any more.
+        forgetting: what is done with the models when clients leave.
 
     Raises:
         InputError: settings that cannot be run, or models in ``start`` of another network.
@@ -256,6 +265,8 @@ class Simulation:
     metrics: Sequence[Measurement] = ()
     features: Features | FeatureMap | None = None
     release: Distillation | None = None
+    events: Sequence[Event] = ()
+    forgetting: Forgetting = DEFAULT_FORGETTING
     setup: TrainingSetup = field(init=False, repr=False)
     __repr__ = one_line
 
@@ -320,6 +331,9 @@ class Simulation:
                 "that epsilon does not count; give a number of clusters",
             )
         accounting.check_accountable(self.federation, self.rounds, local)
+        require_instance("events", self.events, Sequence, "such as [Event(round=5, leave=('north',))]")
+        self._set("events", tuple(self.events))
+        check_events(self, local.rounds[0])
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -351,6 +365,11 @@ class Simulation:
     def widest_view(self) -> View:
         """The view that sees most, of the run's own and those that clients' limits name."""
         return max((self.view, *self.federation.preferences.views(self.view)), key=VIEWS.index)
+
+    @property
+    def presence(self) -> Presence | None:
+        """Which clients are there in which round; None: all, always."""
+        return Presence.from_events(self.events, self.federation, self.last_round) if self.events else None
 
     @property
     def first_round(self) -> int:
@@ -394,6 +413,9 @@ class Simulation:
             coordinator=coordinator,
             release=self.release,
             record_every=self.record_updates,
+            first_state=None if self.start is None else self.start.state,
+            presence=self.presence,
+            forgetting=self.forgetting,
         )
 
 

@@ -39,6 +39,7 @@ class ByGroup(Derived):
     weighting: Literal["examples", "equal"] = "examples"
     name: Literal["by-group"] = "by-group"
     title: ClassVar[str] = "One model per group"
+    trains_clusters_alone: ClassVar[bool] = True
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
         """One random model for each group that has clients."""

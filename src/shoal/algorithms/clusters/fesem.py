@@ -46,6 +46,7 @@ class FeSEM:
     local: LocalSGD | None = None
     name: Literal["fesem"] = "fesem"
     title: ClassVar[str] = "FeSEM"
+    fixed_clients: ClassVar[str] = "decides clusters in its first round"
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
         """Epsilon must count the first round."""

@@ -67,6 +67,11 @@ class HypCluster(Derived):
         return (self.optimizer, self.server_learning_rate, self.beta1) == ("sgd", 1.0, 0.0)
 
     @property
+    def fixed_clients(self) -> str:
+        """Why nobody can leave or join."""
+        return FarthestFirstStart.fixed_clients if self.start == "farthest-first" else ""
+
+    @property
     def inner(self) -> Algorithm:
         """FedOpt over IFCA, perhaps after a farthest-first start."""
         rate = self.server_learning_rate

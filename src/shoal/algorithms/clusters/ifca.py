@@ -130,6 +130,18 @@ class IFCA:
             require(share <= 1, f"'redraw.share' * clusters must be at most 1; got {share:g}")
 
     @property
+    def fixed_clients(self) -> str:
+        """Why nobody can leave or join."""
+        return "draws its first models by clients' losses where 'redraw' is set" if self.redraw else ""
+
+    @property
+    def trains_clusters_alone(self) -> bool:
+        """Whether a model depends on its own clients alone, given the choices: not where the whole cohort's number
+        divides gradients.
+        """
+        return self.averaging == "model"
+
+    @property
     def number(self) -> int:
         """K.
 

@@ -60,6 +60,7 @@ class OneShotClustering:
     local: LocalSGD | None = None
     name: Literal["one-shot"] = "one-shot"
     title: ClassVar[str] = "One-shot clustering"
+    fixed_clients: ClassVar[str] = "decides clusters in its first round"
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
         """Epsilon must count the first round."""
@@ -196,6 +197,7 @@ def _joined(state: State, cohort: Cohort, cluster: Tensor, joins: Tensor) -> Sta
 class FixedClusters(Derived):
     """FedAvg within clusters that stay as they are; all models begin at the same parameters."""
 
+    fixed_clients: ClassVar[str] = "decides clusters once for all clients"
     key: ClassVar[str]
     """The key of `State.clients` that has each client's cluster."""
 

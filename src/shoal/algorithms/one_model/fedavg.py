@@ -46,6 +46,7 @@ class FedAvg:
     weighting: Literal["examples", "equal"] = "examples"
     name: Literal["fedavg"] = "fedavg"
     title: ClassVar[str] = "FedAvg"
+    trains_clusters_alone: ClassVar[bool] = True
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
         """Any local training will do."""

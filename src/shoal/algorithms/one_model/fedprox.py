@@ -38,6 +38,7 @@ class FedProx(Wrapper):
     mu: NonNegativeFloat = 0.01
     name: Literal["fedprox"] = "fedprox"
     title: ClassVar[str] = "FedProx"
+    trains_clusters_alone: ClassVar[bool] = True
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
         """The base's plan, with the proximal term in every local training."""

@@ -44,6 +44,7 @@ class Scaffold(Derived):
     server_learning_rate: PositiveFloat = 1.0
     name: Literal["scaffold"] = "scaffold"
     title: ClassVar[str] = "SCAFFOLD"
+    fixed_clients: ClassVar[str] = "keeps a mean over all clients"
 
     @property
     def inner(self) -> FedAvg:

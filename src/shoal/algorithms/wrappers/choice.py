@@ -113,6 +113,16 @@ class _ChoiceOverIFCA(ChoiceRule):
         """IFCA."""
         return self.ifca
 
+    @property
+    def fixed_clients(self) -> str:
+        """IFCA's."""
+        return self.ifca.fixed_clients
+
+    @property
+    def trains_clusters_alone(self) -> bool:
+        """IFCA's."""
+        return self.ifca.trains_clusters_alone
+
 
 @settings
 class IFCAMIR(_ChoiceOverIFCA):

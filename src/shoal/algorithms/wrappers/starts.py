@@ -31,6 +31,8 @@ class InitialisationPhase(Wrapper):
     Rounds without clients do not count. In the start's rounds the base's other models and tensors stay as they began.
     """
 
+    fixed_clients: ClassVar[str] = "finds its first models in rounds of their own"
+
     @property
     def rounds(self) -> int:
         """Rounds of the start."""

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from shoal.core.errors import require
 from shoal.core.formats import one_line
-from shoal.data.preferences import Preferences
 from shoal.engine.protocols import Algorithm, PlanRule
 from shoal.engine.rounds.cohort_trainer import Rows, aggregated
-from shoal.engine.rounds.round_plan import Aggregate, Cohort, RoundPlan
+from shoal.engine.rounds.round_plan import Aggregate, Cohort, RoundPlan, chosen_losses, neutral_preferences
 from shoal.engine.rounds.training import Training
 from shoal.engine.state import State
 
@@ -215,30 +214,22 @@ def summed_round(
 
 
 def _cohort(training: Training, state: State, clients: Tensor, sizes: Tensor, best: Tensor) -> Cohort:
-    """The cohort as the server knows it: of losses only which is the lowest, and nothing of the tolerated risks.
-
-    With a beta of 0 and these losses, an algorithm by which clients choose gives each the model that it chose.
-    """
+    """The cohort as the server knows it: of losses only which is the lowest, and nothing of the tolerated risks."""
     count = len(best)
-
-    def losses(models: Tensor, examples: Literal["all", "batch"]) -> Tensor:
-        del models, examples
-        lowest = torch.nn.functional.one_hot(best.argmax(dim=1), best.shape[1])
-        return 1 - lowest.double()
 
     def example_losses(models: Tensor) -> Tensor:
         del models
         lowest = torch.repeat_interleave(torch.arange(best.shape[1]).repeat(count), best.flatten())
-        return 1 - torch.nn.functional.one_hot(lowest, best.shape[1]).double()
+        return chosen_losses(lowest, best.shape[1])
 
     return Cohort(
         round=state.round + 1,
         clients=clients,
         sizes=sizes,
-        preferences=Preferences(torch.ones(count, dtype=torch.float64), torch.zeros(count, dtype=torch.float64)),
+        preferences=neutral_preferences(count),
         local=training.local.at_round(state.round + 1),
         layout=training.engine.model.layout,
-        scores=losses,
+        scores=lambda *_: chosen_losses(best.argmax(dim=1), best.shape[1]),
         stream=training.stream("round", state.round + 1, "server"),
         example_scores=example_losses,
         # Sizes are what clients say: nothing of their sum is allocated.

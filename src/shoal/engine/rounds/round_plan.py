@@ -103,6 +103,22 @@ class Cohort:
         )
 
 
+def chosen_losses(choice: Tensor, clusters: int) -> Tensor:
+    """(n, K) float64, losses of which the lowest is that of each client's ``choice`` (n,) int64.
+
+    With `neutral_preferences`, an algorithm by which clients choose gives each the model that it chose.
+
+    >>> chosen_losses(torch.tensor([1, 0]), clusters=2).tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
+    return 1 - torch.nn.functional.one_hot(choice, clusters).double()
+
+
+def neutral_preferences(count: int) -> Preferences:
+    """Preferences of ``count`` clients that tolerate every risk and weigh none."""
+    return Preferences(torch.ones(count, dtype=torch.float64), torch.zeros(count, dtype=torch.float64))
+
+
 @dataclass(frozen=True)
 class TrainingPhase:
     """Some epochs of a local training, in which only some tensors are trained.
@@ -384,6 +400,44 @@ class RoundUpdates:
 
 
 @dataclass(frozen=True, eq=False)
+class Departure:
+    """Clients that left for good before a round, and how the models were made to forget them.
+
+    Args:
+        round: the number of the first round without them.
+        clients: (m,) int64, their positions in the federation.
+        before: (K, P) float32, the models that they still trained.
+        after: (K, P) float32, the models with which the others go on.
+        method: how, such as "exact".
+        client_rounds: local trainings that it took, in units of one client's training in one round.
+        full_client_rounds: those that training all earlier rounds again without the leavers takes.
+        clusters: models that changed.
+        choices: choices of the others that were replayed.
+        changed_choices: those of them that would have been others without the leavers.
+        megabytes: what a server must store to forget so, in units of 10^6 bytes.
+        seconds: wall time of the method.
+        history_seconds: of training the past again to know it, which a server that stored it does not need.
+        cohorts: positions of the clients that trained for it, round by round.
+    """
+
+    round: int
+    clients: Tensor
+    before: Tensor
+    after: Tensor
+    method: str
+    client_rounds: float = 0.0
+    full_client_rounds: float = 0.0
+    clusters: int = 0
+    choices: int = 0
+    changed_choices: int = 0
+    megabytes: float = 0.0
+    seconds: float = 0.0
+    history_seconds: float = 0.0
+    cohorts: tuple[Tensor, ...] = ()
+    __repr__ = one_line
+
+
+@dataclass(frozen=True, eq=False)
 class RoundReport:
     """The report of a round.
 
@@ -393,6 +447,7 @@ class RoundReport:
         risks_estimated: whether risks were estimated at the end of this round.
         seconds: wall time of "choose", of "train" and its parts (`round_clock.TRAIN`), and of "red_team".
         updates: received by the server; None in a round that is not recorded (`Training.record_every`).
+        departure: of the clients that left before this round, after they had trained; None: nobody left.
     """
 
     cohort: Tensor
@@ -400,6 +455,7 @@ class RoundReport:
     risks_estimated: bool
     seconds: dict[str, float]
     updates: RoundUpdates | None = None
+    departure: Departure | None = None
     __repr__ = one_line
 
     @property

@@ -1,6 +1,7 @@
 """The rounds of a federation: offer, choose, train, merge."""
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -14,6 +15,7 @@ from shoal.core.formats import one_line
 from shoal.core.randomness import Stream
 from shoal.core.settings import plain
 from shoal.data.federation import Federation
+from shoal.data.presence import Presence
 from shoal.data.shards import Shards
 from shoal.engine.engine import DivergenceError, Engine
 from shoal.engine.local_sgd import LocalSGD
@@ -30,15 +32,19 @@ from shoal.engine.protocols import (
     require_counted_trainings,
 )
 from shoal.engine.rounds.cohort_trainer import CohortTrainer
+from shoal.engine.rounds.leaving import Forgetting, Leaving
 from shoal.engine.rounds.round_plan import (
     Aggregate,
     Cohort,
+    Departure,
     Deployed,
     LocalTraining,
     PersonalModels,
     RoundPlan,
     RoundReport,
     RoundUpdates,
+    chosen_losses,
+    neutral_preferences,
 )
 from shoal.engine.state import ClientVectors, State, Tensors
 from shoal.engine.worker_pool import RoundClock
@@ -68,6 +74,9 @@ class Training:
         coordinator: turns each estimate of risks into directives; None: there are no directives.
         release: replaces the models after every round, or averages them; None: nothing does.
         record_every: rounds between reports with the updates that the server received; 0: none has them.
+        first_state: models, and what else of a `State`, that `start` takes over; None: nothing.
+        presence: which clients are there in which round; None: all, always.
+        forgetting: what is done when clients leave; None: the others go on.
 
     Example:
         >>> import shoal.toy
@@ -96,6 +105,9 @@ class Training:
     coordinator: SteeringRule | None = None
     release: Release | None = None
     record_every: int = 0
+    first_state: State | None = None
+    presence: Presence | None = None
+    forgetting: Forgetting | None = None
     __repr__ = one_line
 
     def __post_init__(self) -> None:
@@ -105,13 +117,29 @@ class Training:
         require(0 <= self.participation <= 1, f"'participation' must be in [0, 1]; got {self.participation:g}")
 
     def start(self) -> State:
-        """The state before the first round."""
+        """The state before the first round.
+
+        Raises:
+            InputError: `first_state` has another number of models than the algorithm begins with.
+        """
         state = self.algorithm.init(self.engine, self.federation, self.local, self.stream("init"))
         if self.coordinator is not None:
-            state = self.coordinator.start(state, self.federation, self.engine, self.stream("coordinator", 0))
-        if self.malicious_clients is None:
-            return state
-        return replace(state, adversary=self.malicious_clients.start(state, self.stream("insider")))
+            federation = self.federation if self.presence is None else self.federation.take(self.presence.present(1))
+            state = self.coordinator.start(state, federation, self.engine, self.stream("coordinator", 0))
+        if self.malicious_clients is not None:
+            state = replace(state, adversary=self.malicious_clients.start(state, self.stream("insider")))
+        return state if self.first_state is None else state.warm_start(self.first_state)
+
+    def take(self, clients: Tensor) -> "Training":
+        """The training of the clients at positions (n,) int64 alone, who are all there in every round.
+
+        With `State.take` it trains and measures who is there in a round: ``training.take(training.present(number))``.
+        """
+        return replace(self, federation=self.federation.take(clients), presence=None, first_state=None)
+
+    def present(self, number: int) -> Tensor:
+        """Positions (n,) int64 of the clients that are there in round ``number``."""
+        return torch.arange(len(self.federation)) if self.presence is None else self.presence.present(number)
 
     def with_newcomers(self, state: State) -> State:
         """``state`` of the federation's first n clients, extended by the algorithm's first state of all further ones.
@@ -145,36 +173,81 @@ class Training:
             yield state, report
 
     def round(self, state: State) -> tuple[State, RoundReport]:
-        """One round; ``state`` is left as it is.
+        """One round; ``state`` is left as it is. Clients that leave before it are forgotten first.
 
         Raises:
             InputError: training diverged; the sentence names round, client and learning rate.
         """
+        if self.presence is None:
+            return self._round(state)
+        state, departure = self._without_leavers(state)
+        present = self.present(state.round + 1)
+        after, report = self.take(present)._round(state.take(present))
+        return state.put(present, after), replace(report, cohort=present[report.cohort], departure=departure)
+
+    def _without_leavers(self, state: State) -> tuple[State, Departure | None]:
+        """``state`` after the clients that leave before the next round are forgotten; None: nobody who trained."""
+        leavers = torch.empty(0) if self.presence is None else self.presence.leavers(state.round + 1)
+        if self.forgetting is None or not len(leavers) or bool((state.assignment[leavers] < 0).all()):
+            return state, None
+        began, leaving = time.perf_counter(), Leaving(self, state, leavers)
+        after, departure = self.forgetting.forget(leaving)
+        past = leaving.seconds.get("history", 0.0)
+        spent = time.perf_counter() - began - past
+        return after, replace(departure, seconds=spent, history_seconds=past)
+
+    def _round(self, state: State) -> tuple[State, RoundReport]:
         number = state.round + 1
         clients = self.cohort(number)
         clock = RoundClock()
         plan, aggregate = RoundPlan(torch.empty(0, dtype=torch.int64), ()), Aggregate(state.models, ())
         after, record = replace(state, round=number), self.record_every > 0 and number % self.record_every == 0
         if len(clients):
-            with clock.part("choose"):
-                cohort = self.cohort_of(state, clients)
-                plan = self.algorithm.plan(state, cohort)
-                for defense in self.defenses:
-                    if isinstance(defense, PlanRule):
-                        plan = defense.planned(plan, cohort.sizes)
-            with clock.side_by_side():
-                aggregate, adversary = self._trained(state, cohort, plan, clock, record=record)
-            with clock.part("aggregation"):
-                after = self.merged(state, cohort, plan, aggregate, adversary)
-            if self.release is not None:
-                with clock.part("defenses"):
-                    stream = self.stream("round", number, "release")
-                    after = self.release.after_round(state, after, self.federation, self.engine, stream)
+            after, plan, aggregate = self.round_of(state, clients, clock=clock, record=record)
         with clock.part("red_team"):
             after, is_due = self.with_risks(after)
         ids = self.federation.ids[clients]
         updates = RoundUpdates.collect(number, state.models, ids, plan, aggregate) if record else None
         return after, RoundReport(clients, plan, is_due, clock.seconds(), updates)
+
+    def round_of(
+        self,
+        state: State,
+        clients: Tensor,
+        choice: Tensor | None = None,
+        *,
+        clock: RoundClock | None = None,
+        record: bool = False,
+    ) -> tuple[State, RoundPlan, Aggregate]:
+        """The round after ``state`` of the clients at ``clients`` (n,), at least one, before risks are estimated.
+
+        Args:
+            state: before the round.
+            clients: in the order of their ids.
+            choice: (n,) int64, the models that they choose, whatever their losses say; None: their own choices. It
+                binds algorithms by whose rule clients choose by a mean loss.
+            clock: counts the time of each part.
+            record: whether `Aggregate.sent` is kept.
+        """
+        clock = clock or RoundClock()
+        with clock.part("choose"):
+            cohort = self.cohort_of(state, clients)
+            if choice is not None:
+                losses = chosen_losses(choice, len(state.models))
+                cohort = replace(cohort, scores=lambda *_: losses, preferences=neutral_preferences(len(clients)))
+            plan = self.algorithm.plan(state, cohort)
+            for defense in self.defenses:
+                if isinstance(defense, PlanRule):
+                    plan = defense.planned(plan, cohort.sizes)
+        with clock.side_by_side():
+            aggregate, adversary = self._trained(state, cohort, plan, clock, record=record)
+        with clock.part("aggregation"):
+            after = self.merged(state, cohort, plan, aggregate, adversary)
+        if self.release is not None:
+            with clock.part("defenses"):
+                stream = self.stream("round", cohort.round, "release")
+                after = self.release.after_round(state, after, self.federation, self.engine, stream)
+        return after, plan, aggregate
 
     def with_risks(self, after: State) -> tuple[State, bool]:
         """``after`` a round with new risks and directives, where they are due in it; and whether they were."""
@@ -195,6 +268,9 @@ class Training:
 
     def cohort(self, number: int) -> Tensor:
         """Positions (n,) of a round's clients, ordered by id, on which the draw depends; possibly none."""
+        if self.presence is not None:
+            present = self.present(number)
+            return present[self.take(present).cohort(number)]
         by_id = self._by_id
         count = self.federation.cohort_size(self.participation)
         if count == len(by_id):
@@ -407,52 +483,3 @@ def _last_trained(state: State, cohort: Cohort, plan: RoundPlan) -> Tensor:
             row[(training.weights != 0).T] = cohort.round
             trained[cohort.clients] = row
     return trained
-
-
-def client_updates(
-    training: Training, before: State, report: RoundReport, client: int, examples: Shards | None = None
-) -> Iterator[tuple[int, float, Tensor]]:
-    """Recompute what the server received of a client in a round; nothing where it took no part.
-
-    Args:
-        training: of the federation.
-        before: the state before the round.
-        report: of the round.
-        client: its id.
-        examples: other examples (one owner) to train the same models on, with other randomness and equal weights;
-            None: those of the round.
-
-    Yields:
-        The cluster whose model it moved, its aggregation weight, and its update (P,).
-
-    Example:
-        >>> import shoal.toy
-        >>> from shoal.engine import client_updates
-        >>> federation, model, local = shoal.toy.one_group()
-        >>> with shoal.Engine(model) as engine:
-        ...     training = shoal.Training(federation, shoal.FedAvg(), local, engine, shoal.Stream(0))
-        ...     before = training.start()
-        ...     after, report = training.round(before)
-        ...     sent = [list(client_updates(training, before, report, client)) for client in range(3)]
-        ...
-        >>> mean = sum(weight * update for ((_, weight, update),) in sent)
-        >>> (after.models[0] - before.models[0]).allclose(mean)
-        True
-    """
-    layout = training.engine.model.layout
-    sizes = training.federation.clients_in_round(before.round + 1).sizes[report.cohort]
-    for position in torch.nonzero(training.federation.ids[report.cohort] == client).flatten():
-        one = position[None]
-        for index, local in enumerate(report.plan.trainings):
-            if local.weights is None or not bool(local.participants()[position]):
-                continue
-            alone = replace(local.take(one, sizes), keep=lambda update: update, participates=None)
-            cluster = report.plan.clusters(index)[one]
-            trainer = training.trainer(before, report.cohort[one])
-            if examples is not None:
-                alone = replace(alone, example_weights=None)
-                trainer = replace(trainer, shards=examples, batches=training.batches(before)("other examples"))
-            update = trainer.train(before, RoundPlan(cluster, (alone,)), index)[0].kept[0]
-            assert update is not None
-            k = int(cluster)
-            yield k, float(local.weights[k, position]), local.shared_part(update, layout)[0]

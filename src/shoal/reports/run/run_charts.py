@@ -56,11 +56,15 @@ _DIAMOND: Any = {"color": "white", "markeredgecolor": "black", "marker": "D", "l
 
 
 def accuracy_by_group(
-    rounds: pd.DataFrame, groups: Sequence[str], kind: str = "images", metric: str = ACCURACY
+    rounds: pd.DataFrame,
+    groups: Sequence[str],
+    kind: str = "images",
+    metric: str = ACCURACY,
+    marks: Mapping[int, str] | None = None,
 ) -> plot.Figure | None:
     """Each group's accuracy with the models that its clients chose; None if never measured.
 
-    ``kind`` is what examples are, ``metric`` what the run reports as accuracy.
+    ``kind`` is what examples are, ``metric`` what the run reports as accuracy; ``marks`` are of `rounds_chart`.
     """
     rounds, curves = _evaluated(rounds), []
     for g, group in enumerate(groups):
@@ -77,7 +81,7 @@ def accuracy_by_group(
     caption = f"{name} on held-out {kind} of a group, each client with the model that it chose."
     panel = RoundPanel(curves, f"{metric} on held-out {kind}", share=share, least=(0, 1.02) if share else None)
     title = f"{capitalized(metric)} by group ends at {by_name(last, metric_format(metric))}"
-    return rounds_chart("accuracy", title, caption, [panel], curves[0].values.index.to_series())
+    return rounds_chart("accuracy", title, caption, [panel], curves[0].values.index.to_series(), marks=marks)
 
 
 def _evaluated(rounds: pd.DataFrame) -> pd.DataFrame:
@@ -87,7 +91,13 @@ def _evaluated(rounds: pd.DataFrame) -> pd.DataFrame:
 
 
 def risk(
-    rounds: pd.DataFrame, summary: Summary, *, estimated: bool, estimator: str, kind: str = "images"
+    rounds: pd.DataFrame,
+    summary: Summary,
+    *,
+    estimated: bool,
+    estimator: str,
+    kind: str = "images",
+    marks: Mapping[int, str] | None = None,
 ) -> plot.Figure | None:
     """The red team's estimates and the measured exposure of the final models; None if there is neither."""
     shaded = estimated and "risk_low" in rounds and bool(rounds["risk_low"].notna().any())
@@ -116,7 +126,7 @@ def risk(
         measured=[*measured.values()],
     )  # fmt: skip
     keys = [plot.key("measured at the end", **_DIAMOND), plot.chance_key()]
-    return rounds_chart("risk", title, caption, [panel], rounds["round"], keys)
+    return rounds_chart("risk", title, caption, [panel], rounds["round"], keys, marks)
 
 
 def _called(rounds: pd.DataFrame) -> list[str]:

@@ -21,6 +21,7 @@ from shoal.reports.plotting import png
 from shoal.reports.run import run_charts, run_tables
 from shoal.reports.run.coordinator_section import coordinator_section
 from shoal.reports.run.description import RecordedUpdates, RunDescription
+from shoal.reports.run.presence_section import event_marks, presence_section
 from shoal.reports.run.run_tables import RunView, client_table, strongest_attacks
 from shoal.reports.run.run_verdict import cluster_number_text, clustering_verdict, notes
 from shoal.reports.table import metric_row, metric_table
@@ -35,6 +36,7 @@ def run_page(
     clients: pd.DataFrame,
     roc: pd.DataFrame,
     updates: pd.DataFrame | None = None,
+    presence: pd.DataFrame | None = None,
     recorded: RecordedUpdates | None = None,
     audit: pd.DataFrame | None = None,
     warnings: Sequence[str] = (),
@@ -42,15 +44,16 @@ def run_page(
     """The page, in HTML; nothing on it is fetched from elsewhere. A metric that is missing is shown as a dash.
 
     ``samples`` are (B, channels, height, width) images of each group, empty where the data are not images. The frames
-    are rounds.csv, clients.csv, roc.csv and, with a property attack, property.csv; ``recorded`` are the updates in the
-    run's directory, and ``audit`` the rows of audit.csv there, if there are some; ``warnings`` are sentences that were
-    said while it ran.
+    are rounds.csv, clients.csv, roc.csv, with a property attack property.csv, and with events presence.csv;
+    ``recorded`` are the updates in the run's directory, and ``audit`` the rows of audit.csv there, if there are some;
+    ``warnings`` are sentences that were said while it ran.
     """
     view = RunView.of(run, summary, rounds, clients)
     groups = view.groups
+    marks = event_marks(presence)
     figures = (
-        run_charts.accuracy_by_group(rounds, groups, run.kind, run.metric),
-        run_charts.risk(rounds, summary, estimated=view.estimated, estimator=run.estimator, kind=run.kind),
+        run_charts.accuracy_by_group(rounds, groups, run.kind, run.metric, marks),
+        run_charts.risk(rounds, summary, estimated=view.estimated, estimator=run.estimator, kind=run.kind, marks=marks),
         run_charts.cluster_sizes(rounds, groups, view.at_end),
         run_charts.violations(view.clients, groups),
         run_charts.roc_figure(roc, groups, configured=bool(strongest_attacks(summary))),
@@ -79,6 +82,7 @@ def run_page(
         Section("clients", "Clients", [listed.caption], table=replace(listed, caption="") if listed.rows else None),
         None if run.coordinator is None else coordinator_section(run.coordinator, rounds),
         None if describe is None or updates is None else describe(run.task, summary, updates, view.clusters),
+        None if presence is None else presence_section(summary.overall, presence),
         canary_section(summary.overall) if "canaries.members" in summary.overall else None,
         None if recorded is None else _recorded(recorded),
         Section("figures", "Figures", figures=[figure for figure in figures if figure is not None]),

@@ -1,0 +1,61 @@
+"""What the server received of one client in a round, computed again."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from shoal.data.shards import Shards
+from shoal.engine.rounds.round_plan import RoundPlan, RoundReport
+from shoal.engine.rounds.training import Training
+from shoal.engine.state import State
+
+
+def client_updates(
+    training: Training, before: State, report: RoundReport, client: int, examples: Shards | None = None
+) -> Iterator[tuple[int, float, Tensor]]:
+    """Recompute what the server received of a client in a round; nothing where it took no part.
+
+    Args:
+        training: of the federation.
+        before: the state before the round.
+        report: of the round.
+        client: its id.
+        examples: other examples (one owner) to train the same models on, with other randomness and equal weights;
+            None: those of the round.
+
+    Yields:
+        The cluster whose model it moved, its aggregation weight, and its update (P,).
+
+    Example:
+        >>> import shoal.toy
+        >>> from shoal.engine import client_updates
+        >>> federation, model, local = shoal.toy.one_group()
+        >>> with shoal.Engine(model) as engine:
+        ...     training = shoal.Training(federation, shoal.FedAvg(), local, engine, shoal.Stream(0))
+        ...     before = training.start()
+        ...     after, report = training.round(before)
+        ...     sent = [list(client_updates(training, before, report, client)) for client in range(3)]
+        ...
+        >>> mean = sum(weight * update for ((_, weight, update),) in sent)
+        >>> (after.models[0] - before.models[0]).allclose(mean)
+        True
+    """
+    layout = training.engine.model.layout
+    sizes = training.federation.clients_in_round(before.round + 1).sizes[report.cohort]
+    for position in torch.nonzero(training.federation.ids[report.cohort] == client).flatten():
+        one = position[None]
+        for index, local in enumerate(report.plan.trainings):
+            if local.weights is None or not bool(local.participants()[position]):
+                continue
+            alone = replace(local.take(one, sizes), keep=lambda update: update, participates=None)
+            cluster = report.plan.clusters(index)[one]
+            trainer = training.trainer(before, report.cohort[one])
+            if examples is not None:
+                alone = replace(alone, example_weights=None)
+                trainer = replace(trainer, shards=examples, batches=training.batches(before)("other examples"))
+            update = trainer.train(before, RoundPlan(cluster, (alone,)), index)[0].kept[0]
+            assert update is not None
+            k = int(cluster)
+            yield k, float(local.weights[k, position]), local.shared_part(update, layout)[0]

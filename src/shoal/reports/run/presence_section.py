@@ -1,0 +1,62 @@
+"""The section on clients that left and joined: when, and what it took to forget them."""
+
+import pandas as pd
+
+from shoal.core.formats import DASH, count, number, percent
+from shoal.metrics.summary import Metrics
+from shoal.reports.page import Section
+from shoal.reports.table import ReportTable, heads, row
+
+
+def presence_section(metrics: Metrics, presence: pd.DataFrame) -> Section:
+    """The section on clients that left or joined.
+
+    Args:
+        metrics: of the whole run, by their keys in `summary.json`.
+        presence: one row per client of an event, as in presence.csv.
+    """
+    columns = ["first_round", "last_round", "cluster"]
+    numbers = presence[columns].astype(float)
+    texts = [[DASH if not value >= 0 else f"{value:.0f}" for value in values] for values in numbers.to_numpy()]
+    methods = presence["method"].fillna(DASH)
+    rows = [
+        row(str(name), str(method), *cells)
+        for name, method, cells in zip(presence["name"], methods, texts, strict=True)
+    ]
+    table = ReportTable(heads(["client", "method"], [name.replace("_", " ") for name in columns]), tuple(rows))
+    cost = _cost(metrics) if "forgetting.client_rounds" in metrics else []
+    return Section("presence", "Who left and joined", cost, table=table)
+
+
+def event_marks(presence: pd.DataFrame | None) -> dict[int, str]:
+    """What happens before a round, by its number, such as "2 leave".
+
+    >>> event_marks(pd.DataFrame({"first_round": [1, 4, 1], "last_round": [3, None, 3]}))
+    {4: '2 leave, 1 joins'}
+    """
+    if presence is None:
+        return {}
+    left, joined = (presence["last_round"].dropna() + 1).astype(int), presence["first_round"]
+    events = [(left, "leave"), (joined[joined > 1], "join")]
+    counts = {(int(place), verb): int(n) for rounds, verb in events for place, n in rounds.value_counts().items()}  # pyright: ignore[reportArgumentType]
+    marks: dict[int, str] = {}
+    for (place, verb), n in sorted(counts.items(), key=lambda item: item[0][0]):
+        marks[place] = ", ".join(filter(None, [marks.get(place), f"{n} {verb}{'s' if n == 1 else ''}"]))
+    return marks
+
+
+def _cost(metrics: Metrics) -> list[str]:
+    """What forgetting took, and what replayed choices still tell."""
+    names = ("client_rounds", "full_client_rounds", "clusters", "choices", "changed_choices", "megabytes")
+    spent, whole, models, choices, changed, size = (metrics[f"forgetting.{name}"] for name in names)
+    share = f", {percent(spent / whole)} of the {number(whole)} that retraining everything takes" if whole else ""
+    sentences = [
+        f"Forgetting took {number(spent)} client-rounds{share}, and changed {count(models)} "
+        f"model{'s' * (models != 1)}. A server must store {number(size)} MB for it."
+    ]
+    if choices:
+        told = "they are what this method still tells" if changed else "so nothing of the leavers is left in them"
+        sentences.append(
+            f"{count(changed)} of {count(choices)} replayed choices would be others without the leavers; {told}."
+        )
+    return sentences
