@@ -95,9 +95,12 @@ html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_sidebars = {
     "start": [],
+    "own-data": [],
     "choosing": [],
-    "threats": [],
-    "configuration": [],
+    "views": [],
+    "protection": [],
+    "real": [],
+    "deployment": [],
 }  # pages that are sections of their own
 html_theme_options = {
     "logo": {"text": "Shoal"},

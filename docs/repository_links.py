@@ -4,7 +4,7 @@ The pages are Markdown that is also read in a plain view of the repository, wher
 folder. Sphinx knows pages only below docs/, so before it reads one:
 
 - a file that stands as a page of the site (CHANGELOG.md, a gallery script) is linked as that page;
-- any other file outside docs/ is linked at ``repository_address``, or is a download where there is no address;
+- any other file outside docs/ is linked at ``repository_address``, or is a download without one;
 - a folder is linked as its index page or at ``repository_address``; else only its name stays.
 """
 

@@ -1,12 +1,12 @@
 """A weak attack says little
 =========================
 
-How much does the answer to "are members exposed?" depend on the attack that is asked?
+How much does the answer to "are members exposed?" depend on the attack?
 
 One federation is trained once, and the same models are attacked in every way that ``Result.audit`` knows. Some attacks
-look at the model alone: is the loss low, is the answer right? Others compare the model with *reference* models, trained
-as the federation was, but each with other examples in the place of half of its own: a record is a member if this model
-knows it better than the others do.
+read only the model: is the loss low, is the prediction right? Others compare the model with *reference* models. These
+are trained in the same way, each with half of its examples replaced. A record is a member if this model fits it better
+than the reference models do.
 """
 
 import matplotlib.pyplot as plt
@@ -28,7 +28,7 @@ local = shoal.LocalSGD(epochs=5, batch_size=10, learning_rate=0.1)
 result = shoal.simulate(federation, model, shoal.IFCA(clusters=2), local, rounds=40, red_team=shoal.RedTeam(every=0))
 
 # %%
-# The audit trains 16 reference federations and asks every attack about the same records, of which half are members.
+# The audit trains 16 reference federations and asks every attack about the same records; half of them are members.
 # Given a directory, it also writes a page, scores and figures there.
 
 audit = result.audit(references=16)

@@ -1,7 +1,7 @@
 """Non-members decide the figure
 =============================
 
-An attack tells members from whom?
+Which non-members should a membership attack be measured on?
 
 A membership attack is measured on members and on examples that nobody trained on. These may be of the member's own
 group or of everybody. A model of the upright digits reads upside-down ones badly, whether or not it trained on them:

@@ -23,8 +23,8 @@ plt.style.use("shoal.figures")
 REFERENCES = 12
 
 # %%
-# One model to be audited and twelve references, each trained on half of 600 digits. References come in pairs, of which
-# one trains on the one half and one on the other, so that each record has six that know it and six that do not.
+# One model to be audited and twelve references, each trained on half of 600 digits. References come in pairs:
+# one trains on one half, one on the other. So six references trained on each record, and six did not.
 
 x, y = load_digits(return_X_y=True)
 x, y = x[:600] / 16, y[:600]

@@ -72,4 +72,4 @@ for name, result in (("without", free), ("with", steered)):
     print(f"{name} a coordinator: risk of {risks}; {over} clients over their limit; accuracy {accuracy:.3f}")
 
 # %%
-# The risk is by a loss threshold, which is no strong attack. What a strong one finds, ``Result.audit`` says.
+# The risk is by a loss threshold, which is a weak attack. ``Result.audit`` runs the strong ones.

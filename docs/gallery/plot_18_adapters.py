@@ -42,7 +42,7 @@ for _ in range(60):
 
 
 def head() -> nn.Module:
-    """The body, of which the last layer is trained."""
+    """The body, with a trained last layer."""
     network = deepcopy(body).requires_grad_(False)
     network[5].requires_grad_(requires_grad=True)
     return network

@@ -17,6 +17,7 @@ from typing import Any
 
 import pandas as pd
 
+from shoal.config.named_keys import drop_foreign_keys, names_first
 from shoal.config.schema import parse_config
 from shoal.config.toml_files import read_toml
 from shoal.core.atomic_files import write_bytes, write_text
@@ -76,15 +77,16 @@ def configuration(setting: str, seed: int) -> dict[str, Any]:
     """The bar's table with the keys of a setting."""
     table = read_toml(BASE) | {"seed": seed}
     changes = {"evaluation.reference_federations": 0, **SETTINGS[setting]}
-    for key, value in changes.items():
+    for key in names_first(changes):
         *path, last = key.split(".")
         inside = table
         for name in path:
             inside = inside.setdefault(name, {})
-        if value is None:
+        if changes[key] is None:
             inside.pop(last, None)
         else:
-            inside[last] = value
+            inside[last] = changes[key]
+            drop_foreign_keys(table, key)
     return table
 
 

@@ -27,6 +27,7 @@ from rich.console import Console
 from shoal.cli.displays import SweepDisplay
 from shoal.config.build import resolve
 from shoal.config.kinds import require_data
+from shoal.config.named_keys import drop_foreign_keys, names_first
 from shoal.config.schema import Config, parse_config
 from shoal.config.toml_files import change_key, key_parts, parse, read_toml
 from shoal.core.atomic_files import write_text
@@ -108,14 +109,15 @@ class Defence:
         """The table of a federation's configuration with the changes of this defence."""
         # Copies, since a later key may lead into a table that an earlier one has set.
         changed, changes = deepcopy((dict(table), {**self.changes, **self.federations.get(federation, {})}))
-        for key, value in changes.items():
+        for key in names_first(changes):
             parts = key_parts(key)
             require(
                 bool(parts) and parts[0] in CHANGEABLE,
                 f"'{key}' belongs to the board's federations and their measurement; a defence may change keys of "
                 f"{', '.join(CHANGEABLE)}",
             )
-            change_key(changed, parts, value)
+            change_key(changed, parts, changes[key])
+            drop_foreign_keys(changed, key)
         return changed
 
 
@@ -254,7 +256,7 @@ def measure(
     planned = planned_runs(asked, "board", data_dir)
     runs = place.out / "runs"
     make_directory(runs)
-    finish_runs(planned, replace(place, out=runs), pages=False).require_all()
+    finish_runs(planned, replace(place, out=runs)).require_all()
     about = [{"defence": defence.name, **job.run.settings, "seed": job.run.seed} for job in planned]
     figures = [_row(job, runs / job.digest, board, data_dir) for job in planned]
     return pd.DataFrame([one | row for one, row in zip(about, figures, strict=True)])

@@ -1,4 +1,4 @@
-"""Prints the figures behind docs/reproduction.md from the sweeps' results.
+"""Prints the figures behind docs/results/papers.md from the sweeps' results.
 
     python experiments/ifca-mir/claims.py docs/results/ifca-mir
 

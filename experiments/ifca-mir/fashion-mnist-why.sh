@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Why IFCA's clusters are not the groups, and what they would leak if they were (docs/results.md).
+# Why IFCA's clusters are not the groups, and what they would leak if they were (docs/results/evidence.md).
 # First each group alone, one model each; then IFCA and IFCA-MIR with the official rule for initial models.
 set -euo pipefail
 cd "$(dirname "$0")/../.."

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The runs behind docs/results.md: IFCA and IFCA-MIR, three seeds. Killed, it goes on where it was.
+# The runs behind docs/results/evidence.md: IFCA and IFCA-MIR, three seeds. Killed, it goes on where it was.
 # IFCA heeds no risk, so its red team works once, after the last round.
 set -euo pipefail
 cd "$(dirname "$0")/../.."

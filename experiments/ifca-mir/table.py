@@ -1,4 +1,4 @@
-"""Prints the tables of docs/results.md from finished runs, and writes their summaries as one CSV.
+"""Prints the tables of docs/results/evidence.md from finished runs, and writes their summaries as one CSV.
 
 python experiments/ifca-mir/table.py runs/fashion-mnist docs/results/ifca-mir/fashion-mnist.csv
 """

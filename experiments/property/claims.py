@@ -1,4 +1,4 @@
-"""Prints the figures behind the property inference part of docs/reproduction.md from the sweeps' results.
+"""Prints the figures behind the property inference part of docs/results/papers.md from the sweeps' results.
 
     python experiments/property/claims.py docs/results/property
 

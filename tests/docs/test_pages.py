@@ -74,8 +74,8 @@ def test_every_folder_of_measured_files_is_linked_from_a_page():
     results = DOCS / "results"
     linked = {
         (page.parent / link).resolve()
-        for page in DOCS.glob("*.md")
-        for link in re.findall(r"\]\(([^)#\s]*results/[^)#\s]*)\)", page.read_text(encoding="utf-8"))
+        for page in DOCS.rglob("*.md")
+        for link in re.findall(r"\]\(([^)#:\s]+)\)", page.read_text(encoding="utf-8"))
     }
     folders = {folder for path in linked for folder in path.parents if folder.is_relative_to(results)}
     for path in results.rglob("*.csv"):
@@ -86,4 +86,4 @@ def test_labels_alone_find_what_the_pages_say(capsys):
     experiment_script("attacks/labels_alone").main()
     auc, labels, grouped = (line.split(": ")[1] for line in capsys.readouterr().out.splitlines())
     assert f"an AUC of {auc}" in text_of("attacks")
-    assert f"{labels} by labels, {grouped} with the group" in text_of("results")
+    assert f"{labels} by labels, {grouped} with the group" in text_of("results/evidence")

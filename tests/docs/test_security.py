@@ -1,4 +1,4 @@
-"""Each row of docs/security.md names the test that holds it."""
+"""Each row of docs/results/security.md names the test that holds it."""
 
 import ast
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "results" / "security.md").read_text(encoding="utf-8")
 
 
 def rows() -> list[tuple[str, str, list[str]]]:
@@ -17,7 +17,7 @@ def rows() -> list[tuple[str, str, list[str]]]:
         lines = [line for line in text.splitlines() if line.startswith("|")][2:]
         for line in lines:
             cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-            assert len(cells) == 4, line
+            assert len(cells) in {3, 4}, line
             assert all(cells), f"an empty cell: {line}"
             found.append((heading, cells[0], re.findall(r"`([^`]+)`", cells[-1])))
     return found

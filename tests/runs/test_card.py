@@ -11,7 +11,6 @@ from run_of_any_shape import ROUNDS, finished
 from shoal.cli.app import main
 from shoal.config.schema import read_config
 from shoal.core.errors import InputError
-from shoal.core.formats import percent
 from shoal.runs.audits.audit_files import AboutAudited, AuditRequest, write_audit
 from shoal.runs.audits.card import write_card
 from shoal.runs.files import stored_examples, stored_files
@@ -75,7 +74,7 @@ def test_a_promise_is_by_view_with_what_computed_it(tmp_path: Path) -> None:
     assert promise["epsilon"]["server"] > promise["epsilon"]["client"] > promise["epsilon"]["outsider"]
     assert promise["bound"]["client"] == {name: flat[f"bound.client.{name}"] for name in ("accuracy", "auc")}
     page = " ".join(Page((tmp_path / "run" / "card.html").read_text()).words)
-    assert f"For an outsider no attack on one record can exceed {percent(flat['bound.outsider.accuracy'])}" in page
+    assert f"For an outsider no attack on one record can exceed {flat['bound.outsider.accuracy']:.3f}" in page
     assert (promise["noise"], promise["noise_multiplier"], promise["min_clients"]) == ("sum", 5.0, 4)
     assert promise["choice_of_model_covered"]
     said = answers(document)

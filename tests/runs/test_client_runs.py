@@ -45,7 +45,7 @@ def test_a_table_is_run_through_to_its_page(table, tmp_path, capsys):
     assert "classes, by number (examples): 0 'ill' (12), 1 'well' (12)" in log
     page = page_of((out / "report.html").read_text())
     assert "south" in page.text
-    for words in ("test accuracy", "training rows", "held-out rows"):
+    for words in ("Test accuracy", "training rows", "held-out rows"):
         assert words in page.text
     assert "test accuracy" in capsys.readouterr().out
     # The configuration on the page has the key's value.

@@ -180,9 +180,7 @@ def test_a_regression_can_be_private():
 
 
 def test_the_page_names_the_metric_and_speaks_of_no_classes(page):
-    assert "Minus squared error by cluster" in page
     assert "Train minus squared error" in page
-    assert "The metric of IFCA on held-out rows, minus squared error, is -0.0" in page
     for words in (
         "% test accuracy",
         "Gap attack",
@@ -250,7 +248,6 @@ def test_a_metric_of_a_classification_keeps_fairness_and_loses_the_gap(tmp_path)
     assert own.summary.by_group["all"]["mia"] == plain.summary.by_group["all"]["mia"]
     assert own.summary.by_group["all"]["accuracy"] == pytest.approx(own.rounds["accuracy"].iloc[-1])
     page = own.report(tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "Probability by cluster" in page
     assert "Demographic parity" in page
     assert plain.description.metric == "accuracy"
     assert json.loads((plain.save(tmp_path / "p") / "summary.json").read_text())["gap.all"] > 0

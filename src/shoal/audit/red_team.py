@@ -44,8 +44,9 @@ class RedTeam:
         estimator: "shadow": on shadow models left out in turn; "federated": the clients count, on their training and
             hold-out examples; "histogram": by the best threshold on the loss, from the clients' histograms of their
             losses on both, whatever the attack; "relative-histogram": the same of the losses less those on the other
-            clusters' models, the nearest to a strong attack where there are some (`docs/audit.md`), and too low where
-            models share what they learn; "audit": on all training and test examples, which only a simulator knows.
+            clusters' models, the nearest to a strong attack for several clusters
+            (`docs/results/audit/measured.md`), and too low where models share what they learn; "audit": on all training
+            and test examples, which only a simulator knows.
         attack: what each model is attacked with, also at the end of a run.
         shadow_models: the training of the shadow models that the attack needs.
         histograms: what clients send for "histogram" and "relative-histogram".

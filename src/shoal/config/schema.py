@@ -1,5 +1,6 @@
 """The schema of a run's configuration: the tables of its TOML file, made of the declarations of what they describe."""
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import field
 from pathlib import Path
@@ -28,6 +29,8 @@ from shoal.models import Network
 from shoal.simulation.distillation import Distillation
 from shoal.simulation.play import EngineSettings
 from shoal.simulation.simulation import DEFAULT_FORGETTING
+
+LOG = logging.getLogger("shoal")
 
 SIMULATION = "simulation"
 """The table of the config.toml of a run from Python about its parts, some of them without a name in a file."""
@@ -364,7 +367,8 @@ def read_config(path: str | Path, changes: Iterable[str] = (), *, allow_code: bo
     table = with_data_path(table, path.parent)
     keys = [tuple(key_parts(wish.partition("=")[0])) for wish in changes if isinstance(wish, str)]
     twice = [".".join(key) for key in keys if keys.count(key) > 1]
-    require(not twice, f"--set changes '{(twice or [''])[0]}' twice; keep one of the two")
+    for key in dict.fromkeys(twice):
+        LOG.warning("--set changes '%s' more than once; the last value counts", key)
     for wish in names_first(changes):
         change(table, wish)
         drop_foreign_keys(table, wish)

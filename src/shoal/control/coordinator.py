@@ -27,7 +27,7 @@ class RiskPrediction:
     """Advantage of the strongest attack, ``2 A - 1 = factor * n ** -exponent`` with n training examples of a class.
 
     A power law of this kind is known for centralised training; its two numbers depend on network, data and training,
-    and must be measured (`docs/audit.md`: 1.09 and 0.28 by RMIA, a small network on Fashion-MNIST).
+    and must be measured (`docs/results/audit/measured.md`: 1.09 and 0.28 by RMIA, a small network on Fashion-MNIST).
 
     Args:
         factor: the advantage with one example of each class.

@@ -108,7 +108,7 @@ class Federation:
 
     @property
     def group_shares(self) -> Tensor:
-        """(N, G) float64, each group's fraction of a client: 1 for its own, or that of its training examples."""
+        """Each group's fraction of a client, (N, G) float64; 1 for its own group, or that of its training examples."""
         if not self.row_groups:
             return torch.eye(len(self.groups), dtype=torch.float64)[self.group]
         counts = group_counts(self.clients.owners(), self.groups_of("clients"), (len(self), len(self.groups)))

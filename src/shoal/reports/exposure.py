@@ -8,7 +8,6 @@ from shoal.audit.finding import BY, Finding, exposure_summary, most_exposed, sen
 from shoal.audit.record_table import CHOSEN_OF_VIEW
 from shoal.core.formats import decimal
 from shoal.data.preferences import VIEWS
-from shoal.reports.page import Section
 
 ATTACKERS: Mapping[str, str] = {
     "outsider": "has the final models",
@@ -104,10 +103,3 @@ def exposure_tile(worst: Finding) -> tuple[str, str, str]:
         else f", where 95 % of tests of this size give at most {decimal(worst.chance_high)}"
     )
     return ("Balanced accuracy", worst.accuracy.text, f"{worst.verdict}; {interval}chance: 0.500{tests}")
-
-
-def findings_section(found: Sequence[Finding]) -> Section | None:
-    """A sentence per finding, folded; None without findings."""
-    sentences = [*map(sentence, found)]
-    folded = "In full, with attacks and intervals"
-    return Section("findings", "Every group and view", folded=folded, items=sentences) if found else None

@@ -6,6 +6,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from shoal.audit.finding import Finding, sentence
 from shoal.reports.plotting import Figure
 from shoal.reports.table import ReportTable
 
@@ -48,6 +49,12 @@ class Section:
     items: Sequence[str] = ()
     code: str = ""
     note: str = ""
+
+
+def findings_section(found: Sequence[Finding]) -> Section | None:
+    """A sentence per finding, folded; None without findings."""
+    folded = "In full, with attacks and intervals"
+    return Section("findings", "Every group and view", folded=folded, items=[*map(sentence, found)]) if found else None
 
 
 _ENVIRONMENT = Environment(

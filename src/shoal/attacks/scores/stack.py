@@ -62,7 +62,8 @@ class Regression:
 class Stack:
     """A logistic regression of membership on the scores of F attacks, fitted on R reference models.
 
-    It reads no member of the attacked run. Gradient boosting on the same scores finds no more (docs/attacks.md).
+    It reads no member of the attacked run. Gradient boosting on the same scores finds no more
+    (docs/results/attacks/table.md).
 
     Args:
         inverse_penalty: scikit-learn's C, the inverse of the strength of the L2 penalty on standardised scores.

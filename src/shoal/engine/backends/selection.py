@@ -53,7 +53,7 @@ def _loop_reason(model: Model, local: LocalSGD | None) -> str | None:
 
 def prefers_vmap(layout: Layout, network: nn.Module) -> bool:
     """Whether a network trains faster under vmap than in the loop on a CPU: at most 500,000 parameters, all of them in
-    linear layers, frozen ones too (measured in `docs/performance.md`).
+    linear layers, frozen ones too (measured in `docs/results/performance/measurements.md`).
     """
     owners = [module for module in network.modules() if any(True for _ in module.parameters(recurse=False))]
     size = layout.size + sum(p.numel() for p in network.parameters() if not p.requires_grad)

@@ -34,11 +34,10 @@ from shoal.reports.exposure import (
     ATTACKERS,
     exposure_headlines,
     exposure_tile,
-    findings_section,
     limit_sentence,
     not_measured,
 )
-from shoal.reports.page import Picture, Section, render, section_of
+from shoal.reports.page import Picture, Section, findings_section, render, section_of
 from shoal.reports.plotting import png
 from shoal.reports.table import Cell, Column, ReportTable, TableRow, heads, metric_table, row
 

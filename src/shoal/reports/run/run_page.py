@@ -15,8 +15,8 @@ from shoal.data import Group
 from shoal.metrics import auc_interval
 from shoal.metrics.metric_table import METRICS
 from shoal.metrics.summary import Metrics, Summary
-from shoal.reports.exposure import Headline, exposure_headlines, exposure_tile, findings_section
-from shoal.reports.page import Picture, Section, render, section_of
+from shoal.reports.exposure import Headline, exposure_headlines, exposure_tile
+from shoal.reports.page import Picture, Section, findings_section, render, section_of
 from shoal.reports.plotting import png
 from shoal.reports.run import run_charts, run_tables
 from shoal.reports.run.coordinator_section import coordinator_section
