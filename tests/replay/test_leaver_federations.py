@@ -44,7 +44,7 @@ def test_exact_forgetting_leaves_nothing_in_any_model_that_is_sent():
         left, (had, never) = audited(replace(full, forgetting=shoal.Exact()), engine, 0, 1)
         assert had.score.equal(never.score)
         assert had.trajectory.equal(never.trajectory)
-        assert {*left.attacks_on_pair(engine)} >= {"drop"}
+        assert {*left.pair_scores(engine)} >= {"drop"}
         _, (had, never) = audited(full, engine, 0, 1)
         assert not had.trajectory.equal(never.trajectory)
 
@@ -56,5 +56,5 @@ def test_the_others_are_measured_before_and_after_and_a_client_that_never_was_th
         assert {*before} == {*after} == {*FEDERATION.groups}
         never, (had, without) = audited(replace(RUN, events=[Event(round=1, leave=(5,))]), engine, 0, 1)
         assert never.departure is None
-        assert (never.attacks_on_pair(engine), never.others(engine)) == ({}, ({}, {}))
+        assert (never.pair_scores(engine), never.others(engine)) == ({}, ({}, {}))
         assert torch.isfinite(torch.cat([had.score, without.score])).all()

@@ -78,7 +78,7 @@ def test_a_broken_gate_ends_with_three_and_federations_are_trained_once(runs, mo
 @pytest.mark.parametrize(
     ("client", "more", "sentence"),
     [
-        ("1", {}, "'1' is still in the federation; name a client that left: '3'"),
+        ("1", {}, "'1' is still in the federation; name one of [3]"),
         ("nobody", {}, "client 'nobody' is not in the federation"),
         ("3", {"references": 3}, "even number of at least 4"),
         ("3", {"gates": ["auc >= 1"]}, "a gate has the form"),
@@ -100,7 +100,7 @@ def test_options_of_other_audits_are_refused(runs, capsys):
 def test_a_run_that_nobody_left_and_models_of_ones_own_are_refused(tmp_path):
     nobody = {**TABLE, "events": [{"round": 2, "join": [1]}]}
     own = {**TABLE, "algorithm": {"name": "local", "rounds": 4}}
-    for name, table, sentence in (("a", nobody, "no client left this run"), ("b", own, "a model of its own")):
+    for name, table, sentence in (("a", nobody, "no client left this run"), ("b", own, "models of their own")):
         with unrendered_figures():
             run(parse_config(table, "the test"), tmp_path / name)
         with pytest.raises(InputError, match=sentence):

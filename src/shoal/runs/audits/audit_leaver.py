@@ -9,16 +9,18 @@ from typing import Any
 import numpy as np
 
 from shoal.attacks import ReferenceScores
-from shoal.audit import record_exposure
+from shoal.audit import RecordTable, measure, record_exposure
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import file_errors, integer, path_of, require
 from shoal.core.formats import one_line
 from shoal.core.processes import Workers
 from shoal.core.randomness import Stream
-from shoal.metrics.intervals import Estimate, Floats
+from shoal.data.swap_pairs import OTHER_CLIENTS
+from shoal.engine import Engine
+from shoal.metrics.intervals import Estimate
 from shoal.metrics.run_auc import auc_over_runs
 from shoal.replay.leaver_federations import LeaverRun
-from shoal.replay.leaver_figures import SCORE, attacks_on_leaver, strongest_attack
+from shoal.replay.leaver_figures import attacks_on_leaver, strongest_attack
 from shoal.replay.reference_federations import FederationScores
 from shoal.replay.reference_store import AuditWatch, reference_scores
 from shoal.reports.audit.leaver_page import answers, leaver_page
@@ -31,10 +33,6 @@ from shoal.simulation.play import move_to_engine
 
 LEAST = 4
 """Federations of each kind, at least: two in each half, so that attacks on a half have an interval."""
-
-_Flat = dict[str, Any]
-"""Keys and values of audit.json."""
-"""Keys and values of audit.json."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,14 +66,13 @@ def audit_leaver(
     gates: Sequence[str] = (),
     allow_code: bool = False,
 ) -> LeaverFiles:
-    """Audit whether the finished run in ``run`` forgot a client: train federations with it and without it, and compare.
+    """Audit whether a run forgot a client: compare federations that had it until it left with some that never had it.
 
     Args:
         run: directory of a finished run of a configuration with events.
         client: name or number of a client that left.
-        references: R, the federations of each kind: R that had the client until it left and R that never had it.
-        out: where the audit's files are written; None: into ``run/left-NUMBER``, also the scores of federations, so
-            that an interrupted audit resumes.
+        references: R, the federations of each kind, an even number.
+        out: where files are written; None: into ``run/left-NUMBER``. An interrupted audit resumes there.
         data_dir, jobs, cluster, watch, gates, allow_code: as of `audit_run`.
 
     Raises:
@@ -100,108 +97,86 @@ def audit_leaver(
     references = integer("references", references, "such as 16", 0)
     even = references >= LEAST and references % 2 == 0
     require(even, f"'references' with --left must be an even number of at least {LEAST}; got {references}")
-    workers = Workers(integer("jobs", jobs, "such as 2", 1), cluster)
     config, simulation, progress = finished_run(run, data_dir, allow_code=allow_code)
+    workers = Workers(integer("jobs", jobs, "such as 2", 1), cluster)
     with config.engine.engine(simulation.setup.model) as engine:
-        simulation = move_to_engine(simulation, engine)
-        left = LeaverRun.from_run(simulation, progress, str(client), engine)
-        folder = run / f"left-{simulation.federation.ids[left.leaver]}" if out is None else path_of("out", out)
+        left = LeaverRun.from_run(move_to_engine(simulation, engine), progress, str(client), engine)
+        folder = run / f"left-{left.simulation.federation.ids[left.leaver]}" if out is None else path_of("out", out)
         make_directory(folder)
         with lock_folder(folder), log_to_file(folder / "audit.log"):
-            target = left.scores(engine)
-            trained = reference_scores(
-                left, target, 2 * references, engine,
-                folder=folder / "references", watch=watch, workers=workers, rounds=False, spans=(),
-            )  # fmt: skip
-            figures = _figures(left, target, trained) | _pair(left.attacks_on_pair(engine)) | _others(left, engine)
-    flat = {**_about(left, str(client), references, trained), **figures}
-    sentences = answers(flat)
-    means = [float(scores.score[: len(left.records)].mean()) for scores in (target, *trained)]
-    page = leaver_page(flat, means, gates=[gate.judged(flat) for gate in asked], notes=left.notes)
+            target, wanted = left.scores(engine), {"rounds": False, "watch": watch, "workers": workers}
+            trained = reference_scores(left, target, 2 * references, engine, folder=folder / "references", **wanted)
+            figures = _against_never(left, target, trained) | _pair(left, engine) | _others(left, engine)
+    flat = {"leaver.client": str(client), "leaver.round": left.round, "leaver.records": len(left.records)}
+    flat |= {"leaver.method": simulation.forgetting.name, "references": references, **figures}
+    flat["seconds.references"] = round(sum(scores.seconds for scores in trained), 3)
+    for name in ("client_rounds", "full_client_rounds", "choices", "changed_choices") if left.departure else ():
+        flat[f"leaver.{name}"] = getattr(left.departure, name)
+    federation = left.simulation.federation
+    others = [OTHER_CLIENTS] if federation.own_inputs and left.records.within == "group" else []
+    notes = [*(gate.judged(flat)[0] for gate in asked), *(f"{note}." for note in others)]
     with file_errors(folder, "; choose another --out", action="written"):
         write_text(folder / "audit.json", json.dumps(flat, indent=2, allow_nan=False) + "\n")
-        write_text(folder / "audit.html", page)
-    return LeaverFiles(flat, sentences, folder / "audit.html", asked)
+        write_text(folder / "audit.html", leaver_page(flat, notes))
+    return LeaverFiles(flat, answers(flat), folder / "audit.html", asked)
 
 
-def _about(left: LeaverRun, client: str, references: int, trained: Sequence[FederationScores]) -> _Flat:
-    departure = left.departure
-    about: _Flat = {"leaver.client": client, "leaver.round": left.round, "leaver.records": len(left.records)}
-    about["leaver.method"] = left.simulation.forgetting.name if departure is None else departure.method
-    if departure is not None:
-        costs = ("client_rounds", "full_client_rounds", "choices", "changed_choices")
-        about |= {f"leaver.{name}": getattr(departure, name) for name in costs}
-    spent = round(sum(scores.seconds for scores in trained), 3)
-    return {**about, "references": references, "seconds.references": spent}
-
-
-def _figures(left: LeaverRun, target: FederationScores, trained: Sequence[FederationScores]) -> _Flat:
-    """The figures of federations that had the client against those that never had it."""
-    count, figures = len(left.records), _Flat()
-    final = np.stack([scores.score.numpy() for scores in trained])
-    over_rounds = np.stack([scores.trajectory[0].numpy() for scores in trained])
-    populations = np.stack([scores.population.numpy() for scores in trained], axis=1)
-    for v, (view, scores) in enumerate({"outsider": final, "client": over_rounds}.items()):
-        records, held_out = scores[:, :count], scores[:, count:]
-        attacks = attacks_on_leaver(records, populations[v])
-        figures |= _view(view, attacks, "" if view == "outsider" else f"-{view}")
-        # Where forgetting overshoots, records are less probable than without the client.
-        erased = attacks[SCORE].among(len(attacks)).high < 0.5
-        if erased and figures[f"views.{view}.leaver.verdict"] != "recognisable":
-            name = SCORE if view == "outsider" else f"{SCORE}-{view}"
-            figures |= {f"views.{view}.leaver.verdict": "erased", f"views.{view}.leaver.attack": name}
-            figures |= _ends(f"views.{view}.leaver.auc", attacks[SCORE].among(len(attacks)))
-        whole = records.mean(axis=1, keepdims=True)
+def _against_never(left: LeaverRun, target: FederationScores, trained: Sequence[FederationScores]) -> dict[str, Any]:
+    """The figures of federations that had the client against those that never had it, for an outsider and a client."""
+    count, figures, views = len(left.records), dict[str, Any](), ("outsider", "client")
+    scores = np.stack([[each.score.numpy(), each.trajectory[0].numpy()] for each in trained], axis=1)
+    populations = np.stack([each.population.numpy() for each in trained], axis=1)
+    for view, of_view, population in zip(views, scores, populations, strict=True):
+        records, whole = of_view[:, :count], of_view[:, :count].mean(axis=1, keepdims=True)
+        suffix = "" if view == "outsider" else f"-{view}"
+        figures |= _view(view, {f"{k}{suffix}": v for k, v in attacks_on_leaver(records, population).items()})
         figures |= _ends(f"client-membership.{view}.auc", auc_over_runs((whole[::2], whole[1::2])))
-        figures |= _ends(f"control.{view}.held_out_auc", auc_over_runs((held_out[::2], held_out[1::2])))
-    # The run itself among those that never had the client: an exact test of one run.
-    run, never = float(target.score[:count].mean()), final[1::2, :count].mean(axis=1)
-    figures["leaver.p"] = (1 + int((never >= run).sum())) / (1 + len(never))
-    return figures | _worst(left, target.score[:count].numpy(), final[:, :count])
-
-
-def _worst(left: LeaverRun, score: Floats, references: Floats) -> _Flat:
-    """The most exposed record."""
-    had = np.broadcast_to(np.arange(len(references)) % 2 == 0, references.T.shape)
-    everyone, model = np.ones(len(score), dtype=bool), np.zeros(len(score), dtype=np.int64)
-    matrix = ReferenceScores(score, everyone, references.T, had, model)
-    exposure, low = record_exposure(matrix, Stream(left.simulation.seed)("audit")("leaver records"))
-    if not np.isfinite(low).all():
-        return {}
-    worst, federation = int(np.argmax(low)), left.simulation.federation
-    name_of = federation.origins.get("clients", "clients-{}".format)
-    name = name_of(int(left.records.rows[worst]))
-    return {"worst.record": name, "worst.exposure": float(exposure[worst]), "worst.exposure.low": float(low[worst])}
-
-
-def _pair(attacks: Mapping[str, Estimate]) -> _Flat:
-    return _view("pair", attacks, "") if attacks else {}
-
-
-def _view(view: str, attacks: Mapping[str, Estimate], suffix: str) -> _Flat:
-    """The figures of a view's attacks, and its verdict by the one that decides."""
-    figures = _Flat()
-    for name, estimate in attacks.items():
-        figures |= _ends(f"attacks.{name}{suffix}.leaver.auc", estimate)
-    name, decisive = strongest_attack(attacks)
-    verdict = {"exposed": "recognisable", "at chance": "indistinguishable"}.get(decisive.verdict, "not decided")
-    figures |= {f"views.{view}.leaver.attack": f"{name}{suffix}", f"views.{view}.leaver.verdict": verdict}
-    return figures | _ends(f"views.{view}.leaver.auc", decisive)
-
-
-def _others(left: LeaverRun, engine: Any) -> _Flat:  # noqa: ANN401
-    """The accuracy of those who stay, before and after, the smallest group first."""
-    before, after = left.others(engine)
-    figures = _Flat()
-    for group in sorted(before, key=lambda group: before[group].share):
-        ends = difference({group: after[group]}, {group: before[group]})
-        figures[f"others.{group}.accuracy.before"] = mean_accuracy({group: before[group]})
-        figures[f"others.{group}.accuracy.after"] = mean_accuracy({group: after[group]})
-        figures |= _ends(f"others.{group}.accuracy.difference", Estimate(*ends))
+        held_out = of_view[::2, count:], of_view[1::2, count:]
+        figures |= _ends(f"control.{view}.held_out_auc", auc_over_runs(held_out))
+    # The run itself among federations that never had the client: an exact test.
+    score, final = target.score[:count].numpy(), scores[0, :, :count]
+    never = final[1::2].mean(axis=1)
+    figures["leaver.p"] = (1 + int((never >= score.mean()).sum())) / (1 + len(never))
+    had = np.broadcast_to(np.arange(len(final)) % 2 == 0, final.T.shape)
+    matrix = ReferenceScores(score, np.ones(count, dtype=bool), final.T, had, np.zeros(count, dtype=np.int64))
+    exposure, low = record_exposure(matrix, Stream(left.simulation.seed)("audit", "leaver records"))
+    if np.isfinite(low).all():
+        worst = int(np.argmax(low))
+        name_of = left.simulation.federation.origins.get("clients", "clients-{}".format)
+        figures["worst.record"] = name_of(int(left.records.rows[worst]))
+        figures |= {"worst.exposure": float(exposure[worst]), "worst.exposure.low": float(low[worst])}
     return figures
 
 
-def _ends(key: str, estimate: Estimate) -> _Flat:
+def _pair(left: LeaverRun, engine: Engine) -> dict[str, Any]:
+    """The figures of whoever kept the earlier models; members are paired with held-out examples."""
+    pair, member = np.tile(np.arange(len(left.records)), 2), np.arange(2 * len(left.records)) < len(left.records)
+    columns = left.pair_scores(engine).items()
+    found = {name: measure(RecordTable.from_columns(score, member, pair=pair)) for name, score in columns}
+    return _view("pair", {k: Estimate(v.auc, v.auc_low, v.auc_high) for k, v in found.items()}) if found else {}
+
+
+def _view(view: str, attacks: Mapping[str, Estimate]) -> dict[str, Any]:
+    """The figures of a view's attacks, and its verdict by the one that decides."""
+    figures, key = dict[str, Any](), f"views.{view}.leaver"
+    for name, estimate in attacks.items():
+        figures |= _ends(f"attacks.{name}.leaver.auc", estimate)
+    name, decisive = strongest_attack(attacks)
+    verdict = {"exposed": "recognisable", "at chance": "indistinguishable"}.get(decisive.verdict, "not decided")
+    return figures | {f"{key}.attack": name, f"{key}.verdict": verdict} | _ends(f"{key}.auc", decisive)
+
+
+def _others(left: LeaverRun, engine: Engine) -> dict[str, Any]:
+    """The accuracy of those who stay, before and after; the smallest group first."""
+    (before, after), figures = left.others(engine), dict[str, Any]()
+    for group in sorted(before, key=lambda group: before[group].share):
+        now, then, key = {group: after[group]}, {group: before[group]}, f"others.{group}.accuracy"
+        figures |= {f"{key}.before": mean_accuracy(then), f"{key}.after": mean_accuracy(now)}
+        figures |= _ends(f"{key}.difference", Estimate(*difference(now, then)))
+    return figures
+
+
+def _ends(key: str, estimate: Estimate) -> dict[str, float]:
     """A figure and the ends of its interval, where they are known."""
-    named = {key: estimate.value, f"{key}.low": estimate.low, f"{key}.high": estimate.high}
-    return {name: float(value) for name, value in named.items() if np.isfinite(value)}
+    named = zip((key, f"{key}.low", f"{key}.high"), estimate, strict=True)
+    return {name: float(value) for name, value in named if np.isfinite(value)}
