@@ -133,6 +133,7 @@ from .property import (
     active_property_attacker as active_property_attacker,
     partition_by_property as partition_by_property,
 )
+from .runs.audits.audit_leaver import audit_leaver as audit_leaver
 from .runs.audits.audit_members import (
     audit_scores as audit_scores,
     audit_trace as audit_trace,

@@ -256,6 +256,10 @@ def audit(
     trace: Annotated[
         Path | None, typer.Option("--trace", metavar="DIR", help="Audit clients' updates of any framework instead.")
     ] = None,
+    left: Annotated[
+        str | None,
+        typer.Option("--left", metavar="CLIENT", help="Ask instead whether a client that left is forgotten."),
+    ] = None,
     gate: Gates = None,
     attack: Annotated[
         list[str] | None,
@@ -299,6 +303,19 @@ def audit(
     )
     require(run is not None or not site, "'--site' asks a run's models; leave it out with --scores and --trace")
     require(run is not None or queries == 1, "'--queries' asks a run's models; leave it out with --scores and --trace")
+    if left is not None:
+        from shoal.runs.audits.audit_leaver import audit_leaver
+
+        given = {"--attack": attack, "--leave-out-duplicates": leave_out_duplicates, "--queries": queries != 1}
+        others = [name for name, value in (given | {"--site": site, "no run": run is None}).items() if value]
+        require(run is not None and not others, f"'--left' audits a run by attacks of its own; got {', '.join(others)}")
+        assert run is not None
+        about = {"gates": gate or [], "data_dir": data_dir, "jobs": jobs, "cluster": cluster, "allow_code": allow_code}
+        with LiveBar(Console(stderr=True, quiet=quiet), "federation") as display:
+            watch = display.reference_federations
+            found = audit_leaver(run, left, references=references, out=out, watch=watch, **about)
+        said = "\n".join([*found.answer, f"Report: {found.page}"])
+        return CommandResult({**found.flat, "report": found.page}, said, found.gates)
     if scores is not None:
         outcome = audit_scores(scores, **asked)
     elif trace is not None:

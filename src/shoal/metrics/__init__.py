@@ -24,9 +24,10 @@ from shoal.metrics.membership import (
     tpr_at_fpr,
 )
 from shoal.metrics.metric_table import METRICS, Metric, metric_of
+from shoal.metrics.run_auc import auc_over_runs
 
 __all__ = [
-    "METRICS", "Fairness", "MembershipMetrics", "Metric", "adjusted_rand_index", "auc_interval",
+    "METRICS", "Fairness", "MembershipMetrics", "Metric", "adjusted_rand_index", "auc_interval", "auc_over_runs",
     "balanced_accuracy", "balanced_accuracy_interval", "canary_rate", "clopper_pearson", "effective_size",
     "empirical_epsilon", "epsilon_lower_bound", "exceeds_threshold", "exposure_of_canaries", "fairness",
     "gap_accuracy", "is_migrated", "least_non_members", "mean_interval", "mean_rate_interval",

@@ -26,6 +26,7 @@ from shoal.data.preferences import View
 from shoal.engine import Engine
 from shoal.metrics.intervals import Floats
 from shoal.replay.attack_inputs import records_of_run, trajectory_attack
+from shoal.replay.leaver_federations import LeaverRun
 from shoal.replay.reference_federations import NOT_REPEATED, AttackedRun, FederationScores
 from shoal.replay.span_scores import SPAN_NAMES, SpansOfRun, spans_to_repeat
 from shoal.simulation.play import SimulationState
@@ -47,7 +48,7 @@ REPLAY = -1
 
 
 def reference_scores(
-    attacked: AttackedRun,
+    attacked: AttackedRun | LeaverRun,
     target: FederationScores,
     count: int,
     engine: Engine,
@@ -61,7 +62,7 @@ def reference_scores(
     """The scores of the first ``count`` reference federations; those that are not in ``folder`` are trained.
 
     Args:
-        attacked: the run that they replay.
+        attacked: the run that they replay; that of a leaver without ``rounds``.
         target: its own scores.
         count: R, their number.
         engine: with its network.
@@ -153,7 +154,7 @@ def _fingerprint(tensors: Mapping[str, Tensor]) -> str:
 class _Training:
     """What trains federations: all that a worker process needs; ``spans`` is as of `reference_scores`."""
 
-    attacked: AttackedRun
+    attacked: AttackedRun | LeaverRun
     engine: Engine
     store: _Store
     spans: tuple[str, ...]
@@ -163,9 +164,9 @@ def _trained(training: _Training, number: int) -> tuple[int, FederationScores]:
     """Train a federation and keep its scores."""
     attacked, engine, stored = training.attacked, training.engine, training.store.read(number)
     began = time.perf_counter()
-    if number == REPLAY:
+    if isinstance(attacked, AttackedRun) and number == REPLAY:
         scores = attacked.replay(engine)
-    elif stored is not None:
+    elif isinstance(attacked, AttackedRun) and stored is not None:
         scores = attacked.with_spans(stored, number, engine, training.spans)
     else:
         scores = attacked.train_reference(number, engine, spans=training.spans)
@@ -309,7 +310,7 @@ def replayed_scores(
     return stored
 
 
-def _digest(attacked: AttackedRun, target: FederationScores) -> str:
+def _digest(attacked: AttackedRun | LeaverRun, target: FederationScores) -> str:
     """A name for the attacked models and records: scores of references for others are of no use.
 
     The attacked scores are part of it, since clients may have models of their own beside the same clusters' models, and

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from shoal.config.schema import Config
 from shoal.core.errors import InputError, integer, path_of
 from shoal.core.processes import Workers, Workplace
 from shoal.data.swap_pairs import Duplicates
@@ -26,6 +27,8 @@ from shoal.runs.directory import lock_folder, log_to_file
 from shoal.runs.files import read_summary
 from shoal.runs.result import report_of
 from shoal.runs.run_description import rebuilt
+from shoal.simulation.play import SimulationState
+from shoal.simulation.simulation import Simulation
 
 
 def audit_run(
@@ -94,12 +97,8 @@ def audit_run(
     request = AuditRequest(parse_gates(gates), attacks, references, duplicates, queries, site)
     place = Workplace(out, Workers(integer("jobs", jobs, "such as 2", 1), cluster), data_dir, watch)
     stated, home = stated_guarantee(read_summary(run).overall), run if os.access(run, os.W_OK) else out
-    config, simulation = rebuilt(run, data_dir, allow_code=allow_code)
-    progress, rounds, model = load_checkpoint(run / "checkpoint"), config.algorithm.rounds, simulation.setup.model
-    if progress is None or progress.state.round != rounds:
-        raise InputError(
-            f"{run}: cannot be audited, since the checkpoint of its last round is gone; run it anew elsewhere"
-        )
+    config, simulation, progress = finished_run(run, data_dir, allow_code=allow_code)
+    rounds, model = config.algorithm.rounds, simulation.setup.model
     title = f"Audit of {RunDescription.of(config).title}"
     make_directory(out)
     with lock_folder(home), log_to_file(home / "run.log"), config.engine.engine(model) as engine:
@@ -113,3 +112,18 @@ def audit_run(
         # Its verdict is the audit's from now on.
         report_of(run, allow_code=allow_code)
     return files
+
+
+def finished_run(run: Path, data_dir: Path | None, *, allow_code: bool) -> tuple[Config, Simulation, SimulationState]:
+    """The configuration of the finished run in ``run``, its simulation, and this after the last round.
+
+    Raises:
+        InputError: no finished run, or one whose data or files have changed since.
+    """
+    config, simulation = rebuilt(run, data_dir, allow_code=allow_code)
+    progress = load_checkpoint(run / "checkpoint")
+    if progress is None or progress.state.round != config.algorithm.rounds:
+        raise InputError(
+            f"{run}: cannot be audited, since the checkpoint of its last round is gone; run it anew elsewhere"
+        )
+    return config, simulation, progress

@@ -1,0 +1,183 @@
+"""Federations that had a client until it left, and federations that never had it.
+
+Both kinds begin at the run's first models, have its other clients and events, its forgetting method, and the risks and
+directives that it recorded. Cohorts, batches and noise are drawn anew.
+"""
+
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.attacks import Candidates, ModelSpan
+from shoal.attacks.queries.augmented_queries import mean_confidence
+from shoal.core.errors import InputError, require
+from shoal.core.randomness import Stream
+from shoal.data import GroupedExamples
+from shoal.data.shards import gather
+from shoal.data.swap_pairs import PairedRecords, pair_records
+from shoal.engine import Departure, Engine, State
+from shoal.metrics.intervals import Floats
+from shoal.replay.reference_federations import POPULATION, SNAPSHOTS, FederationScores
+from shoal.replay.stages import recorded_rules
+from shoal.simulation.baselines import GroupValues, group_values
+from shoal.simulation.distillation import apply_release
+from shoal.simulation.play import SimulationState, initial_state
+from shoal.simulation.simulation import Simulation
+
+
+@dataclass(frozen=True, eq=False)
+class LeaverRun:
+    """A run that a client left.
+
+    Args:
+        simulation: with its data where the engine wants them.
+        progress: after its last round.
+        state: the same with the models as they are released.
+        leaver: the client's position.
+        records: Q pairs of one of its training examples and a held-out example.
+        population: Z examples that nobody trained on.
+    """
+
+    simulation: Simulation
+    progress: SimulationState
+    state: State
+    leaver: int
+    records: PairedRecords
+    population: GroupedExamples
+    queries: ClassVar[int] = 1
+
+    @staticmethod
+    def from_run(simulation: Simulation, progress: SimulationState, client: str, engine: Engine) -> "LeaverRun":
+        """The audit of a client of a finished simulation, by its name or number.
+
+        Raises:
+            InputError: a client that is unknown, stays to the end, or was alone; models of one's own; or too few pairs.
+        """
+        federation, presence, last = simulation.federation, simulation.presence, simulation.last_round
+        position = federation.positions([client])
+        leaver, names = int(position), federation.names or federation.ids.tolist()
+        gone = [] if presence is None else torch.nonzero(presence.last < last).flatten().tolist()
+        hint = f"name one of {[names[i] for i in gone[:10]]}" if gone else "no client left this run"
+        require(leaver in gone, f"--left: client '{client}' is still in the federation; {hint}")
+        assert presence is not None
+        for number in (1, *(event.round for event in simulation.events)):
+            some = len(presence.without(position).present(number)) > 0
+            require(some, f"--left: without client '{client}' nobody is there in round {number}")
+        training, rest = simulation.on(engine), presence.present(last)
+        state = apply_release(simulation.release, training, progress.state)
+        shared = training.take(rest).deployed(state.take(rest))[0].models is state.models
+        require(shared, "--left: clients have models of their own, and the leaver's is gone with it")
+        stream, shadow = Stream(simulation.seed)("audit"), federation.shadow
+        drawn = torch.randperm(len(shadow), generator=stream("population").generator())[:POPULATION]
+        records = pair_records(federation.take(position), stream("records"), simulation.duplicates)
+        require(len(records) > 1, f"--left: client '{client}' needs two examples with a held-out one of their label")
+        population = shadow.take(drawn.to(shadow.y.device))
+        return LeaverRun(simulation, progress, state, leaver, records, population)
+
+    @property
+    def round(self) -> int:
+        """The first round without the client."""
+        assert self.simulation.presence is not None
+        return int(self.simulation.presence.last[self.leaver]) + 1
+
+    @property
+    def departure(self) -> Departure | None:
+        """None where the client never took part."""
+        return next((each for each in self.progress.departures if self.leaver in each.clients.tolist()), None)
+
+    def scores(self, engine: Engine) -> FederationScores:
+        """The scores of the run's final models."""
+        return self._scores([self.state.models], engine, member=True)
+
+    def train_reference(self, number: int, engine: Engine, *, spans: object = ()) -> FederationScores:
+        """Train federation ``number`` and score the records; those of even numbers had the client.
+
+        Records are scored by one model per round, the one of the highest mean confidence on them: clusters have other
+        numbers in other federations, and the client is nobody's member any more.
+
+        Returns:
+            ``score`` of the final model; one row of ``trajectory``, the mean over the models that were sent in the
+            first round without the client and at most `SNAPSHOTS` later ones; ``population`` (2, Z) of both.
+        """
+        del spans
+        simulation, member, last = self.simulation, number % 2 == 0, self.simulation.last_round
+        risks, directives = recorded_rules(simulation, self.progress.rows)
+        training, state = simulation.on(engine), initial_state(simulation, engine).state
+        assert training.presence is not None
+        presence = training.presence if member else training.presence.without(torch.tensor([self.leaver]))
+        drawn = {"stream": Stream(simulation.seed)("audit", "leaver")(number), "first_state": state, "record_every": 0}
+        training = replace(training, risk_estimator=risks, coordinator=directives, presence=presence, **drawn)
+        taken, seen = {ceil(r) for r in np.linspace(self.round - 1, last, SNAPSHOTS + 1)[1:]}, list[Tensor]()
+        for after, report in training.rounds(state, last):
+            if after.round == self.round:
+                seen.append(state.models if report.departure is None else report.departure.after)
+            state = after if after.round < last else apply_release(simulation.release, training, after)
+            if state.round in taken:
+                seen.append(state.models)
+        return self._scores(seen, engine, member=member)
+
+    def _scores(self, seen: list[Tensor], engine: Engine, *, member: bool) -> FederationScores:
+        """The scores of the last of the models (K, P) that were ``seen``, and the mean over all of them."""
+        x, labels, size = self.population.x, self.population.y.cpu(), 2 * len(self.records)
+        rows, columns = torch.arange(len(x), device=x.device), list[Tensor]()
+        for models in seen:
+            best, score = self._best(models, engine)
+            z = mean_confidence(engine, models[best], x, labels, rows, 1) if len(x) else score[:0]
+            columns.append(torch.cat([score, z]))
+        both = torch.stack([columns[-1], torch.stack(columns).mean(dim=0)])
+        trained = (torch.arange(size) < len(self.records)) & member
+        # The field ``model`` is of clients of their own choice, of whom there are none here.
+        return FederationScores(both[0, :size], trained, torch.empty(0), both[:, size:], both[1:, :size])
+
+    def _best(self, models: Tensor, engine: Engine) -> tuple[int, Tensor]:
+        """The model of the highest mean confidence on the records, and this confidence (2 Q,)."""
+        scores = torch.stack([self._confidence(model, engine) for model in models])
+        best = int(scores.mean(dim=1).argmax())
+        return best, scores[best]
+
+    def _confidence(self, model: Tensor, engine: Engine) -> Tensor:
+        rows = self.records.rows_on_device(torch.arange(2 * len(self.records)))
+        return mean_confidence(engine, model, self.records.federation.clients.x, self.records.labels, rows, 1)
+
+    def pair_scores(self, engine: Engine) -> dict[str, Floats]:
+        """Scores (2 Q,) of whoever kept the models before the client left, by attack.
+
+        The other models are those that forgetting gave; where it changed none, the final ones. ``drop`` is the
+        confidence that was lost, ``span-pair`` the span attack on the difference. Empty without two such models.
+        """
+        departure = self.departure
+        if departure is None:
+            return {}
+        before, after = departure.before, departure.after
+        after = self.state.models if before.equal(after) else after
+        if before.shape != after.shape:
+            return {}
+        best, score = self._best(before, engine)
+        scores = {"drop": (score - self._confidence(after[best], engine)).numpy()}
+        x, z = self.records.federation.clients.x, self.population
+        rows = self.records.rows_on_device(torch.arange(2 * len(self.records)))
+        asked = Candidates(gather(x, rows), z.x if len(z) else None, y=self.records.labels, known_y=z.y.cpu())
+        try:
+            # From the model without the client to the one with it: its records were trained on between them.
+            found = ModelSpan().score(torch.stack([after[best], before[best]])[:, None], asked, engine).score[0]
+        except InputError:
+            return scores
+        return scores | ({"span-pair": found} if np.isfinite(found).all() else {})
+
+    def others(self, engine: Engine) -> tuple[dict[str, GroupValues], dict[str, GroupValues]]:
+        """The accuracy of clients that were there before and stay to the end, by group: with the models before the
+        client left, and with the final ones. Clients choose among both by the rule and risks of the last round.
+        """
+        presence, departure, training = self.simulation.presence, self.departure, self.simulation.on(engine)
+        if presence is None or departure is None or departure.before.shape != self.state.models.shape:
+            return {}, {}
+        there = presence.present(self.round - 1)
+        rest = there[torch.isin(there, presence.present(self.simulation.last_round))]
+        training, state = training.take(rest), self.state.take(rest)
+        both = [training.deployed(now)[0] for now in (replace(state, models=departure.before), state)]
+        before, after = (group_values(deployed, training.federation, engine) for deployed in both)
+        return before, after

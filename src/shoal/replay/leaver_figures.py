@@ -1,0 +1,66 @@
+"""Whether scores of federations that had a client differ from those of federations that never had it."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from shoal.attacks import RMIA, LiRA, Population, ReferenceAttack, ReferenceScores
+from shoal.core.errors import InputError
+from shoal.metrics.intervals import Bools, Estimate, Floats
+from shoal.metrics.run_auc import auc_over_runs
+
+
+def attacks_on_leaver(scores: Floats, population: Floats) -> dict[str, Estimate]:
+    """The AUC over federations of the plain score, RMIA and LiRA, by their names.
+
+    Federations 2 i had the client and 2 i + 1 never had it. RMIA and LiRA score the federations of each half with the
+    other half as references, and compare within a half. Left out one by one, a federation would have one more reference
+    of the other kind than of its own, which puts LiRA at 0.45 where nothing is left.
+
+    Args:
+        scores: (2 R, Q) logit-scaled confidences of the client's training examples; R is even and at least 4.
+        population: (2 R, Z) those of examples that no federation trained on; Z may be 0.
+
+    Returns:
+        An attack is missing where federations do not differ, so that it cannot be fitted.
+    """
+    number = np.arange(len(scores))
+    had, second = number % 2 == 0, number // 2 % 2 == 1
+    found = {"score": auc_over_runs((scores[had], scores[~had]))}
+    for attack in (RMIA(), LiRA()):
+        try:
+            halves = [_half(attack, scores, population, had, half) for half in (second, ~second)]
+            found[attack.name] = auc_over_runs(*halves)
+        except InputError:
+            continue
+    return found
+
+
+def _half(
+    attack: ReferenceAttack, scores: Floats, population: Floats, had: Bools, half: Bools
+) -> tuple[Floats, Floats]:
+    """The attack's scores of the federations of a half that had the client, and of those that never had it."""
+    references, model = scores[~half].T, np.zeros(scores.shape[1] + population.shape[1], dtype=np.int64)
+    trained = np.broadcast_to(had[~half], references.shape)
+
+    def scored(run: int) -> Floats:
+        z = Population(population[run], population[~half].T, model[len(references) :]) if population.size else None
+        ours = scores[run], trained[:, 0], references, trained, model[: len(references)]
+        return attack.scores(ReferenceScores(*ours, z))
+
+    seen, unseen = (np.stack([scored(int(run)) for run in np.flatnonzero(half & side)]) for side in (had, ~had))
+    return seen, unseen
+
+
+def strongest_attack(attacks: Mapping[str, Estimate]) -> tuple[str, Estimate]:
+    """The attack that decides, with an interval that all attacks keep at once.
+
+    An attacker reverses scores that are certainly below 0.5, as where forgetting overshoots. Where an attack is
+    certainly above it, the one of highest lower end decides; else the one that may reach most, so that
+    "indistinguishable" is said of all.
+    """
+    wider = {name: estimate.among(len(attacks)) for name, estimate in attacks.items()}
+    wider |= {name: Estimate(1 - e.value, 1 - e.high, 1 - e.low) for name, e in wider.items() if e.high < 0.5}
+    certain = any(estimate.low > 0.5 for estimate in wider.values())
+    name = max(wider, key=lambda name: wider[name].low if certain else wider[name].high)
+    return name, wider[name]

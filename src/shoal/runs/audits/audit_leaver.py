@@ -1,0 +1,182 @@
+"""`shoal audit RUN --left CLIENT`: whether a client that left a finished run was forgotten."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.attacks import ReferenceScores
+from shoal.audit import RecordTable, measure, record_exposure
+from shoal.core.atomic_files import write_text
+from shoal.core.errors import file_errors, integer, path_of, require
+from shoal.core.formats import one_line
+from shoal.core.processes import Workers
+from shoal.core.randomness import Stream
+from shoal.data.swap_pairs import OTHER_CLIENTS
+from shoal.engine import Engine
+from shoal.metrics.intervals import Estimate
+from shoal.metrics.run_auc import auc_over_runs
+from shoal.replay.leaver_federations import LeaverRun
+from shoal.replay.leaver_figures import attacks_on_leaver, strongest_attack
+from shoal.replay.reference_federations import FederationScores
+from shoal.replay.reference_store import AuditWatch, reference_scores
+from shoal.reports.audit.leaver_page import answers, leaver_page
+from shoal.runs.audits.audit_files import make_directory
+from shoal.runs.audits.audit_run import finished_run
+from shoal.runs.audits.gate import Gate, parse_gates
+from shoal.runs.directory import lock_folder, log_to_file
+from shoal.simulation.baselines import difference, mean_accuracy
+from shoal.simulation.play import move_to_engine
+
+LEAST = 4
+"""Federations of each kind, at least: two in each half, so that attacks on a half have an interval."""
+
+
+@dataclass(frozen=True, eq=False)
+class LeaverFiles:
+    """An audit of a leaver that was written.
+
+    Args:
+        flat: the keys and values of audit.json.
+        answer: the verdicts in sentences.
+        page: the path of audit.html.
+        gates: that were asked for.
+    """
+
+    flat: Mapping[str, Any]
+    answer: Sequence[str]
+    page: Path
+    gates: Sequence[Gate] = ()
+    __repr__ = one_line
+
+
+def audit_leaver(
+    run: str | Path,
+    client: str | int,
+    *,
+    references: int = 16,
+    out: str | Path | None = None,
+    data_dir: Path | None = None,
+    jobs: int = 1,
+    cluster: str | None = None,
+    watch: AuditWatch | None = None,
+    gates: Sequence[str] = (),
+    allow_code: bool = False,
+) -> LeaverFiles:
+    """Audit whether a run forgot a client: compare federations that had it until it left with some that never had it.
+
+    Args:
+        run: directory of a finished run of a configuration with events.
+        client: name or number of a client that left.
+        references: R, the federations of each kind, an even number.
+        out: where files are written; None: into ``run/left-NUMBER``. An interrupted audit resumes there.
+        data_dir, jobs, cluster, watch, gates, allow_code: as of `audit_run`.
+
+    Raises:
+        InputError: no finished run, a client that did not leave, or clients with models of their own.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> import shoal
+        >>> from shoal.config.schema import parse_config
+        >>> data = {"source": "digits", "clients": 4, "examples_per_client": 10, "test_examples": 100}
+        >>> table = {"data": data, "model": {"name": "logistic"}, "algorithm": {"name": "fedavg", "rounds": 2}}
+        >>> table |= {"red_team": {"every": 0, "attack": "gap"}, "events": [{"round": 2, "leave": [3]}]}
+        >>> with TemporaryDirectory() as folder:
+        ...     run = shoal.run(parse_config(table, "the example"), Path(folder, "run"))
+        ...     audit = shoal.audit_leaver(run, 3, references=4)
+        ...
+        >>> audit.flat["leaver.method"], audit.flat["views.outsider.leaver.verdict"]
+        ('continue', 'recognisable')
+    """
+    run, asked = path_of("run", run), parse_gates(gates)
+    references = integer("references", references, "such as 16", 0)
+    even = references >= LEAST and references % 2 == 0
+    require(even, f"'references' with --left must be an even number of at least {LEAST}; got {references}")
+    config, simulation, progress = finished_run(run, data_dir, allow_code=allow_code)
+    workers = Workers(integer("jobs", jobs, "such as 2", 1), cluster)
+    with config.engine.engine(simulation.setup.model) as engine:
+        left = LeaverRun.from_run(move_to_engine(simulation, engine), progress, str(client), engine)
+        folder = run / f"left-{left.simulation.federation.ids[left.leaver]}" if out is None else path_of("out", out)
+        make_directory(folder)
+        with lock_folder(folder), log_to_file(folder / "audit.log"):
+            target, wanted = left.scores(engine), {"rounds": False, "watch": watch, "workers": workers}
+            trained = reference_scores(left, target, 2 * references, engine, folder=folder / "references", **wanted)
+            figures = _against_never(left, target, trained) | _pair(left, engine) | _others(left, engine)
+    flat = {"leaver.client": str(client), "leaver.round": left.round, "leaver.records": len(left.records)}
+    flat |= {"leaver.method": simulation.forgetting.name, "references": references, **figures}
+    flat["seconds.references"] = round(sum(scores.seconds for scores in trained), 3)
+    for name in ("client_rounds", "full_client_rounds", "choices", "changed_choices") if left.departure else ():
+        flat[f"leaver.{name}"] = getattr(left.departure, name)
+    federation = left.simulation.federation
+    others = [OTHER_CLIENTS] if federation.own_inputs and left.records.within == "group" else []
+    notes = [*(gate.judged(flat)[0] for gate in asked), *(f"{note}." for note in others)]
+    with file_errors(folder, "; choose another --out", action="written"):
+        write_text(folder / "audit.json", json.dumps(flat, indent=2, allow_nan=False) + "\n")
+        write_text(folder / "audit.html", leaver_page(flat, notes))
+    return LeaverFiles(flat, answers(flat), folder / "audit.html", asked)
+
+
+def _against_never(left: LeaverRun, target: FederationScores, trained: Sequence[FederationScores]) -> dict[str, Any]:
+    """The figures of federations that had the client against those that never had it, for an outsider and a client."""
+    count, figures, views = len(left.records), dict[str, Any](), ("outsider", "client")
+    scores = np.stack([[each.score.numpy(), each.trajectory[0].numpy()] for each in trained], axis=1)
+    populations = np.stack([each.population.numpy() for each in trained], axis=1)
+    for view, of_view, population in zip(views, scores, populations, strict=True):
+        records, whole = of_view[:, :count], of_view[:, :count].mean(axis=1, keepdims=True)
+        suffix = "" if view == "outsider" else f"-{view}"
+        figures |= _view(view, {f"{k}{suffix}": v for k, v in attacks_on_leaver(records, population).items()})
+        figures |= _ends(f"client-membership.{view}.auc", auc_over_runs((whole[::2], whole[1::2])))
+        held_out = of_view[::2, count:], of_view[1::2, count:]
+        figures |= _ends(f"control.{view}.held_out_auc", auc_over_runs(held_out))
+    # The run itself among federations that never had the client: an exact test.
+    score, final = target.score[:count].numpy(), scores[0, :, :count]
+    never = final[1::2].mean(axis=1)
+    figures["leaver.p"] = (1 + int((never >= score.mean()).sum())) / (1 + len(never))
+    had = np.broadcast_to(np.arange(len(final)) % 2 == 0, final.T.shape)
+    matrix = ReferenceScores(score, np.ones(count, dtype=bool), final.T, had, np.zeros(count, dtype=np.int64))
+    exposure, low = record_exposure(matrix, Stream(left.simulation.seed)("audit", "leaver records"))
+    if np.isfinite(low).all():
+        worst = int(np.argmax(low))
+        name_of = left.simulation.federation.origins.get("clients", "clients-{}".format)
+        figures["worst.record"] = name_of(int(left.records.rows[worst]))
+        figures |= {"worst.exposure": float(exposure[worst]), "worst.exposure.low": float(low[worst])}
+    return figures
+
+
+def _pair(left: LeaverRun, engine: Engine) -> dict[str, Any]:
+    """The figures of whoever kept the earlier models; members are paired with held-out examples."""
+    pair, member = np.tile(np.arange(len(left.records)), 2), np.arange(2 * len(left.records)) < len(left.records)
+    columns = left.pair_scores(engine).items()
+    found = {name: measure(RecordTable.from_columns(score, member, pair=pair)) for name, score in columns}
+    return _view("pair", {k: Estimate(v.auc, v.auc_low, v.auc_high) for k, v in found.items()}) if found else {}
+
+
+def _view(view: str, attacks: Mapping[str, Estimate]) -> dict[str, Any]:
+    """The figures of a view's attacks, and its verdict by the one that decides."""
+    figures, key = dict[str, Any](), f"views.{view}.leaver"
+    for name, estimate in attacks.items():
+        figures |= _ends(f"attacks.{name}.leaver.auc", estimate)
+    name, decisive = strongest_attack(attacks)
+    verdict = {"exposed": "recognisable", "at chance": "indistinguishable"}.get(decisive.verdict, "not decided")
+    return figures | {f"{key}.attack": name, f"{key}.verdict": verdict} | _ends(f"{key}.auc", decisive)
+
+
+def _others(left: LeaverRun, engine: Engine) -> dict[str, Any]:
+    """The accuracy of those who stay, before and after; the smallest group first."""
+    (before, after), figures = left.others(engine), dict[str, Any]()
+    for group in sorted(before, key=lambda group: before[group].share):
+        now, then, key = {group: after[group]}, {group: before[group]}, f"others.{group}.accuracy"
+        figures |= {f"{key}.before": mean_accuracy(then), f"{key}.after": mean_accuracy(now)}
+        figures |= _ends(f"{key}.difference", Estimate(*difference(now, then)))
+    return figures
+
+
+def _ends(key: str, estimate: Estimate) -> dict[str, float]:
+    """A figure and the ends of its interval, where they are known."""
+    named = zip((key, f"{key}.low", f"{key}.high"), estimate, strict=True)
+    return {name: float(value) for name, value in named if np.isfinite(value)}
