@@ -61,8 +61,9 @@ def words(accuracy: pd.DataFrame, exposure: pd.DataFrame) -> str:
         ]
         for table, of_table in rows.groupby("table", sort=False):
             own = of_table.set_index("method")
+            fedavg = 100 * float(own["mean"]["fedavg"])
             cells = [_points(own.loc[name]) if name in own.index else "not run" for name in SHOWN]
-            lines.append(f"| {table} | {100 * own.loc['fedavg', 'mean']:.1f} | {' | '.join(cells)} |")
+            lines.append(f"| {table} | {fedavg:.1f} | {' | '.join(cells)} |")
         parts.append("\n".join(lines))
     lines = ["## Exposure", "", "Attack accuracy of the most exposed group of each audited run, with its interval.", ""]
     lines += ["| federation | method | seed | outsider | client | server |", "|---|---|---:|---|---|---|"]
