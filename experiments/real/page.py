@@ -62,7 +62,8 @@ def words(accuracy: pd.DataFrame, exposure: pd.DataFrame) -> str:
         for table, of_table in rows.groupby("table", sort=False):
             own = of_table.set_index("method")
             fedavg = 100 * float(own["mean"]["fedavg"])
-            cells = [_points(own.loc[name]) if name in own.index else "not run" for name in SHOWN]
+            points = {str(row["method"]): _points(row) for _, row in of_table.iterrows()}
+            cells = [points.get(name, "not run") for name in SHOWN]
             lines.append(f"| {table} | {fedavg:.1f} | {' | '.join(cells)} |")
         parts.append("\n".join(lines))
     lines = ["## Exposure", "", "Attack accuracy of the most exposed group of each audited run, with its interval.", ""]
