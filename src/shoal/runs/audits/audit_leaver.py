@@ -23,7 +23,6 @@ from shoal.replay.leaver_federations import LeaverRun
 from shoal.replay.leaver_figures import attacks_on_leaver, strongest_attack
 from shoal.replay.reference_federations import FederationScores
 from shoal.replay.reference_store import AuditWatch, reference_scores
-from shoal.reports.audit.leaver_page import answers, leaver_page
 from shoal.runs.audits.audit_files import make_directory
 from shoal.runs.audits.audit_run import finished_run
 from shoal.runs.audits.gate import Gate, parse_gates
@@ -93,6 +92,9 @@ def audit_leaver(
         >>> audit.flat["leaver.method"], audit.flat["views.outsider.leaver.verdict"]
         ('continue', 'recognisable')
     """
+    # Here, so that what writes no page does not load matplotlib and jinja2.
+    from shoal.reports.audit.leaver_page import answers, leaver_page  # noqa: PLC0415
+
     run, asked = path_of("run", run), parse_gates(gates)
     references = integer("references", references, "such as 16", 0)
     even = references >= LEAST and references % 2 == 0
