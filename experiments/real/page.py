@@ -3,11 +3,11 @@
     python experiments/real/page.py OUT/runs.csv [MORE.csv ...] docs/results/real
 
 Writes runs.csv (all rows), accuracy.csv (means over seeds, and the paired difference to FedAvg with its 95 % interval
-by Student's t over three or more seeds), exposure.csv (each audited run by view), and accuracy.svg.
+by Student's t over three or more seeds), exposure.csv (each audited run by view), tables.md and accuracy.svg.
 """
 
 import argparse
-from math import nan
+from math import isnan, nan
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -16,7 +16,9 @@ import pandas as pd
 from shoal.metrics import mean_interval
 
 MEASURES = ("accuracy", "accuracy.minority", "worst_tenth", "worst", "accuracy_on_group_rows")
-SHOWN = ("local", "by-group", "ifca", "ifca-mir", "ditto", "auto")
+SHOWN = ("local", "by-group", "ifca", "ifca-mir", "ditto", "auto", "private")
+
+VIEWS = ("outsider", "client", "server")
 
 
 def accuracy_table(runs: pd.DataFrame) -> pd.DataFrame:
@@ -38,12 +40,53 @@ def exposure_table(runs: pd.DataFrame) -> pd.DataFrame:
     """A row per audited run, view and group."""
     rows = []
     for run in runs[runs["references"].notna()].to_dict("records"):
-        for view in ("outsider", "client", "server"):
+        for view in VIEWS:
             for who in ("minority", "majority"):
                 figures = {key: run[f"{view}.{who}.{key}"] for key in ("attack", "accuracy", "low", "high", "verdict")}
                 about = {key: run[key] for key in ("table", "method", "seed")}
                 rows.append(about | {"view": view, "group": run[who]} | figures)
     return pd.DataFrame(rows).dropna(subset=["accuracy"]).round(4)
+
+
+def words(accuracy: pd.DataFrame, exposure: pd.DataFrame) -> str:
+    """The tables of all measures and of exposure, in Markdown."""
+    parts = ["# Real federations: every table\n\nWritten by `experiments/real/page.py`; see [the page](../../real.md)."]
+    parts.append("FedAvg in percent, then points above it, paired by seed, with 95 % intervals; bold leaves out 0.")
+    for measure, rows in accuracy.groupby("measure", sort=False):
+        lines = [
+            f"## {measure}",
+            "",
+            f"| federation | FedAvg | {' | '.join(SHOWN)} |",
+            "|---|" + "---:|" * (len(SHOWN) + 1),
+        ]
+        for table, of_table in rows.groupby("table", sort=False):
+            own = of_table.set_index("method")
+            cells = [_points(own.loc[name]) if name in own.index else "not run" for name in SHOWN]
+            lines.append(f"| {table} | {100 * own.loc['fedavg', 'mean']:.1f} | {' | '.join(cells)} |")
+        parts.append("\n".join(lines))
+    lines = ["## Exposure", "", "Attack accuracy of the most exposed group of each audited run, with its interval.", ""]
+    lines += ["| federation | method | seed | outsider | client | server |", "|---|---|---:|---|---|---|"]
+    for key, own in exposure.groupby(["table", "method", "seed"], sort=False):
+        lines.append(f"| {' | '.join(map(str, key))} | " + " | ".join(_worst(own, view) for view in VIEWS) + " |")
+    return "\n\n".join([*parts, "\n".join(lines)]) + "\n"
+
+
+def _points(row: pd.Series) -> str:
+    if isnan(row["low"]):
+        return f"{100 * row['difference']:+.1f} ({row['seeds']} seeds)"
+    text = f"{100 * row['difference']:+.1f} ({100 * row['low']:+.1f} to {100 * row['high']:+.1f})"
+    return f"**{text}**" if row["low"] > 0 or row["high"] < 0 else text
+
+
+def _worst(rows: pd.DataFrame, view: str) -> str:
+    own = rows[rows["view"] == view]
+    if own.empty:
+        return "not run"
+    exposed = own[own["verdict"] == "exposed"]
+    worst = (own if exposed.empty else exposed).sort_values("accuracy").iloc[-1]
+    return (
+        f"{worst['accuracy']:.3f} ({worst['low']:.3f} to {worst['high']:.3f}), {worst['group']}" + "*" * exposed.empty
+    )
 
 
 def draw(accuracy: pd.DataFrame, path: Path) -> None:
@@ -53,13 +96,12 @@ def draw(accuracy: pd.DataFrame, path: Path) -> None:
     for i, method in enumerate(SHOWN):
         rows = chosen[chosen["method"] == method].set_index("table").reindex(tables)
         reach = [100 * (rows["difference"] - rows["low"]), 100 * (rows["high"] - rows["difference"])]
-        place = [t + 0.13 * (i - 2.5) for t in range(len(tables))]
-        axes.errorbar(place, 100 * rows["difference"], reach, fmt="osD^v*"[i], capsize=2, label=method)
+        place = [t + 0.12 * (i - 3) for t in range(len(tables))]
+        axes.errorbar(place, 100 * rows["difference"], reach, fmt="osD^v*P"[i], capsize=2, label=method)
     axes.axhline(0, color="black", linewidth=0.8)
-    axes.set_ylim(-12, 12)
     axes.set_xticks(range(len(tables)), tables)
     axes.set_ylabel("points above FedAvg")
-    axes.legend(ncols=6, loc="upper center", fontsize="small", frameon=False)
+    figure.legend(ncols=7, loc="outside upper center", fontsize="small", frameon=False)
     figure.savefig(path, metadata={"Date": None})
 
 
@@ -75,6 +117,7 @@ def main() -> None:
     runs.to_csv(asked.out / "runs.csv", index=False)
     accuracy.to_csv(asked.out / "accuracy.csv", index=False)
     exposure.to_csv(asked.out / "exposure.csv", index=False)
+    (asked.out / "tables.md").write_text(words(accuracy, exposure), encoding="utf-8")
     draw(accuracy, asked.out / "accuracy.svg")
 
 

@@ -179,7 +179,7 @@ def test_a_run_on_texts_ends_in_a_report_without_samples(tmp_path):
 
 
 def test_the_resolved_configuration_of_texts_has_only_used_settings():
-    decided, simulation = build(settings(hidden=7, filters=[1, 2, 3]))
+    decided, simulation = build(settings())
     assert (decided.model.classes, decided.model.hidden, decided.model.filters) == (2, None, None)
     assert decided.engine.backend == "loop"
     assert simulation.federation.clients.x.dtype == torch.int64

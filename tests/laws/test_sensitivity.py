@@ -160,7 +160,9 @@ def mus(
         base, changed = Replay.of(one, engine), Replay.of(two, engine)
         count = max(1, base.noise.draws)
         traced = Replay.of(one, engine, count)
-        finished: Any = SimpleNamespace(training=base.training, state=base.state, clients={}, red_team=RedTeam(every=0))
+        finished: Any = SimpleNamespace(
+            training=base.training, federation=federation, state=base.state, clients={}, red_team=RedTeam(every=0)
+        )
         stated = PrivacyBudget().measure(finished).overall
     assert base.noise.draws == changed.noise.draws == traced.noise.draws <= PARAMETERS / 2
 

@@ -288,7 +288,7 @@ def test_canaries_recorded_updates_and_a_coordinator_are_on_the_page_of_a_run_th
         page = page_of(run_page(described, summary, {}, **more))
     ids = ["clients", "coordinated", "canaries", "recorded", "figures"]
     assert [each for each in page.ids if each in ids] == ids
-    assert "in 2 rounds (2 to 4): 1.2 MB in the folder updates." in page.text
+    assert "in 2 rounds from 2 to 4: 1.2 MB in the folder updates." in page.text
     assert not {"canaries", "recorded", "coordinated"} & set(page_of(usual_page()).ids)
 
 
