@@ -20,9 +20,9 @@ CLIP = {"defenses": [shoal.NormClipping(1.0)]}
 
 
 def trained(algorithm, events=LEAVE, forgetting=shoal.Exact(), rounds=5, federation=FEDERATION, **more):  # noqa: B008
-    local = more.pop("local", LOCAL)
+    local, seed = more.pop("local", LOCAL), more.pop("seed", 3)
     simulation = Simulation(
-        federation, MODEL, algorithm, local, rounds, events=events, forgetting=forgetting, seed=3, **more
+        federation, MODEL, algorithm, local, rounds, events=events, forgetting=forgetting, seed=seed, **more
     )
     with shoal.Engine(MODEL, backend="loop") as engine:
         simulation = move_to_engine(simulation, engine)
@@ -45,6 +45,16 @@ def test_nothing_of_the_leaver_is_left_where_no_choice_depends_on_it(algorithm, 
     (left,) = now.departures
     assert left.changed_choices == 0
     assert now.state.models.equal(never(algorithm, **more)[-1].state.models)
+
+
+@pytest.mark.parametrize(("clusters", "seed"), [(2, 1), (2, 10), (3, 8)])
+def test_nothing_of_the_leaver_is_left_where_choices_depend_on_it(clusters, seed):
+    now = trained(shoal.IFCA(clusters), seed=seed)[-1]
+    (left,) = now.departures
+    assert left.changed_choices > 0
+    after = never(shoal.IFCA(clusters), seed=seed)[-1].state
+    assert now.state.models.equal(after.models)
+    assert now.state.assignment[:5].equal(after.assignment[:5])
 
 
 def test_other_clusters_stay_bit_for_bit_and_the_cost_is_that_of_the_leaver_s():

@@ -17,10 +17,10 @@ class Exact:
     """Each model that a leaver trained is trained again without it, from its last state that never saw it.
 
     **By cluster**, where a model depends on its own clients alone: FedAvg, FedProx, IFCA and its rules of choice, and
-    one model per group, without a coordinator and without a release. In each past round the clients that stay train the
-    models that they chose then; other clusters stay bit for bit. Replayed choices are all that can tell of the leaver
-    then. How many would be others without it, at the risks that were offered, is counted. Where clients choose by loss
-    alone and it is none, the result is the run that never had the leaver.
+    one model per group, without a coordinator and without a release. In each past round the clients that stay choose
+    anew, and those of retrained models train them. A model is retrained from the first round in which a leaver trained
+    it, or in which another client chose differently; other models stay bit for bit. Where clients choose by loss alone,
+    the result is the run that never had the leaver. Choices that weigh risk are made at the risks of the past.
 
     **The whole federation** otherwise: all past rounds, with choices of their own and new random draws; nothing is
     replayed.
@@ -76,13 +76,13 @@ def _whole(name: str, leaving: Leaving) -> tuple[State, Departure]:
 
 
 def _by_cluster(name: str, leaving: Leaving) -> tuple[State, Departure]:
-    """The models that the leavers trained, in lock-step with the past."""
+    """The models that the leavers trained, and those whose members change for it, in lock-step with the past."""
     now, several = leaving.state, len(leaving.state.models) > 1
     training = same_draws(replace(leaving.training, presence=None), now)
     again = torch.zeros(len(now.models), dtype=torch.bool)
     # No risk of the past is used: it was estimated on models that the leavers trained.
     state = replace(now, risks=torch.full_like(now.risks, UNKNOWN_RISK))
-    cohorts, choices, changed, size = list[Tensor](), 0, 0, 0
+    cohorts, assignment, choices, changed, size = list[Tensor](), now.assignment.clone(), 0, 0, 0
     for before, report in leaving.history():
         size += BYTES * (before.models.numel() + len(report.cohort))
         # Of a model that begins now, nobody who is gone is a member yet.
@@ -91,20 +91,23 @@ def _by_cluster(name: str, leaving: Leaving) -> tuple[State, Departure]:
         state = replace(state, round=before.round, models=models, trained=trained)
         here = ~torch.isin(report.cohort, leaving.gone)
         again[report.assignment[~here]] = True
-        again &= leaving.clusters
         clients, choice = report.cohort[here], report.assignment[here]
         if several and len(clients) and bool(again.any()):
             asked = replace(state, risks=before.risks)
             own = training.algorithm.plan(asked, leaving.training.cohort_of(asked, clients)).assignment
-            choices, changed = choices + len(own), changed + int((own != choice).sum())
+            others = own != choice
+            # A model begins where its members are no longer those of the past.
+            again[own[others]] = again[choice[others]] = True
+            choices, changed, choice = choices + len(own), changed + int(others.sum()), own
+        assignment[clients] = choice
         moves = again[choice]
         if bool(moves.any()):
             state, _, _ = training.round_of(state, clients[moves], choice[moves])
             cohorts.append(clients[moves])
     trained = now.trained.clone()
     trained[:, again] = state.trained[:, again]
-    after = replace(leaving.with_models(torch.where(again[:, None], state.models, now.models)), trained=trained)
+    after = leaving.with_models(torch.where(again[:, None], state.models, now.models))
     spent, told = float(sum(map(len, cohorts))), {"choices": choices, "changed_choices": changed}
-    return after, leaving.departure(
+    return replace(after, trained=trained, assignment=assignment), leaving.departure(
         name, after, client_rounds=spent, cohorts=tuple(cohorts), megabytes=size / 1e6, **told
     )

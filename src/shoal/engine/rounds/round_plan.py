@@ -412,8 +412,8 @@ class Departure:
         client_rounds: local trainings that it took, in units of one client's training in one round.
         full_client_rounds: those that training all earlier rounds again without the leavers takes.
         clusters: models that changed.
-        choices: choices of the others that were replayed.
-        changed_choices: those of them that would have been others without the leavers.
+        choices: choices that the others made anew.
+        changed_choices: those of them that differ from what they chose with the leavers.
         megabytes: what a server must store to forget so, in units of 10^6 bytes.
         seconds: wall time of the method.
         history_seconds: of training the past again to know it, which a server that stored it does not need.

@@ -46,7 +46,7 @@ def event_marks(presence: pd.DataFrame | None) -> dict[int, str]:
 
 
 def _cost(metrics: Metrics) -> list[str]:
-    """What forgetting took, and what replayed choices still tell."""
+    """What forgetting took, and how many choices depended on the leavers."""
     names = ("client_rounds", "full_client_rounds", "clusters", "choices", "changed_choices", "megabytes")
     spent, whole, models, choices, changed, size = (metrics[f"forgetting.{name}"] for name in names)
     share = f", {percent(spent / whole)} of the {number(whole)} that retraining everything takes" if whole else ""
@@ -55,8 +55,5 @@ def _cost(metrics: Metrics) -> list[str]:
         f"model{'s' * (models != 1)}. A server must store {number(size)} MB for it."
     ]
     if choices:
-        told = "they are what this method still tells" if changed else "so nothing of the leavers is left in them"
-        sentences.append(
-            f"{count(changed)} of {count(choices)} replayed choices would be others without the leavers; {told}."
-        )
+        sentences.append(f"Without the leavers {count(changed)} of {count(choices)} choices of others would differ.")
     return sentences
