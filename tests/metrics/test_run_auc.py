@@ -44,6 +44,15 @@ def test_where_nothing_is_left_the_attacks_are_at_their_level(common):
     assert (highs < 0.5).mean(axis=0).max() < 0.075
 
 
+def test_the_level_is_kept_where_all_records_move_together():
+    draw, certain = np.random.default_rng(3), 0
+    for _ in range(100):
+        signs = draw.choice([-1.0, 1.0], 9) * draw.uniform(0.8, 1.2, 9)
+        scores = draw.normal(0, 3, 9) + signs * draw.normal(size=(16, 1)) + 0.1 * draw.normal(size=(16, 9))
+        certain += strongest_attack(attacks_on_leaver(scores, np.empty((16, 0))))[1].low > 0.5
+    assert certain <= 9, "5 % of 100, and two standard errors"
+
+
 def test_a_small_trace_is_found():
     draw = np.random.default_rng(2)
     scores = draw.normal(0, 3, 40) + draw.normal(size=(32, 40))

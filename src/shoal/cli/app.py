@@ -308,14 +308,15 @@ def audit(
 
         given = {"--attack": attack, "--leave-out-duplicates": leave_out_duplicates, "--queries": queries != 1}
         others = [name for name, value in (given | {"--site": site, "no run": run is None}).items() if value]
-        require(run is not None and not others, f"'--left' audits a run by attacks of its own; got {', '.join(others)}")
-        assert run is not None
-        about = {"gates": gate or [], "data_dir": data_dir, "jobs": jobs, "cluster": cluster, "allow_code": allow_code}
+        if run is None or others:
+            raise InputError(f"'--left' audits a run by attacks of its own; got {', '.join(others)}")
+        asked = {"gates": gate or [], "out": out, "references": references, "jobs": jobs, "cluster": cluster}
         with LiveBar(Console(stderr=True, quiet=quiet), "federation") as display:
-            watch = display.reference_federations
-            found = audit_leaver(run, left, references=references, out=out, watch=watch, **about)
-        said = "\n".join([*found.answer, f"Report: {found.page}"])
-        return CommandResult({**found.flat, "report": found.page}, said, found.gates)
+            asked |= {"data_dir": data_dir, "allow_code": allow_code, "watch": display.reference_federations}
+            found = audit_leaver(run, left, **asked)
+        return CommandResult(
+            {**found.flat, "report": found.page}, "\n".join([*found.answer, f"Report: {found.page}"]), found.gates
+        )
     if scores is not None:
         outcome = audit_scores(scores, **asked)
     elif trace is not None:

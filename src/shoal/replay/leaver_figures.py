@@ -18,7 +18,7 @@ def attacks_on_leaver(scores: Floats, population: Floats) -> dict[str, Estimate]
     of the other kind than of its own, which puts LiRA at 0.45 where nothing is left.
 
     Args:
-        scores: (2 R, Q) logit-scaled confidences of the client's training examples; R is even and at least 4.
+        scores: (2 R, Q) logit-scaled confidences of the client's training examples; R is even, at least 8 for verdicts.
         population: (2 R, Z) those of examples that no federation trained on; Z may be 0.
 
     Returns:
