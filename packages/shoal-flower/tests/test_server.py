@@ -424,6 +424,7 @@ def test_tables_are_standardised_by_the_servers_wherever_they_are(tmp_path):
         ({"algorithm": {"name": "scaffold", "rounds": 2}}, "does not run on several machines"),
         ({"red_team": {"every": 1, "estimator": "audit"}}, "must be 'shadow' or 'histogram'"),
         ({"canaries": {"per_client": 2}}, "works in simulations alone"),
+        ({"events": [{"round": 2, "leave": [0]}]}, r"\[events\] works in simulations alone"),
         (
             {"model": {"name": "logistic", "features": {"maps": ["torch.nn:Identity"]}}},
             "'model.features.maps' has 'torch.nn:Identity', whose code no message has",

@@ -290,7 +290,7 @@ def _require_supported(config: Config) -> None:
         f"'model.features.maps' has {quote(own)}, whose code no message has; on several machines it takes "
         "'scattering' and 'pca'",
     )
-    for name in ("property_attack", "canaries", "record", "release"):
+    for name in ("property_attack", "canaries", "record", "release", "events", "forgetting"):
         require(getattr(config, name) is None, f"[{name}] works in simulations alone; leave it out on several machines")
 
 
