@@ -368,7 +368,7 @@ class Simulation:
 
     @property
     def presence(self) -> Presence | None:
-        """Which clients are there in which round; None: all, always."""
+        """Which clients are there in which round, or None where all are there always."""
         return Presence.from_events(self.events, self.federation, self.last_round) if self.events else None
 
     @property

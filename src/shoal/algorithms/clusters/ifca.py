@@ -136,7 +136,7 @@ class IFCA:
 
     @property
     def trains_clusters_alone(self) -> bool:
-        """Whether a model depends on its own clients alone, given the choices: not where the whole cohort's number
+        """Whether a model depends on its own clients alone, given the choices. It does not where the whole cohort's number
         divides gradients.
         """
         return self.averaging == "model"
