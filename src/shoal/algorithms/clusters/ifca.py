@@ -136,8 +136,8 @@ class IFCA:
 
     @property
     def trains_clusters_alone(self) -> bool:
-        """Whether a model depends on its own clients alone, given the choices. It does not where the whole cohort's number
-        divides gradients.
+        """Whether a model depends on its own clients alone, given the choices. It does not where gradients are divided
+        by the number of the whole cohort.
         """
         return self.averaging == "model"
 
