@@ -149,7 +149,7 @@ def test_the_commands_make_a_federation_whose_budget_is_enough(tmp_path, monkeyp
     assert [(row["name"], row["rounds"]) for row in members] == [("north", "2"), ("south", "2")]
     # What the page says of the budget, from the ledger of two rounds with one choice.
     said = re.search(
-        r"on (\d+) rows, noise 2, and four .*?epsilon of (\d+\.\d) at delta 1e-5: within its (\d+\.\d)", PAGE, re.DOTALL
+        r"on (\d+) rows, noise 2, and four .*?epsilon of (\d+\.\d) at delta 1e-5, within its (\d+\.\d)", PAGE, re.DOTALL
     )
     rows, epsilon, budget = int(said[1]), float(said[2]), float(said[3])
     assert {int(row["examples"]) for row in members} == {rows}
