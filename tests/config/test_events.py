@@ -31,6 +31,8 @@ def test_events_and_methods_are_read_written_and_read_again():
     for name, cls in METHODS.items():
         assert parse_config(TABLE | {"forgetting": {"method": name}}, "here").forgetting.value == cls()
     plain = decisive_settings(parse_config(TABLE, "here").table())
+    with pytest.raises(InputError, match=r"'forgetting\.interval' is a key of 'fed-eraser', not of 'continue'"):
+        parse_config(TABLE | {"forgetting": {"interval": 3}}, "here")
     assert not [key for key in plain if key.startswith(("events", "forgetting"))], "other runs stay what they were"
 
 

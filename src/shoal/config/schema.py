@@ -11,7 +11,7 @@ from pydantic import Field
 
 from shoal.audit import RedTeam
 from shoal.config.defense_sections import CoordinatorSection, DefensesSection
-from shoal.config.kinds import RoundAttackSection, create_from_table, name_of, own_source, require_data
+from shoal.config.kinds import KINDS, RoundAttackSection, create_from_table, name_of, own_source, require_data
 from shoal.config.named_keys import drop_foreign_keys, names_first, require_own_keys
 from shoal.config.settings_tables import names_of, table_of
 from shoal.config.toml_files import change, key_parts, parse, read_toml
@@ -254,6 +254,11 @@ class ForgettingSection:
     """
 
     value: Annotated[Forgetting, Inline("method")] = DEFAULT_FORGETTING
+
+    @staticmethod
+    def check_keys(table: Mapping[str, Any]) -> None:
+        """Raise `InputError` where the table has a key of another method than the one that it names."""
+        require_own_keys(table, "forgetting", "method", KINDS[Forgetting], DEFAULT_FORGETTING)
 
 
 @settings
