@@ -19,7 +19,7 @@ import pandas as pd
 
 from shoal.config.named_keys import drop_foreign_keys, names_first
 from shoal.config.schema import parse_config
-from shoal.config.toml_files import read_toml
+from shoal.config.toml_files import change_key, read_toml
 from shoal.core.atomic_files import write_bytes, write_text
 from shoal.data.preferences import VIEWS
 from shoal.runs.audits.audit_run import audit_run
@@ -37,7 +37,7 @@ CLIPPED = {"local.learning_rate": 0.3, "defenses.dp_sgd.max_grad_norm": 1.0}
 """Clipped gradients are short, so clients take longer steps, as in `experiments/control/front.toml`."""
 
 FEATURES = {
-    "model.name": "logistic", "model.hidden": None, "model.features.maps": ["pca"], "local.learning_rate": 2.0,
+    "model.name": "logistic", "model.features.maps": ["pca"], "local.learning_rate": 2.0,
 }  # fmt: skip
 """A linear head is flat, and 40 rounds at the bar's rate do not finish it: accuracy 0.53 on 32 components."""
 
@@ -78,15 +78,8 @@ def configuration(setting: str, seed: int) -> dict[str, Any]:
     table = read_toml(BASE) | {"seed": seed}
     changes = {"evaluation.reference_federations": 0, **SETTINGS[setting]}
     for key in names_first(changes):
-        *path, last = key.split(".")
-        inside = table
-        for name in path:
-            inside = inside.setdefault(name, {})
-        if changes[key] is None:
-            inside.pop(last, None)
-        else:
-            inside[last] = changes[key]
-            drop_foreign_keys(table, key)
+        change_key(table, key.split("."), changes[key])
+        drop_foreign_keys(table, key)
     return table
 
 

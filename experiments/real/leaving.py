@@ -15,6 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from math import nan
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,6 +30,7 @@ from shoal.metrics import mean_interval
 from shoal.runs.run import run
 
 sys.path.insert(0, str(Path(__file__).parent))
+from missing_rows import add_missing_rows
 from real_tables import write_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,7 +82,7 @@ def row_of(data: str, method: str, seed: int, references: int, out: Path) -> dic
     for view in VIEWS:
         for key in ("attack", "auc", "auc.low", "auc.high", "verdict"):
             row[f"{view}.{key}"] = audit.get(f"views.{view}.leaver.{key}")
-    wanted = ("worst.", "others.", "leaver.p", "unseen.", "client-membership.")
+    wanted = ("worst.", "others.", "leaver.p", "control.", "client-membership.")
     row |= {key: value for key, value in audit.items() if key.startswith(wanted)}
     row |= {key: value for key, value in summary.items() if key.startswith("forgetting.")}
     return row | {"seconds.run": round(trained - began, 1), "seconds.audit": round(time.perf_counter() - trained, 1)}
@@ -134,20 +136,10 @@ def main() -> None:
         costs = [cost_of(clusters, seed) for clusters in (1, 2, 4, 8) for seed in asked.seeds]
         pd.DataFrame(costs).to_csv(asked.out / "cost.csv", index=False)
         return
-    path = asked.out / "leaving.csv"
-    rows = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=["data", "method", "seed"])
-    done = set(zip(rows["data"], rows["method"], rows["seed"], strict=True))
+    row = partial(row_of, references=asked.references, out=asked.out)
     places = [(data, method, seed) for data in asked.data for seed in asked.seeds for method in asked.methods]
-    todo = [place for place in places if place not in done]
-    began = time.perf_counter()
-    for number, (data, method, seed) in enumerate(todo, 1):
-        row = row_of(data, method, seed, asked.references, asked.out)
-        rows = pd.concat([rows, pd.DataFrame([row])], ignore_index=True)
-        rows.to_csv(path, index=False)
-        summary_of(rows).to_csv(asked.out / "table.csv", index=False)
-        left = (time.perf_counter() - began) / number * (len(todo) - number)
-        said = f"outsider {row['outsider.auc']}, pair {row['pair.auc']}"
-        print(f"{data} {method} {seed}: {said}; {number} of {len(todo)}; about {left / 60:.0f} min left", flush=True)
+    rows = add_missing_rows(asked.out / "leaving.csv", ("data", "method", "seed"), places, row)
+    summary_of(rows).to_csv(asked.out / "table.csv", index=False)
 
 
 if __name__ == "__main__":

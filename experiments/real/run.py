@@ -26,6 +26,7 @@ from shoal.config.schema import parse_config
 from shoal.runs.run import run
 
 sys.path.insert(0, str(Path(__file__).parent))
+from missing_rows import add_missing_rows
 from real_tables import TABLES, write_table
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -124,24 +125,17 @@ def main() -> None:
         table, method, seed = asked.one
         print(json.dumps(row_of(table, method, int(seed), asked.out, audited=int(seed) in asked.audited)))
         return
-    path = asked.out / "runs.csv"
-    rows = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=["table", "method", "seed"])
-    done = set(zip(rows["table"], rows["method"], rows["seed"], strict=True))
-    places = [(table, method, seed) for seed in asked.seeds for table in asked.tables for method in asked.methods]
-    todo = [place for place in places if place not in done]
-    began = time.perf_counter()
-    for number, (table, method, seed) in enumerate(todo):
+
+    def row_of_place(table: str, method: str, seed: int) -> dict[str, Any] | None:
         command = [sys.executable, __file__, str(asked.out), "--one", table, method, str(seed), "--audited"]
         result = subprocess.run([*command, *map(str, asked.audited)], capture_output=True, text=True, check=False)
         if result.returncode:
-            print(f"{table} {method} {seed}: failed: {result.stderr.strip().splitlines()[-1]}", flush=True)
-            continue
-        row = json.loads(result.stdout.splitlines()[-1])
-        rows = pd.concat([rows, pd.DataFrame([row])], ignore_index=True)
-        rows.to_csv(path, index=False)
-        left = (time.perf_counter() - began) / (number + 1) * (len(todo) - number - 1)
-        took = f"{row['seconds']} s, accuracy {row['accuracy']:.3f}; {number + 1} of {len(todo)}"
-        print(f"{table} {method} {seed}: {took}; about {left / 60:.0f} min left", flush=True)
+            print(result.stderr.strip().splitlines()[-1], flush=True)
+            return None
+        return json.loads(result.stdout.splitlines()[-1])
+
+    places = [(table, method, seed) for seed in asked.seeds for table in asked.tables for method in asked.methods]
+    add_missing_rows(asked.out / "runs.csv", ("table", "method", "seed"), places, row_of_place)
 
 
 if __name__ == "__main__":
