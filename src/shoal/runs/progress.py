@@ -1,6 +1,4 @@
-"""The progress of a run: live on a terminal, with each cluster's size, accuracy and risk; elsewhere a line a
-round; then the reference federations, where there are some.
-"""
+"""The progress of a run: live on a terminal, one line per round elsewhere; then that of its reference federations."""
 
 import math
 import time
@@ -22,21 +20,21 @@ from shoal.simulation.simulation import Simulation
 
 
 class LiveBar:
-    """A progress bar while it is open: live on a terminal, elsewhere lines.
+    """A context manager that shows progress: a live bar on a terminal, lines elsewhere.
 
     Args:
-        console: where to.
-        unit: what is counted.
+        console: the output.
+        unit: the counted thing, such as "round".
         refresh_per_second: of the terminal.
-        current: returns the bar as it is now; None: it is updated by its methods.
+        current: function that returns the bar to draw; None: its methods update it.
     """
 
     def __init__(
         self, console: Console, unit: str, refresh_per_second: int = 4, current: Callable[[], Progress] | None = None
     ) -> None:
         self._console = console
-        what, left = TextColumn("{task.description}"), TextColumn("{task.fields[left]}")
-        self._bar = Progress(what, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), left)
+        unit_column, left = TextColumn("{task.description}"), TextColumn("{task.fields[left]}")
+        self._bar = Progress(unit_column, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), left)
         self._task = self._bar.add_task(unit, total=None, left="")
         self._live = Live(
             self._bar, get_renderable=current, console=console, transient=True, refresh_per_second=refresh_per_second
@@ -55,11 +53,10 @@ class LiveBar:
             self._live.stop()
 
     def reference_federations(self, done: int, count: int) -> None:
-        """Show how many are trained, as `shoal.replay.reference_store.AuditWatch`."""
+        """Show the number of trained reference federations, as a `shoal.replay.reference_store.AuditWatch`."""
         if self._stored is None:
-            # Those of an earlier run or audit took no time now, so they say nothing of the time left.
+            # Stored ones took no time now, so the estimate of the time left ignores them.
             self._began, self._stored = time.perf_counter(), done
-            # After the rounds of a run the bar is theirs.
             self._bar.reset(self._task, total=count, description="reference federation", left="")
         trained = done - self._stored
         pace = (time.perf_counter() - self._began) / max(1, trained)
@@ -77,11 +74,7 @@ class LiveBar:
 
 
 class Display(LiveBar):
-    """Shows a run's progress while it is open: live on a terminal, elsewhere a line for each round.
-
-    Args:
-        console: where to.
-    """
+    """A context manager that shows the rounds of a run, as its watch."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console, "round")
@@ -106,26 +99,25 @@ class Display(LiveBar):
             left += f", and {simulation.reference_federations} reference federations"
         self._bar.update(self._task, completed=done, left=left)
         if self._console.is_terminal:
-            self._live.update(Group(self._bar, _clusters(simulation, progress)))
+            self._live.update(Group(self._bar, _cluster_table(simulation, progress)))
             for k in became_unmet(progress.rows):
                 self._print(f"round {done}: {_unmet(k)}")
         else:
-            self._print(f"round {done} of {simulation.last_round}: {_in_words(simulation, progress)}; {left}")
+            self._print(f"round {done} of {simulation.last_round}: {_round_sentence(simulation, progress)}; {left}")
 
 
-def shown_to_a_person() -> Display | None:
-    """A display of a simulation where somebody watches, in a terminal or a notebook; None: elsewhere."""
+def default_display() -> Display | None:
+    """Return a display in a terminal or a notebook, None elsewhere."""
     console = Console(stderr=True)
     return Display(console) if console.is_terminal or console.is_jupyter else None
 
 
 def _metric(simulation: Simulation) -> str:
-    """What the run reports as accuracy."""
     return metric_name(simulation.model.metric_for(simulation.federation.classes))
 
 
-def _in_words(simulation: Simulation, progress: SimulationState) -> str:
-    """Each cluster's clients, accuracy and risk after the last round."""
+def _round_sentence(simulation: Simulation, progress: SimulationState) -> str:
+    """The clients, accuracy and risk of each cluster after a round."""
     rows = progress.rows[-len(progress.state.models) :]
     columns = {
         "clients": [str(int(row["clients"])) for row in rows],
@@ -146,7 +138,7 @@ def _decimal(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.3f}"
 
 
-def _clusters(simulation: Simulation, progress: SimulationState) -> Table:
+def _cluster_table(simulation: Simulation, progress: SimulationState) -> Table:
     groups = [simulation.federation.groups[g] for g in simulation.federation.groups_with_clients]
     table = Table(box=None, pad_edge=False)
     rows = progress.rows[-len(progress.state.models) :]
@@ -155,13 +147,7 @@ def _clusters(simulation: Simulation, progress: SimulationState) -> Table:
     for title in ("cluster", "clients", *groups, _metric(simulation), "risk", *names):
         table.add_column(title, justify="right")
     for row in rows:
-        counts = [str(int(row[f"clients.{name}"])) for name in groups]
-        table.add_row(
-            str(int(row["cluster"])),
-            str(int(row["clients"])),
-            *counts,
-            _decimal(row["accuracy"]),
-            _decimal(row["risk"]),
-            *(f"{row[column]:.2f}" for column in directives),
-        )
+        counts = [str(int(row[column])) for column in ("cluster", "clients", *(f"clients.{name}" for name in groups))]
+        strengths = [f"{row[column]:.2f}" for column in directives]
+        table.add_row(*counts, _decimal(row["accuracy"]), _decimal(row["risk"]), *strengths)
     return table

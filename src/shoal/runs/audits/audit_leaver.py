@@ -117,7 +117,7 @@ def audit_leaver(
         flat[f"leaver.{name}"] = getattr(left.departure, name)
     federation = left.simulation.federation
     others = [OTHER_CLIENTS] if federation.own_inputs and left.records.within == "group" else []
-    notes = [*(gate.judged(flat)[0] for gate in asked), *(f"{note}." for note in others)]
+    notes = [*(gate.verdict(flat)[0] for gate in asked), *(f"{note}." for note in others)]
     with file_errors(folder, "; choose another --out", action="written"):
         write_text(folder / "audit.json", json.dumps(flat, indent=2, allow_nan=False) + "\n")
         write_text(folder / "audit.html", leaver_page(flat, notes))
