@@ -161,7 +161,7 @@ def _or(words: Sequence[str]) -> str:
 def setup(app) -> None:  # noqa: ANN001 (Sphinx's hook)
     """Let Sphinx read the filled pages.
 
-    They are filled before any page is read, since `drop_checks` of conf.py changes the annotations that they are made of.
+    They are filled before any page is read, since `drop_checks` of conf.py changes the annotations behind them.
     """
     filled = {page.stem: update(page.read_text(encoding="utf-8")) for page in PAGES}
 
