@@ -199,7 +199,7 @@ def test_what_is_wrong_with_a_round_is_one_sentence_with_its_file(written):
         ({"assignment": np.array([0, 1, 0])}, "'assignment' must be numbers of the 1 models, from 0"),
         ({"assignment": np.array([0, 0])}, "'assignment' must be 3 integers"),
         ({"models": None}, "lacks the array 'models'"),
-        ({"clients": np.array(["a", None, 1], dtype=object)}, "is damaged or no file of plain arrays: Object arrays"),
+        ({"clients": np.array(["a", None, 1], dtype=object)}, "is damaged or has other than arrays: Object arrays"),
     ]:
         np.savez(path, **whole)
         changed(folder, path.name, **wrong)
@@ -276,7 +276,7 @@ def test_missing_rounds_are_named(written, tmp_path):
         path.unlink()
     with pytest.raises(InputError, match=r"has no file of a round; add files such as round-0001.npz"):
         read_trace(folder, allow_code=True)
-    with pytest.raises(InputError, match=r"nothing: is not a trace: it has no trace.toml, nor the folder 'updates'"):
+    with pytest.raises(InputError, match=r"nothing: is not a trace \(no trace.toml, nor the folder 'updates'"):
         read_trace(tmp_path / "nothing", allow_code=True)
 
 

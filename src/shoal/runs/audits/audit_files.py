@@ -1,4 +1,4 @@
-"""The files of an audit, and score files of any framework; docs/configuration.md describes both."""
+"""The files of an audit, and score files of any framework; docs/files.md describes both."""
 
 import json
 import os

@@ -136,7 +136,7 @@ def audit_scores(
     """Audit the records of a score file, of any framework.
 
     Args:
-        path: the file; docs/configuration.md has its columns.
+        path: the file; docs/files.md has its columns.
         out: directory of the audit's files; None: the folder of ``path``.
         gates, attacks: see `audit_run`.
 
