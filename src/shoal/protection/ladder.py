@@ -9,8 +9,8 @@ from typing import Any
 
 from scipy.optimize import brentq
 
+from shoal.config.named_keys import set_keys
 from shoal.config.schema import Config
-from shoal.config.toml_files import change_key
 from shoal.data.preferences import View
 from shoal.defenses.accounting import gaussian_epsilon
 from shoal.models import Features
@@ -89,8 +89,7 @@ class Rung:
     def applied(self, table: Mapping[str, Any]) -> dict[str, Any]:
         """The table of a configuration with these changes."""
         changed = copy.deepcopy(dict(table))
-        for key, value in self.changes.items():
-            change_key(changed, key.split("."), copy.deepcopy(value))
+        set_keys(changed, self.changes)
         return changed
 
     def extended(self, name: str, words: str, changes: Mapping[str, Any], rates: tuple[float, ...]) -> "Rung":

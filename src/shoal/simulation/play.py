@@ -57,13 +57,13 @@ class EngineSettings:
     precision: Precision = "fp32"
     backend: Literal["auto", "loop", "vmap"] = "auto"
 
-    def decided(self, simulation: Simulation, *, tried: bool = True) -> "EngineSettings":
-        """These settings with the backend that trains a simulation, with what its algorithm adds.
+    def resolve(self, simulation: Simulation, *, trial: bool = True) -> "EngineSettings":
+        """Return these settings with the backend for a simulation.
 
         Args:
-            simulation: its algorithm may wrap others with a local training of their own.
-            tried: whether a network is tried on two examples, unless their features are not computed yet; False: its
-                layers alone decide.
+            simulation: the simulation, with the local trainings of its algorithm and of the algorithms that it wraps.
+            trial: whether to try the network on two examples, unless their features are not computed yet; otherwise its
+                layers decide.
 
         Raises:
             InputError: the backend cannot train the simulation.
@@ -77,7 +77,7 @@ class EngineSettings:
             return self
         # "loop" where one of them needs it.
         backend = min(resolve_backend(setup.model, local) for local in trainings)
-        if backend == "vmap" and tried and not isinstance(simulation.features, Features):
+        if backend == "vmap" and trial and not isinstance(simulation.features, Features):
             examples = first_examples(federation)
             backend = resolve_backend(setup.model, trainings[0], examples, federation.classes)
         return replace(self, backend=backend)
