@@ -50,6 +50,8 @@ def test_after_exact_forgetting_only_who_kept_the_old_model_tells(runs):
     flat = runs["exact"][1].flat
     assert "recognisable" not in [flat[f"views.{view}.leaver.verdict"] for view in VIEWS[:2]]
     assert flat["views.pair.leaver.verdict"] == "recognisable"
+    pair = {name: flat.get(f"attacks.{name}.leaver.auc", 0.0) for name in ("drop", "span-pair", "joint-pair")}
+    assert all(value > 0.5 for value in pair.values()), pair
     assert flat["leaver.client_rounds"] == flat["leaver.full_client_rounds"] == 12
 
 

@@ -169,6 +169,18 @@ class Federation:
             names=None if self.names is None else tuple(self.names[i] for i in clients.tolist()),
         )
 
+    def tested(self, clients: Tensor) -> "Federation":
+        """The federation without the test examples of clients that are not at the positions (n,) int64.
+
+        Examples of nobody stay, and those of a group that would have none.
+        """
+        test = self.test
+        if test.client is None:
+            return self
+        counted = (test.client < 0) | torch.isin(test.client, self.ids[clients])
+        counted |= ~torch.isin(test.group, test.group[counted])
+        return replace(self, test=test.take(torch.nonzero(counted).flatten().to(test.y.device)))
+
     def mapped(self, function: Callable[[Tensor], Tensor]) -> "Federation":
         """The federation of other inputs: ``function`` of all inputs (M, ...), which is asked once for each tensor."""
         sets = {name: getattr(self, name) for name in ("clients", "holdout", "test", "shadow")}

@@ -4,6 +4,8 @@ Both kinds begin at the run's first models, have its other clients and events, i
 directives that it recorded. Cohorts, batches and noise are drawn anew.
 """
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import ClassVar
@@ -12,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.attacks import Candidates, ModelSpan
+from shoal.attacks import Candidates, ModelJoint, ModelSpan
 from shoal.attacks.queries.augmented_queries import mean_confidence
 from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream
@@ -22,6 +24,7 @@ from shoal.data.swap_pairs import PairedRecords, pair_records
 from shoal.engine import Departure, Engine, State
 from shoal.metrics.intervals import Floats
 from shoal.replay.reference_federations import POPULATION, SNAPSHOTS, FederationScores
+from shoal.replay.span_scores import knowledge_of
 from shoal.replay.stages import recorded_rules
 from shoal.simulation.baselines import GroupValues, group_values
 from shoal.simulation.distillation import apply_release
@@ -147,7 +150,8 @@ class LeaverRun:
         """Scores (2 Q,) of whoever kept the models before the client left, by attack.
 
         The other models are those that forgetting gave; where it changed none, the final ones. ``drop`` is the
-        confidence that was lost, ``span-pair`` the span attack on the difference. Empty without two such models.
+        confidence that was lost, ``span-pair`` and ``joint-pair`` attack the difference as the sum of the client's
+        gradients, where the network has a dense layer. Empty without two such models.
         """
         departure = self.departure
         if departure is None:
@@ -157,16 +161,33 @@ class LeaverRun:
         if before.shape != after.shape:
             return {}
         best, score = self._best(before, engine)
-        scores = {"drop": (score - self._confidence(after[best], engine)).numpy()}
-        x, z = self.records.federation.clients.x, self.population
-        rows = self.records.rows_on_device(torch.arange(2 * len(self.records)))
-        asked = Candidates(gather(x, rows), z.x if len(z) else None, y=self.records.labels, known_y=z.y.cpu())
-        try:
-            # From the model without the client to the one with it: its records were trained on between them.
-            found = ModelSpan().score(torch.stack([after[best], before[best]])[:, None], asked, engine).score[0]
-        except InputError:
-            return scores
-        return scores | ({"span-pair": found} if np.isfinite(found).all() else {})
+        found = {"drop": (score - self._confidence(after[best], engine)).numpy()}
+        # From the model without the client to the one with it: its records were trained on between them.
+        moves, client = torch.stack([after[best], before[best]])[:, None], self.simulation.federation.ids[[self.leaver]]
+        known = replace(knowledge_of(self.simulation.on(engine), self.state), server=None, pooling=0.0)
+        listed, merged = self._listed(client), [(client, torch.ones(1, 1))]
+        attacks: dict[str, Callable[[], Floats]] = {
+            "span-pair": lambda: ModelSpan().score(moves, listed, engine).score[0],
+            "joint-pair": lambda: ModelJoint().score(moves, merged, listed, engine, known)[0],
+        }
+        for name, attack in attacks.items():
+            with suppress(InputError):
+                found[name] = attack()[: len(score)]
+        return {name: values for name, values in found.items() if np.isfinite(values).all()}
+
+    def _listed(self, client: Tensor) -> Candidates:
+        """The 2 Q records, and then what else may explain the move, as if it were of this ``client`` (1,): its unpaired
+        examples, and at most `POPULATION` of the others'.
+        """
+        shards, z, stream = self.simulation.federation.clients, self.population, Stream(self.simulation.seed)("audit")
+        own, others = (shards.indices[of] for of in (shards.owners() == self.leaver, shards.owners() != self.leaver))
+        drawn = others[torch.randperm(len(others), generator=stream("listed").generator())[:POPULATION]]
+        rows = torch.cat([self.records.rows, own[~torch.isin(own, self.records.rows)], drawn])
+        both, place, size = self.records.federation.clients, rows.to(shards.y.device), shards.sizes[[self.leaver]]
+        return Candidates(
+            gather(both.x, place), z.x if len(z) else None, y=both.y[place].cpu(), known_y=z.y.cpu(),
+            client=client.expand(len(rows)), examples=size.expand(len(rows)),
+        )  # fmt: skip
 
     def others(self, engine: Engine) -> tuple[dict[str, GroupValues], dict[str, GroupValues]]:
         """The accuracy of clients that were there before and stay to the end, by group: with the models before the

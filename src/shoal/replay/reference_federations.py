@@ -352,7 +352,7 @@ class AttackedRun:
         """Whether a round's clients, losses and accuracies are those in `rounds.csv`, to the last bit."""
         recorded = [row for row in self.rows if row["round"] == state.round]
         evaluated = any(not isnan(row["accuracy"]) for row in recorded)
-        trained = round_metrics(state, report, self.simulation.federation, engine, evaluated=evaluated)
+        trained = round_metrics(state, report, self.simulation.tested(state.round), engine, evaluated=evaluated)
         names = [name for name in trained[0] if name.partition(".")[0] in ("clients", "train_loss", "accuracy")]
         values = [np.array([[row[name] for name in names] for row in table]) for table in (trained, recorded)]
         return np.array_equal(*values, equal_nan=True)

@@ -1,6 +1,6 @@
 """A run: a simulation trained and measured, in memory or in a directory, which can be killed and resumed.
 
-docs/configuration.md lists its files ("A run directory").
+docs/files.md lists its files ("A run directory").
 """
 
 import json

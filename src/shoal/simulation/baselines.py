@@ -158,7 +158,7 @@ def _trained_baselines(
 
 def _measured(simulation: Simulation) -> Federation:
     """The clients that are there in the last round."""
-    presence, federation = simulation.presence, simulation.federation
+    presence, federation = simulation.presence, simulation.tested(simulation.last_round)
     return federation if presence is None else federation.take(presence.present(simulation.last_round))
 
 

@@ -183,7 +183,8 @@ def measure_final(
     state, present = now.state, training.present(now.state.round)
     if simulation.events:
         # Who left, or never came, is neither measured nor attacked.
-        simulation = replace(simulation, federation=training.federation.take(present), events=(), forgetting=Continue())
+        rest = simulation.tested(state.round).take(present)
+        simulation = replace(simulation, federation=rest, events=(), forgetting=Continue())
         training, state = simulation.on(engine), state.take(present)
     use = training.deployed(state)
     budget = PrivacyBudget(simulation.first_round, everyone.on(engine), now.departures)

@@ -371,6 +371,10 @@ class Simulation:
         """Which clients are there in which round, or None where all are there always."""
         return Presence.from_events(self.events, self.federation, self.last_round) if self.events else None
 
+    def tested(self, number: int) -> Federation:
+        """The federation with the test examples that count in a round: not those of clients that are not there."""
+        return self.federation if self.presence is None else self.federation.tested(self.presence.present(number))
+
     @property
     def first_round(self) -> int:
         """The number of the first round (1, or the one after those of ``start``)."""

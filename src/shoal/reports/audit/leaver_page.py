@@ -60,8 +60,8 @@ def leaver_page(flat: Mapping[str, Any], notes: Sequence[str] = ()) -> str:
     p, kinds = number(flat["leaver.p"]), f"{flat['references']} federations with the client and as many without it."
     note = (
         f"{kinds} An AUC of 0.5 is chance. The run itself among those without it: p = {p}. Names that end in '-client' "
-        "are of a client; 'drop' and 'span-pair' of whoever kept the earlier models. Held-out: the client's kind of "
-        "data, which nobody trained on. In the verdicts a view's intervals hold at once, so they are wider."
+        "are of a client; 'drop' and those in '-pair' of whoever kept the earlier models. Held-out: the client's kind "
+        "of data, which nobody trained on. In the verdicts a view's intervals hold at once, so they are wider."
     )
     worst = ()
     if "worst.record" in flat:

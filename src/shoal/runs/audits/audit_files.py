@@ -1,4 +1,4 @@
-"""The files of an audit; score files, of any framework. Their content is in docs/configuration.md."""
+"""The files of an audit; score files, of any framework. Their content is in docs/files.md."""
 
 import json
 import os
