@@ -56,6 +56,6 @@ def test_nothing_is_overwritten_and_nothing_else_is_guessed(tmp_path):
         write_starter(tmp_path / "nowhere" / "run.toml")
     with pytest.raises(InputError, match="'--data' cannot be 'digit'; did you mean 'digits'"):
         write_starter(tmp_path / "other.toml", "digit")
-    with pytest.raises(InputError, match="there is no algorithm 'ifka'; did you mean 'ifca'"):
+    with pytest.raises(InputError, match="the algorithm 'ifka' is unknown; did you mean 'ifca'"):
         write_starter(tmp_path / "other.toml", algorithm="ifka")
     assert [each.name for each in tmp_path.iterdir()] == ["run.toml"]
