@@ -116,7 +116,7 @@ def test_pictures_decide_size_and_channels(tmp_path):
         ({"path": "C:\new\table.csv"}, r"the path 'C:\new\table.csv', which does not exist; TOML reads a backslash in"),
         ({"path": "/"}, "[data]: data source 'table' has the path '/', which is a folder; a file is needed"),
         ({"task": "class"}, "[data]: 'task' must be 'classification' or 'regression'; got the task 'class'"),
-        ({"client": "whom"}, "has no column 'whom'; did you mean 'who'?"),
+        ({"client": "whos"}, "has no column 'whos'; did you mean 'who'?"),
         ({"groups": {"east": {"share": 1.0}}}, "are 'north' (0.25 of the clients), 'south' (0.75 of the clients)"),
     ],
 )

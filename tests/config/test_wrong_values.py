@@ -131,7 +131,7 @@ WRONG = [
     # the coordinator
     ("coordinator.target=0.2", "[coordinator]: a coordinator needs something to steer, such as"),
     ("coordinator.mixup=0.3; coordinator.flooding=0.2", "a coordinator can steer only one of mixup and flooding;"),
-    ("coordinator.mixup=0.3; coordinator.dp_sgd.noise_multiplier=0.5", "a coordinator can steer only one of mixup and dp_sgd"),
+    ("coordinator.mixup=0.3; coordinator.dp_sgd.noise_multiplier=0.5", "can steer only one of mixup and dp_sgd"),
     ("coordinator.mixup=0.3; defenses.flooding=0.2", "Flooding and Mixup each replace what a local step minimises"),
     ("coordinator.augmentation={}; coordinator.relief.mixup=0.1", "'relief' names 'mixup', which is not steered"),
     ("coordinator.augmentation={}; coordinator.cost.augmentation=0", "'coordinator.cost' must be above 0; got 0"),

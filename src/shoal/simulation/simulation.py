@@ -220,8 +220,8 @@ class Simulation:
         release: students or averages to release instead of the models; None: the models.
         features: a fixed map of all inputs before ``model``, fitted on the shadow set and computed once; ``model``
             takes vectors of `Features.width`. With a fitted `FeatureMap`, ``federation`` has features already.
-        events: clients that leave for good or join later. A client that left is no longer trained, merged or measured.
-        forgetting: method by which models forget clients that leave.
+        events: clients that leave for good or join later. Training and measurements exclude a client that has left.
+        forgetting: the method of forgetting clients that leave.
 
     Raises:
         InputError: settings that do not fit each other, or models in ``start`` of another network.

@@ -26,7 +26,7 @@ RESERVED = ("run", "seed", "key", "mean", "sd", "n")
 """Columns of results.csv and of tables that no axis can have for a name."""
 
 OFF = "none"
-"""The value by which a setting removes a section."""
+"""The value that removes a section."""
 
 SettingChanges = Mapping[str, Any]
 """Values by dotted key."""
@@ -183,7 +183,7 @@ def _read_axis(name: str, asked: object, where: str) -> dict[Value, SettingChang
         for text in (name, *asked):
             require(
                 bool(text) and not any(ord(letter) < 32 for letter in text),
-                f"{where}: {text!r} in 'grid.{name}' is no name; give it some letters, all on one line",
+                f"{where}: {text!r} in 'grid.{name}' is not a name; write letters on one line",
             )
         return {setting: changes for setting, changes in asked.items()}  # noqa: C416 (for the type of the keys)
     settings = {}
@@ -207,7 +207,7 @@ def _check_apart(changes: SettingChanges, axes: Mapping[str, Mapping[Value, Sett
     for owner, keys in owners.items():
         for key in dict.fromkeys(keys):
             parts = key_parts(key)
-            require(bool(parts), f"{where}: {key!r} is no key; write it as data.clients is written")
+            require(bool(parts), f"{where}: {key!r} is not a key; write one such as data.clients")
             require(parts != ["seed"], f"{where}: '{owner}' sets 'seed'; list seeds in 'seeds'")
             for other, other_parts in seen:
                 both = min(len(parts), len(other_parts))
