@@ -115,6 +115,8 @@ class AttackedRun:
         notes: what must be known of the records, in sentences without a full stop.
         rows: of `rounds.csv`, by which rounds that are trained again are known to be those of the run.
         queries: copies in which each record and each of the population is asked; trajectories are of the record itself.
+        snapshots: rounds of trajectories, where a client's model is the one that it trained last by then; empty: evenly
+            spaced rounds, and the model that it trained last of all.
     """
 
     simulation: Simulation
@@ -127,6 +129,7 @@ class AttackedRun:
     notes: tuple[str, ...] = ()
     rows: tuple[RoundRow, ...] = ()
     queries: int = 1
+    snapshots: tuple[int, ...] = ()
 
     @staticmethod
     def from_run(
@@ -214,6 +217,8 @@ class AttackedRun:
     @cached_property
     def snapshot_rounds(self) -> list[int]:
         """The rounds after which models are scored for a trajectory: evenly spaced, the last one too."""
+        if self.snapshots:
+            return [*self.snapshots]
         first, last = self.stages[0].simulation.first_round, self.simulation.last_round
         return sorted({round(after) for after in np.linspace(first, last, SNAPSHOTS + 1)[1:]})
 
@@ -385,7 +390,7 @@ class AttackedRun:
 
         def followed(snapshot: Tensor, assignment: Tensor) -> Tensor:
             # Of another number of models, those that clients trained then became the ones that they trained last.
-            same = len(snapshot) == len(state.models)
+            same = len(snapshot) == len(state.models) and not self.snapshots
             return snapshot[(scores.model if same else assignment.clamp(min=0))[client], everyone]
 
         return replace(scores, trajectory=torch.stack([followed(*snapshot) for snapshot in of_rounds]))
