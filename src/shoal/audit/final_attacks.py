@@ -144,7 +144,7 @@ def attack_final_models(
             by_loss.append(_Fit(attack_name(LossThreshold()), thresholds))
     gap = []
     if federation.classes is not None:
-        gap = [_Fit(attack_name(Gap()), [Gap().fit(Records.none(), stream("gap"))] * len(state.models))]
+        gap = [_Fit(attack_name(Gap()), [Gap().fit(Records.empty(), stream("gap"))] * len(state.models))]
     # A personal model is attacked by what was fitted on the model of its client's cluster.
     cluster = deployed.assignment.tolist() if personal else list(range(len(deployed.models)))
     attacked = _Attacked(deployed.models, cluster, members, deployed.model, federation, engine)

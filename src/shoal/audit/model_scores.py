@@ -281,9 +281,9 @@ def margins_of(outputs: ModelOutputs, attacks: Sequence[FittedAttack]) -> list[M
     margins = []
     for k, attack in enumerate(attacks):
         examples, reference = outputs.training[k], outputs.reference_members.get(k)
-        query = Query.unseen(outputs.members[k], outputs.labels[examples], reference, outputs.loss)
+        query = Query.offline(outputs.members[k], outputs.labels[examples], reference, outputs.loss)
         members = attack.score(query) if len(examples) else np.empty(0)
-        query = Query.unseen(outputs.test[k], outputs.test_labels, outputs.reference_test.get(k), outputs.loss)
+        query = Query.offline(outputs.test[k], outputs.test_labels, outputs.reference_test.get(k), outputs.loss)
         non_members = np.asarray(attack.score(query) - attack.threshold, dtype=np.float64)
         margins.append(Margins(examples.numpy(), members - attack.threshold, non_members))
     return margins

@@ -116,7 +116,7 @@ class RedTeam:
     ) -> tuple[list[FittedAttack], list[Records]]:
         """The attack on each of the K models of ``state``, and the records that each was fitted on."""
         if self.attack.needs == "nothing":
-            records = [Records.none()] * len(state.models)
+            records = [Records.empty()] * len(state.models)
         else:
             records = self._records(state, federation, engine, local, stream)
         return [self.attack.fit(shadows, stream("attack", k)) for k, shadows in enumerate(records)], records
@@ -177,6 +177,6 @@ def _federated_accuracy(
         rows = theirs.indices.to(theirs.y.device)
         outputs = engine.outputs(state.models[k], theirs.x, rows).cpu()
         of_reference = None if reference is None else reference.evaluate(theirs.x, rows, engine)
-        query = Query.unseen(outputs, theirs.y[rows].cpu(), of_reference, engine.model.loss)
+        query = Query.offline(outputs, theirs.y[rows].cpu(), of_reference, engine.model.loss)
         tables.append(RecordTable.from_columns(attack.score(query), members, threshold=attack.threshold))
     return _estimate(RecordTable.join(tables))

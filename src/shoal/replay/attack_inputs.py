@@ -159,7 +159,7 @@ def _fitted(attacked: AttackedRun, attack: MembershipAttack, used: Sequence[_Use
     x, (scores, thresholds) = records.federation.clients.x, torch.empty(2, 2 * len(records), dtype=torch.float64)
     for k, parameters, inside in used:
         rows, of_reference = records.rows_on_device(inside), shadows[k].reference
-        query = Query.unseen(
+        query = Query.offline(
             engine.outputs(parameters, x, rows).cpu(),
             records.labels[inside],
             None if of_reference is None else of_reference.evaluate(x, rows, engine),
