@@ -23,7 +23,14 @@ from shoal.data.shards import gather
 from shoal.data.swap_pairs import PairedRecords, pair_records
 from shoal.engine import Departure, Deployed, Engine, State, Training
 from shoal.metrics.intervals import Floats
-from shoal.replay.reference_federations import POPULATION, SNAPSHOTS, AttackedRun, FederationScores
+from shoal.replay.reference_federations import (
+    POPULATION,
+    SNAPSHOTS,
+    AttackedRun,
+    FederationScores,
+    confidence,
+    population_of,
+)
 from shoal.replay.span_scores import knowledge_of
 from shoal.replay.stages import recorded_rules
 from shoal.simulation.distillation import apply_release
@@ -73,11 +80,10 @@ class LeaverRun:
         state = apply_release(simulation.release, training, progress.state)
         shared = training.take(rest).deployed(state.take(rest))[0].models is state.models
         require(shared, "--left: clients have models of their own, and the leaver's is gone with it")
-        stream, shadow = Stream(simulation.seed)("audit"), federation.shadow
-        drawn = torch.randperm(len(shadow), generator=stream("population").generator())[:POPULATION]
-        records = pair_records(federation.take(position), stream("records"), simulation.duplicates)
+        stream = Stream(simulation.seed)("audit", "records")
+        records = pair_records(federation.take(position), stream, simulation.duplicates)
         require(len(records) > 1, f"--left: client '{client}' needs two examples with a held-out one of their label")
-        return LeaverRun(simulation, progress, state, leaver, records, shadow.take(drawn.to(shadow.y.device)))
+        return LeaverRun(simulation, progress, state, leaver, records, population_of(simulation))
 
     def others(self, engine: Engine) -> AttackedRun | None:
         """The attack on those who stay, with the score before the client left as a trajectory; None without records."""
@@ -153,13 +159,9 @@ class LeaverRun:
 
     def _best(self, models: Tensor, engine: Engine) -> tuple[int, Tensor]:
         """The model of the highest mean confidence on the records, and this confidence (2 Q,)."""
-        scores = torch.stack([self._confidence(model, engine) for model in models])
+        scores = torch.stack([confidence(model, self.records, engine) for model in models])
         best = int(scores.mean(dim=1).argmax())
         return best, scores[best]
-
-    def _confidence(self, model: Tensor, engine: Engine) -> Tensor:
-        rows = self.records.rows_on_device(torch.arange(2 * len(self.records)))
-        return mean_confidence(engine, model, self.records.federation.clients.x, self.records.labels, rows, 1)
 
     def pair_scores(self, engine: Engine) -> dict[str, Floats]:
         """Scores (2 Q,) of whoever kept the models before the client left, by attack.
@@ -176,7 +178,7 @@ class LeaverRun:
         if before.shape != after.shape:
             return {}
         best, score = self._best(before, engine)
-        found = {"drop": (score - self._confidence(after[best], engine)).numpy()}
+        found = {"drop": (score - confidence(after[best], self.records, engine)).numpy()}
         # From the model without the client to the one with it: its records were trained on between them.
         moves, client = torch.stack([after[best], before[best]])[:, None], self.simulation.federation.ids[[self.leaver]]
         known = replace(knowledge_of(self.simulation.on(engine), self.state), server=None, pooling=0.0)

@@ -86,7 +86,7 @@ def exposures_of_others(others: AttackedRun, trained: Sequence[FederationScores]
         score = np.stack([each.numpy() for each in scores], axis=1)
         matrix = ReferenceScores(score[:, 0], member[:, 0], score[:, 1:], member[:, 1:], one)
         of_records = pd.Series(record_exposure(matrix, None)[0][:count]).groupby(client).mean()
-        return of_records.reindex(range(len(others.simulation.federation))).to_numpy(np.float64)
+        return np.asarray(of_records.reindex(range(len(others.simulation.federation))), dtype=np.float64)
 
     return exposure([each.trajectory[0] for each in trained]), exposure([each.score for each in trained])
 

@@ -176,18 +176,13 @@ def _against_never(
     exposure, low = record_exposure(matrix, Stream(left.simulation.seed)("audit", "leaver records"))
     name_of = left.simulation.federation.origins.get("clients", "clients-{}".format)
     table = pd.DataFrame({"record": [name_of(row) for row in left.records.rows[:count].tolist()]})
-    table = table.assign(exposure=exposure, exposure_low=low, outsider=_auc_of_records(final[::2], final[1::2]))
+    outsider = [auc_over_runs((record[::2, None], record[1::2, None])).value for record in final.T]
+    table = table.assign(exposure=exposure, exposure_low=low, outsider=outsider)
     if np.isfinite(low).all():
         worst = int(np.argmax(low))
         figures |= {"worst.record": table["record"].tolist()[worst], "worst.exposure": float(exposure[worst])}
         figures["worst.exposure.low"] = float(low[worst])
     return table, figures
-
-
-def _auc_of_records(had: Floats, never: Floats) -> Floats:
-    """(Q,) the AUC of each record's plain score over federations (R, Q) with and without the client."""
-    above = had[:, None] - never[None]
-    return ((above > 0) + 0.5 * (above == 0)).mean(axis=(0, 1))
 
 
 def _pair(left: LeaverRun, engine: Engine) -> dict[str, Any]:
