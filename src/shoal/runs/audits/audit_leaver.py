@@ -142,7 +142,7 @@ def audit_leaver(
         flat[f"leaver.{name}"] = getattr(left.departure, name)
     federation = left.simulation.federation
     warnings = [OTHER_CLIENTS] if federation.own_inputs and left.records.within == "group" else []
-    notes = [*(gate.judged(flat)[0] for gate in asked), *(f"{note}." for note in warnings)]
+    notes = [*(gate.verdict(flat)[0] for gate in asked), *(f"{note}." for note in warnings)]
     with file_errors(folder, "; choose another --out", action="written"):
         write_text(folder / "audit.json", json.dumps(flat, indent=2, allow_nan=False) + "\n")
         for name, table in (("records", records), ("others", others)):
