@@ -119,25 +119,24 @@ def audit_leaver(
         folder = run / f"left-{left.simulation.federation.ids[left.leaver]}" if out is None else path_of("out", out)
         make_directory(folder)
         with lock_folder(folder), log_to_file(folder / "audit.log"):
-            target, wanted = left.scores(engine), {"rounds": False, "workers": workers}
-            at, more = folder / "references", {"watch": watch, **wanted}
-            trained = reference_scores(left, target, 2 * references, engine, folder=at, **more)
+            wanted: dict[str, Any] = {"rounds": False, "watch": watch, "workers": workers}
+            target, at = left.scores(engine), folder / "references"
+            trained = reference_scores(left, target, 2 * references, engine, folder=at, **wanted)
             records, figures = _against_never(left, target, trained)
-            figures |= _pair(left, engine)
-            exposures, attacked = None, left.others(engine)
+            attacked, exchanged = left.others(engine), list[FederationScores]()
             if attacked is not None:
                 # Of their own: other records of the others would hide what is left of the client.
                 most, own = max(LEAST, references // 2), attacked.scores(engine)
                 exchanged = reference_scores(attacked, own, most, engine, folder=at / "others", **wanted)
-                exposures = exposures_of_others(attacked, exchanged)
+            exposures = None if attacked is None else exposures_of_others(attacked, exchanged)
             others, of_groups = _others(left, exposures, engine)
-            figures |= of_groups
+            figures |= _pair(left, engine) | of_groups
             by_cluster = getattr(simulation.forgetting, "by_cluster", None)
             if by_cluster is not None:
                 figures["leaver.retrained"] = "clusters" if by_cluster(simulation.on(engine)) else "federation"
     flat = {"leaver.client": str(client), "leaver.round": left.round, "leaver.records": len(left.records)}
     flat |= {"leaver.method": simulation.forgetting.name, "references": references, **figures}
-    flat["seconds.references"] = round(sum(scores.seconds for scores in trained), 3)
+    flat["seconds.references"] = round(sum(scores.seconds for scores in (*trained, *exchanged)), 3)
     for name in ("client_rounds", "full_client_rounds", "choices", "changed_choices") if left.departure else ():
         flat[f"leaver.{name}"] = getattr(left.departure, name)
     federation = left.simulation.federation
