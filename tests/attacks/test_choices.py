@@ -134,7 +134,7 @@ def test_clients_of_unknown_group_and_those_that_were_never_there_are_left_out()
     [
         ([[0, 1, 0, 1]], [0, 0, 0, 0], "needs clients of at least two groups; got 1"),
         ([[-1, -1, -1, -1]], [0, 0, 1, 1], "needs clients of at least two groups; got 0"),
-        ([[0, 1, 0, 1]], [0, 0, 0, 1], "needs at least two clients of each group, .* a group has 1"),
+        ([[0, 1, 0, 1]], [0, 0, 0, 1], "needs at least two clients per group, .* a group has 1"),
         ([[2, 2, 2, 2]] * 3, [0, 0, 1, 1], "needs clients that chose at least two clusters; they chose 1"),
     ],
 )
