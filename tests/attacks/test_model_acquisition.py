@@ -143,7 +143,7 @@ def test_other_clusters_models_reach_nobody_who_is_not_in_them():
 
 
 def received(*ways: str) -> list[ReceivedModels]:
-    """Sybils one after another; a letter is a model that one is sent, in upper case where its reply is antiparallel."""
+    """Sybils in sequence; a letter is a model that one receives, in upper case where its reply is antiparallel."""
     items, number = [], 0
     for sybil, way in enumerate(ways):
         for letter in way:
