@@ -63,7 +63,8 @@ NOISE = {
     "full": {1: 12.8, 2: 6.8, 4: 3.67, 8: 2.02, 16: 1.15},
     "poisson": {1: 6.72, 2: 3.72, 4: 2.14, 8: 1.29, 16: 0.81},
 }
-"""Noise multipliers by sampling and by the epsilon that 10 steps cost at a delta of 1e-5. With Poisson samples a batch is
+"""Noise multipliers by sampling and by the epsilon that 10 steps cost at a delta of 1e-5. With Poisson samples a batch
+is
 half of the client; smaller clients have larger rates, and a larger epsilon."""
 
 BATCH = 38

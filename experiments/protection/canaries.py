@@ -58,9 +58,9 @@ def share_of_noise(fraction: float) -> Iterator[None]:
 class CoinsOfSums:
     """Least-squares estimates of all clients' membership bits from the moves of one model.
 
-    A move is ``-(learning rate / n) (sum of clipped gradients + noise)`` over the n examples of all clients; all but the
-    canaries are known. The estimates are the best linear ones if a bit has the mean 1/2 and the variance 1/4, and the
-    noise has the variance that the moves leave unexplained.
+    A move is ``-(learning rate / n) (sum of clipped gradients + noise)`` over the n examples of all clients; all but
+    the canaries are known. The estimates are the best linear ones if a bit has the mean 1/2 and the variance 1/4, and
+    the noise has the variance that the moves leave unexplained.
     """
 
     def __init__(self, simulation: Simulation) -> None:

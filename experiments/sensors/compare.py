@@ -10,8 +10,8 @@ OUT/estimates.csv (a row a run, round, model and sensor), OUT/sensors.csv and OU
 mean little on a machine that does other work too.
 
 With reference federations, trained after the last round, the last estimates are also judged by the strongest attack
-that they make possible, on the same models; and OUT/factors.csv and .md give the ratio of that attack's advantage to the
-advantage that a sensor sees.
+that they make possible, on the same models; and OUT/factors.csv and .md give the ratio of that attack's advantage to
+the advantage that a sensor sees.
 """
 
 import argparse
