@@ -1,7 +1,9 @@
 """Federations that never had a client do not depend on it; those that had it do what the run did."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import torch
 
 import shoal
@@ -9,6 +11,7 @@ import shoal.toy
 from shoal.data.presence import Event
 from shoal.engine import Engine
 from shoal.replay.leaver_federations import LeaverRun
+from shoal.replay.leaver_figures import exposures_of_others
 from shoal.simulation.play import initial_state, move_to_engine, run_rounds
 from shoal.simulation.simulation import Simulation
 
@@ -25,12 +28,14 @@ def audited(run, engine, *numbers):
 
 def test_federations_without_the_client_do_not_depend_on_its_examples():
     with Engine(MODEL, backend="loop") as engine:
-        left, (had, never) = audited(RUN, engine, 0, 1)
+        left, _ = audited(RUN, engine)
         clients = left.simulation.federation.clients
         y = clients.y.clone()
         y[clients.owned(5)] = 1 - y[clients.owned(5)]
         changed = replace(left.simulation, federation=replace(FEDERATION, clients=replace(clients, y=y)))
-        other = replace(left, simulation=changed)
+        other = replace(left, simulation=changed, others=None)
+        left = replace(left, others=None)
+        had, never = (left.train_reference(number, engine) for number in (0, 1))
         assert other.train_reference(1, engine).score.equal(never.score)
         assert not other.train_reference(0, engine).score.equal(had.score)
         assert had.member.tolist() == [True] * len(left.records) + [False] * len(left.records)
@@ -43,7 +48,8 @@ def test_exact_forgetting_leaves_nothing_in_any_model_that_is_sent():
     with Engine(MODEL, backend="loop") as engine:
         left, (had, never) = audited(replace(full, forgetting=shoal.Exact()), engine, 0, 1)
         assert had.score.equal(never.score)
-        assert had.trajectory.equal(never.trajectory)
+        assert had.trajectory[0].equal(never.trajectory[0])
+        assert not had.trajectory[1].equal(never.trajectory[1]), "before it left, it was there"
         assert {*left.pair_scores(engine)} >= {"drop"}
         _, (had, never) = audited(full, engine, 0, 1)
         assert not had.trajectory.equal(never.trajectory)
@@ -51,10 +57,37 @@ def test_exact_forgetting_leaves_nothing_in_any_model_that_is_sent():
 
 def test_the_others_are_measured_before_and_after_and_a_client_that_never_was_there_has_no_pair():
     with Engine(MODEL, backend="loop") as engine:
-        left, _ = audited(RUN, engine)
-        before, after = left.others(engine)
-        assert {*before} == {*after} == {*FEDERATION.groups}
+        left, (had, never) = audited(RUN, engine, 0, 1)
+        training, deployed = left.deployed(engine)
+        assert [len(each.model) for each in deployed] == [len(training.federation)] * 2 == [5, 5]
+        count, swapped = len(left.others), left.exchanged(0)
+        assert left.exchanged(1).equal(swapped)
+        assert left.exchanged(2).equal(~swapped), "each record is trained on by half of the federations"
+        for each in (had, never):
+            for member in each.spans["others.member"]:
+                assert member[:count].equal(~swapped)
+                assert member[count:].equal(swapped)
+        used = {*left.others.test.tolist()}
+        assert used.isdisjoint(left.records.test.tolist()), "nobody trains on what the leaver is compared with"
+        assert 5 not in left.others.client.tolist()
         never, (had, without) = audited(replace(RUN, events=[Event(round=1, leave=(5,))]), engine, 0, 1)
         assert never.departure is None
-        assert (never.pair_scores(engine), never.others(engine)) == ({}, ({}, {}))
+        assert (never.pair_scores(engine), never.deployed(engine)[1]) == ({}, [])
         assert torch.isfinite(torch.cat([had.score, without.score])).all()
+
+
+def test_exposure_of_those_who_stay_rises_only_where_membership_shows():
+    with Engine(MODEL, backend="loop") as engine:
+        left, _ = audited(RUN, engine)
+    draw, count = torch.Generator().manual_seed(0), len(left.others)
+    for leak in (0.0, 2.0):
+        federations = []
+        for number in range(32):
+            swapped = left.exchanged(number)
+            member = torch.cat([~swapped, swapped])
+            score = torch.randn(2, 2 * count, generator=draw, dtype=torch.float64)
+            score[1] += leak * member
+            federations.append(SimpleNamespace(spans={"others": score, "others.member": member.expand(2, -1)}))
+        before, after = (np.nanmean(each[:5]) for each in exposures_of_others(left, federations))
+        assert abs(before - 0.5) < 0.05
+        assert abs(after - (0.5 if leak == 0 else 0.84)) < 0.05, "Phi(1) = 0.84"

@@ -217,7 +217,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_says_so(halted, f
     raw[len(raw) // 2] ^= 1
     last.write_bytes({"truncated": bytes(raw[:-100]), "flipped": bytes(raw), "emptied": b""}[damage])
     resume(halted)
-    assert "is damaged; going back to the one before" in caplog.text
+    assert "is damaged; using the one before" in caplog.text
     assert content(halted) == content(finished)
 
 
@@ -255,7 +255,7 @@ def test_an_existing_directory_is_left_alone(finished, toy_config):
         run(toy_config(algorithm__rounds=6), finished)
     with pytest.raises(InputError, match=r"seed = 3, but this one has 7"):
         run(toy_config(algorithm__rounds=6, seed=7), finished, resume=True)
-    with pytest.raises(InputError, match=r"'algorithm\.rounds' must be at least 6; got 5"):
+    with pytest.raises(InputError, match=r"'algorithm\.rounds' must be at least 6 to resume; got 5"):
         run(toy_config(algorithm__rounds=5), finished, resume=True)
     assert resume(finished) == finished
     assert content(finished) == before

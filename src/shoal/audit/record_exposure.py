@@ -19,7 +19,9 @@ MIN_MODELS = 5
 """Models, the attacked one too, from which on there are lower ends: a record's deviation has a freedom less by two."""
 
 
-def record_exposure(scores: ReferenceScores, stream: Stream, *, pair: Ints | None = None) -> tuple[Floats, Floats]:
+def record_exposure(
+    scores: ReferenceScores, stream: Stream | None, *, pair: Ints | None = None
+) -> tuple[Floats, Floats]:
     """Measure the exposure of every record from the scores of models that did and did not train on it.
 
     It is the balanced accuracy Phi(d / 2) of the best test between two normal distributions whose means are d standard
@@ -38,7 +40,7 @@ def record_exposure(scores: ReferenceScores, stream: Stream, *, pair: Ints | Non
 
     Args:
         scores: of the attacked and of the reference models.
-        stream: of the assignments that are drawn.
+        stream: of the assignments that are drawn; None: lower ends are not computed, and are NaN.
         pair: (M,) which pair each record is of; of a pair each model trained on one at most.
 
     Returns:
@@ -73,7 +75,7 @@ def record_exposure(scores: ReferenceScores, stream: Stream, *, pair: Ints | Non
     if not prior[0] > 0:
         return np.full(len(scores), nan), np.full(len(scores), nan)
     exposure = norm.cdf(distance / 2)
-    if values.shape[1] < MIN_MODELS:
+    if stream is None or values.shape[1] < MIN_MODELS:
         return exposure, np.full(len(scores), nan)
     random, largest = stream("record exposure").numpy(), []
     for redrawn in _redrawn(inside, pair, random):

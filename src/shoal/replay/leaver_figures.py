@@ -1,13 +1,21 @@
-"""Whether scores of federations that had a client differ from those of federations that never had it."""
+"""Whether scores of federations that had a client differ from those of federations that never had it; and how the
+clients that stay fare.
+"""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from shoal.attacks import RMIA, LiRA, Population, ReferenceAttack, ReferenceScores
+from shoal.audit import record_exposure
 from shoal.core.errors import InputError
+from shoal.data import Federation
+from shoal.engine import Deployed, Engine
 from shoal.metrics.intervals import Bools, Estimate, Floats
 from shoal.metrics.run_auc import auc_over_runs
+from shoal.replay.leaver_federations import OTHER_MEMBERS, OTHERS, LeaverRun
+from shoal.replay.reference_federations import FederationScores
+from shoal.simulation.round_metrics import metric_values
 
 
 def attacks_on_leaver(scores: Floats, population: Floats) -> dict[str, Estimate]:
@@ -64,3 +72,33 @@ def strongest_attack(attacks: Mapping[str, Estimate]) -> tuple[str, Estimate]:
     certain = any(estimate.low > 0.5 for estimate in wider.values())
     name = max(wider, key=lambda name: wider[name].low if certain else wider[name].high)
     return name, wider[name]
+
+
+def exposures_of_others(left: LeaverRun, trained: Sequence[FederationScores]) -> list[Floats]:
+    """The mean exposure (N,) of each client's records before the leaver left, and at the end; NaN of clients without
+    records. Empty where there are none.
+    """
+    if left.others is None:
+        return []
+    count, found = len(left.others), list[Floats]()
+    client = left.others.client[:count].numpy()
+    number = np.bincount(client, minlength=len(left.simulation.federation))
+    for when in range(2):
+        columns = [[each.spans[name][when].numpy() for each in trained] for name in (OTHERS, OTHER_MEMBERS)]
+        score, member = (np.stack(column, axis=1) for column in columns)
+        one = np.zeros(2 * count, dtype=np.int64)
+        matrix = ReferenceScores(score[:, 0], member[:, 0], score[:, 1:], member[:, 1:], one)
+        exposure = record_exposure(matrix, None)[0][:count]
+        with np.errstate(invalid="ignore"):
+            found.append(np.bincount(client, weights=exposure, minlength=len(number)) / number)
+    return found
+
+
+def client_accuracies(deployed: Deployed, federation: Federation, engine: Engine) -> Floats:
+    """(N,) the accuracy of each client's model on the client's own test examples, or else on those of its group."""
+    test, found = federation.test, np.full(len(federation), np.nan)
+    values = [metric_values(model, federation, engine) for model in deployed.models]
+    for i, (k, g) in enumerate(zip(deployed.model.tolist(), federation.group.tolist(), strict=True)):
+        rows = test.group == g if test.client is None else test.client == federation.ids[i]
+        found[i] = float(values[k][rows].mean())
+    return found

@@ -160,7 +160,7 @@ class SecureRounds:
         rule = self.config.defenses.dp_sgd
         if rule is None or rule.noise != "sum":
             return {}
-        rounds = torch.tensor([max(member.trained for member in self.server.members)])
+        rounds = torch.tensor([max(client.trained for client in self.server.attendance.roster.clients)])
         by_view = accounting.epsilons_by_view(rule, rounds, secure=True)
         values = {f"epsilon.{view}": float(epsilons.max()) for view, epsilons in by_view.items()}
         values = {"epsilon": values["epsilon.client"], **values, "delta": rule.delta}
