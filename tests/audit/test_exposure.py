@@ -1,4 +1,4 @@
-"""Who is a member of which model, and what counts as exposed."""
+"""The members of each model, and the meaning of exposed."""
 
 from dataclasses import replace
 from statistics import NormalDist
