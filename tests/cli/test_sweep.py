@@ -41,7 +41,7 @@ def test_a_sweep_says_how_far_it_is_and_where_its_report_is(sweep, tmp_path, cap
     printed = capsys.readouterr()
     assert "2 of 2 runs are done: runs/rates/results.csv" in printed.out
     assert "Report: runs/rates/report.html" in printed.out
-    assert [line.split(";")[0] for line in printed.err.splitlines()] == ["1 of 2 runs are done", "2 of 2 runs are done"]
+    assert [line.split(";")[0] for line in printed.err.splitlines()] == ["run 1 of 2", "run 2 of 2"]
     assert main(["sweep", str(sweep)]) == 0
     assert capsys.readouterr().err == "2 of 2 runs are done already\n"
     page = (tmp_path / "runs/rates/report.html").read_bytes()

@@ -230,7 +230,7 @@ def protect(
     end_soon_after_interrupt(directory)
     settings = read_config(config, changes or [], allow_code=allow_code or None)
     demand = Demand(limit, max_cost, cast("View", view), references, choosing, judging, epsilon, promise)
-    with SweepDisplay(Console(stderr=True, quiet=quiet)) as display:
+    with SweepDisplay(Console(stderr=True, quiet=quiet), lines=1) as display:
         protection = search(settings, Workplace(directory, Workers(jobs, cluster), data_dir, display), demand)
     protected, page = directory / "protected.toml", directory / "protection.html"
     document = {**protection.json, **asdict(demand), "configuration": protected, "report": page}

@@ -1,7 +1,6 @@
 """Progress of ``shoal sweep``, and the tables and sentences that commands print."""
 
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -15,7 +14,7 @@ from rich.text import Text
 
 from shoal.audit.audit import Audit, wrong_sign
 from shoal.audit.finding import exposure_summary, findings, findings_table
-from shoal.core.formats import format_duration, percent
+from shoal.core.formats import decimal
 from shoal.data.preferences import VIEWS
 from shoal.data.sources.catalog import Availability
 from shoal.metrics.intervals import Estimate
@@ -40,8 +39,8 @@ def format_audit(audit: Audit, stated: Mapping[str, Any] = {}) -> str:
         site = {name.removeprefix("site-inference."): value for name, value in stated.items()}
         gain = Estimate.of(site, "gain")
         lines += [
-            f"Of {site['clients']} clients, outputs name that of {percent(site['accuracy'])} of held-out records, the "
-            f"class alone that of {percent(site['chance'])}. The gain is {gain.figure}, by site inference."
+            f"Of {site['clients']} clients, outputs name that of {decimal(site['accuracy'])} of held-out records, the "
+            f"class alone that of {decimal(site['chance'])}. The gain is {gain.figure}, by site inference."
         ]
     for view in VIEWS:
         limit = limit_sentence(view, stated, [one.accuracy.value for one in found if one.view == view])
@@ -50,40 +49,33 @@ def format_audit(audit: Audit, stated: Mapping[str, Any] = {}) -> str:
 
 
 class SweepDisplay(LiveBar):
-    """Shows a sweep while it is open: live on a terminal, elsewhere a line per run that ends; a `SweepWatch`."""
+    """The runs of a sweep, or of a stage of a search; a `SweepWatch`.
 
-    def __init__(self, console: Console) -> None:
+    Args:
+        console: where to.
+        lines: of a log, per sweep or stage.
+    """
+
+    def __init__(self, console: Console, *, lines: int = 10) -> None:
         self._progress: Callable[[], SweepProgress] | None = None
-        super().__init__(console, "run", refresh_per_second=1, current=self._updated_bar)
+        super().__init__(console, "run", lines=lines, refresh_per_second=1)
 
     def started(self, progress: Callable[[], SweepProgress]) -> None:
         """Show the sweep before its first run, and keep how far it is."""
-        now = progress()
-        self._began, self._before = time.perf_counter(), now.done
-        self._progress = progress
-        if now.finished and not self._console.is_terminal:
-            self._console.print(f"{now.finished} of {now.runs} runs are done already")
+        now, self._progress = progress(), progress
+        self.begin("run", now.done * now.runs, now.runs)
+        if now.finished and not self._console.is_terminal and self._lines > 1:
+            self.say(f"{now.finished} of {now.runs} runs are done already")
 
     def run_ended(self, now: SweepProgress) -> None:
-        """Print that a run ended, where no live display shows it."""
-        if not self._console.is_terminal:
-            broken = f", {now.failed} failed" if now.failed else ""
-            self._console.print(f"{now.finished} of {now.runs} runs are done{broken}{self._left(now)}")
+        """Show that a run ended."""
+        broken = f"{now.failed} failed" if now.failed else ""
+        self.show(now.done * now.runs, now.runs, broken, completed=now.finished)
 
-    def _updated_bar(self) -> Progress:
+    def _current(self) -> Progress:
         if self._progress is not None:
-            now = self._progress()
-            broken = f"{now.failed} failed; " if now.failed else ""
-            left = f"{broken}{self._left(now).removeprefix('; ')}"
-            self._bar.update(self._task, total=now.runs, completed=now.finished, left=left)
-        return self._bar
-
-    def _left(self, now: SweepProgress) -> str:
-        """Time left, by the work that was done since the sweep was started; nothing before the first run ends."""
-        done = now.done - self._before
-        if done <= 0 or now.finished + now.failed == now.runs:
-            return ""
-        return f"; about {format_duration((time.perf_counter() - self._began) / done * (1 - now.done))} left"
+            self.run_ended(self._progress())
+        return super()._current()
 
 
 def print_comparison(comparison: Comparison) -> None:

@@ -1,49 +1,40 @@
-"""The progress of a run: live on a terminal, with each cluster's size, accuracy and risk; elsewhere a line a
-round; then the reference federations, where there are some.
-"""
+"""Progress of long commands: one line that updates on a terminal; elsewhere a line per ten percent."""
 
-import math
 import time
-from collections.abc import Callable
 from typing import Self
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from shoal.control import DIRECTIVE_COLUMN
-from shoal.core.formats import format_duration
+from shoal.core.formats import decimal, format_duration
 from shoal.engine import RoundReport
 from shoal.models import metric_name
 from shoal.simulation.play import SimulationState
-from shoal.simulation.round_metrics import became_unmet, changed_directives
+from shoal.simulation.round_metrics import RoundRow, became_unmet
 from shoal.simulation.simulation import Simulation
 
 
 class LiveBar:
-    """A progress bar while it is open: live on a terminal, elsewhere lines.
+    """A count while it is open: one line that updates on a terminal, elsewhere at most ``lines`` lines per count.
 
     Args:
         console: where to.
         unit: what is counted.
+        lines: of a log.
         refresh_per_second: of the terminal.
-        current: returns the bar as it is now; None: it is updated by its methods.
     """
 
-    def __init__(
-        self, console: Console, unit: str, refresh_per_second: int = 4, current: Callable[[], Progress] | None = None
-    ) -> None:
-        self._console = console
-        what, left = TextColumn("{task.description}"), TextColumn("{task.fields[left]}")
-        self._bar = Progress(what, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), left)
-        self._task = self._bar.add_task(unit, total=None, left="")
+    def __init__(self, console: Console, unit: str, *, lines: int = 10, refresh_per_second: int = 4) -> None:
+        self._console, self._lines = console, lines
+        what, remark = TextColumn("{task.description}"), TextColumn("{task.fields[remark]}", markup=False)
+        self._bar = Progress(what, BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), remark)
+        self._task = self._bar.add_task(unit, total=None, remark="")
         self._live = Live(
-            self._bar, get_renderable=current, console=console, transient=True, refresh_per_second=refresh_per_second
+            get_renderable=self._current, console=console, transient=True, refresh_per_second=refresh_per_second
         )
-        self._began = time.perf_counter()
-        self._before = 0.0
-        self._stored: int | None = None
+        self._unit, self._began, self._first, self._line = unit, time.perf_counter(), 0.0, 0
+        self._references = False
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -54,30 +45,54 @@ class LiveBar:
         if self._console.is_terminal:
             self._live.stop()
 
+    def _current(self) -> Progress:
+        return self._bar
+
+    def begin(self, unit: str, done: float, total: int) -> None:
+        """Begin a count; the ``done`` units took no time, so they do not tell the time left."""
+        self._unit, self._began, self._first = unit, time.perf_counter(), done
+        self._line = int(self._lines * done / total) if total else 0
+        self._bar.reset(self._task, total=total, completed=int(done), description=unit, remark="")
+
+    def show(self, done: float, total: int, remark: str = "", completed: int | None = None) -> None:
+        """Show a count.
+
+        Args:
+            done: units, a part of one included.
+            total: units.
+            remark: what else is known.
+            completed: whole units; None: ``done``.
+        """
+        completed = int(done) if completed is None else completed
+        texts = [*filter(None, [remark, self._left(done, total)])]
+        self._bar.update(self._task, total=total, completed=completed, remark="; ".join(texts))
+        line = self._lines * completed // total if total else 0
+        if not self._console.is_terminal and line > self._line:
+            self._line = line
+            self.say("; ".join([f"{self._unit} {completed} of {total}", *texts]))
+
+    def _left(self, done: float, total: int) -> str:
+        if not self._first < done < total:
+            return ""
+        pace = (time.perf_counter() - self._began) / (done - self._first)
+        return f"about {format_duration(pace * (total - done))} left"
+
+    def say(self, line: str) -> None:
+        """Print a line above the bar."""
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
     def reference_federations(self, done: int, count: int) -> None:
         """Show how many are trained, as `shoal.replay.reference_store.AuditWatch`."""
-        if self._stored is None:
-            # Those of an earlier run or audit took no time now, so they say nothing of the time left.
-            self._began, self._stored = time.perf_counter(), done
-            # After the rounds of a run the bar is theirs.
-            self._bar.reset(self._task, total=count, description="reference federation", left="")
-        trained = done - self._stored
-        pace = (time.perf_counter() - self._began) / max(1, trained)
-        left = f"about {format_duration(pace * (count - done))} left" if trained > 0 and done < count else ""
-        self._bar.update(self._task, completed=done, left=left)
-        if self._console.is_terminal or done == 0:
-            return
-        line = f"reference federation {done} of {count}{f'; {left}' if left else ''}"
-        if trained == 0:
-            line = f"{done} of {count} reference federations are there already"
-        self._print(line)
-
-    def _print(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        if not self._references:
+            self._references = True
+            self.begin("reference federation", done, count)
+            if done and not self._console.is_terminal:
+                self.say(f"{done} of {count} reference federations are there already")
+        self.show(done, count)
 
 
 class Display(LiveBar):
-    """Shows a run's progress while it is open: live on a terminal, elsewhere a line for each round.
+    """The rounds of a run.
 
     Args:
         console: where to.
@@ -91,77 +106,31 @@ class Display(LiveBar):
         text = f"trial with {clusters} of up to {most} clusters"
         self._bar.update(self._task, description=text)
         if not self._console.is_terminal:
-            self._print(text)
+            self.say(text)
 
     def __call__(self, simulation: Simulation, progress: SimulationState, report: RoundReport | None) -> None:
         """Show where the run stands; the signature is `simulation.Watch`."""
         done = progress.state.round
         if report is None:
-            self._began, self._before = time.perf_counter(), done
-            self._bar.update(self._task, total=simulation.last_round, completed=done, description="round")
+            self.begin("round", done, simulation.last_round)
             return
-        pace = (time.perf_counter() - self._began) / max(1, done - self._before)
-        left = f"about {format_duration(pace * (simulation.last_round - done))} left"
+        rows = progress.rows[-len(progress.state.models) :]
+        texts = [f"{metric_name(simulation.model.metric_for(simulation.federation.classes))} {_mean_accuracy(rows)}"]
         if simulation.reference_federations:
-            left += f", and {simulation.reference_federations} reference federations"
-        self._bar.update(self._task, completed=done, left=left)
-        if self._console.is_terminal:
-            self._live.update(Group(self._bar, _clusters(simulation, progress)))
-            for k in became_unmet(progress.rows):
-                self._print(f"round {done}: {_unmet(k)}")
-        else:
-            self._print(f"round {done} of {simulation.last_round}: {_in_words(simulation, progress)}; {left}")
+            texts.append(f"then {simulation.reference_federations} reference federations")
+        self.show(done, simulation.last_round, ", ".join(texts))
+        for k in became_unmet(progress.rows):
+            self.say(f"round {done}: cluster {k} cannot be brought within its members' limits")
 
 
-def shown_to_a_person() -> Display | None:
+def _mean_accuracy(rows: tuple[RoundRow, ...]) -> str:
+    """The mean over the clients of all clusters after the last round; a dash where it was not measured."""
+    measured = [row for row in rows if row["accuracy"] == row["accuracy"] and row["clients"]]
+    clients = sum(row["clients"] for row in measured)
+    return decimal(sum(row["accuracy"] * row["clients"] for row in measured) / clients) if clients else "-"
+
+
+def default_display() -> Display | None:
     """A display of a simulation where somebody watches, in a terminal or a notebook; None: elsewhere."""
     console = Console(stderr=True)
     return Display(console) if console.is_terminal or console.is_jupyter else None
-
-
-def _metric(simulation: Simulation) -> str:
-    """What the run reports as accuracy."""
-    return metric_name(simulation.model.metric_for(simulation.federation.classes))
-
-
-def _in_words(simulation: Simulation, progress: SimulationState) -> str:
-    """Each cluster's clients, accuracy and risk after the last round."""
-    rows = progress.rows[-len(progress.state.models) :]
-    columns = {
-        "clients": [str(int(row["clients"])) for row in rows],
-        _metric(simulation): [_decimal(row["accuracy"]) for row in rows],
-        "risk": [_decimal(row["risk"]) for row in rows],
-    }
-    directives = changed_directives(progress.rows)
-    columns |= {f"directive {name}": [f"{strength:.2f}" for strength in values] for name, values in directives.items()}
-    words = [f"{name} {' / '.join(cells)}" for name, cells in columns.items()]
-    return ", ".join([*words, *map(_unmet, became_unmet(progress.rows))])
-
-
-def _unmet(cluster: int) -> str:
-    return f"cluster {cluster} cannot be brought within its members' limits"
-
-
-def _decimal(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.3f}"
-
-
-def _clusters(simulation: Simulation, progress: SimulationState) -> Table:
-    groups = [simulation.federation.groups[g] for g in simulation.federation.groups_with_clients]
-    table = Table(box=None, pad_edge=False)
-    rows = progress.rows[-len(progress.state.models) :]
-    directives = [column for column in rows[0] if column.startswith(DIRECTIVE_COLUMN)] if rows else []
-    names = [column.removeprefix(DIRECTIVE_COLUMN) for column in directives]
-    for title in ("cluster", "clients", *groups, _metric(simulation), "risk", *names):
-        table.add_column(title, justify="right")
-    for row in rows:
-        counts = [str(int(row[f"clients.{name}"])) for name in groups]
-        table.add_row(
-            str(int(row["cluster"])),
-            str(int(row["clients"])),
-            *counts,
-            _decimal(row["accuracy"]),
-            _decimal(row["risk"]),
-            *(f"{row[column]:.2f}" for column in directives),
-        )
-    return table
