@@ -379,7 +379,7 @@ def test_a_server_that_does_not_hold_the_directory_leaves_its_progress_alone(tmp
     given.out.mkdir()
     config = {"config": str(given.config), "out": str(given.out), "min-nodes": 3}
     with lock_folder(given.out):
-        with pytest.raises(InputError, match="another run is going on"):
+        with pytest.raises(InputError, match="another run uses it"):
             server_app.main(Nodes(tmp_path), SimpleNamespace(run_config=config))
         assert not (given.out / "progress.json").exists()
     (given.out / "config.toml").write_text(parse_config(TABLE, "test").toml())
