@@ -93,7 +93,7 @@ def commands(out: Path, seed: int, references: int, changes: Sequence[str]) -> d
 
 
 def shown(name: str, out: Path, said: str) -> list[str]:
-    """What the demonstration shows of a command's output, the rest of which is in demo.log."""
+    """The part of a command's output that the demonstration shows; demo.log has the rest."""
     if name == "preflight":
         return said.splitlines()[1:4]
     if name.endswith("-audit"):
@@ -124,7 +124,7 @@ def views_in_words(attacked: Outcome, views: Sequence[str] = tuple(WHO)) -> str:
 
 
 def _of(said: Mapping[str, str], what: str) -> str:
-    """Those of whom the same is said."""
+    """Groups with the same sentence."""
     who = [one for one in said if said[one] == what]
     return "all three" if len(who) == len(said) > 2 else " and ".join(who)
 

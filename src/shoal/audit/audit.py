@@ -93,7 +93,7 @@ class Audit:
     __repr__ = one_line
 
     def __str__(self) -> str:
-        """The answer in five lines: the three most exposed findings, and who is exposed to whom."""
+        """Return the answer in five lines: the three most exposed findings, and a summary of all."""
         found = findings(self.attacks)
         return "\n".join([*findings_table(most_exposed(found)[:3]), exposure_summary(found)])
 

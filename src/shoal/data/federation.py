@@ -48,7 +48,7 @@ class Federation:
 
     Args:
         clients: training examples, one shard per client.
-        ids: (N,) int64, distinct names of the clients, by which their random streams are named.
+        ids: (N,) int64, distinct numbers of the clients, which name their random streams.
         group: (N,) int64, each client's true group, which no algorithm sees; with ``row_groups`` its largest one.
         groups: names of the groups, also of those without clients.
         preferences: thresholds and betas.

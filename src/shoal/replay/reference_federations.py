@@ -1,8 +1,8 @@
-"""Reference federations: the whole run again, clustering included, with other examples in the place of some.
+"""Reference federations: the whole run again, clustering included, with some examples exchanged.
 
-A membership-inference attack that compares a record's score with what models that did and did not train on it give
-(LiRA, RMIA) needs such models. Here each is the outcome of a federation like the attacked one, so that a record's score
-contains the choice of a cluster that the record causes. Source: Carlini et al. 2022, arXiv:2112.03570, section IV, for
+Attacks such as LiRA and RMIA compare a record's score with those of models with and without it. Here each such model is
+the result of a federation like the attacked one, so that a record's score includes its effect on the choice of
+clusters. Source: Carlini et al. 2022, arXiv:2112.03570, section IV, for
 centralised training.
 
 Risks and directives of the attacked run are replayed: steered by its own risks, a reference federation would train
@@ -101,22 +101,22 @@ class FederationScores:
 
 @dataclass(frozen=True, eq=False)
 class AttackedRun:
-    """A run whose members are attacked, and the records by which its reference federations differ from it.
+    """A run under attack, and the records that its reference federations exchange.
 
     Args:
-        simulation: that was run, with its data where the engine wants them (`move_to_engine`).
-        state: after its last round, with the models as they are released.
-        deployed: what its clients use then.
-        risks: that it published, by round.
-        directives: that its coordinator gave, by round; None without one.
-        records: whose membership is asked: of clients that are members of the model that they trained last. A pair
-            of another client would count as two non-members, although one of them was trained on.
-        population: examples that nobody trained on.
-        notes: what must be known of the records, in sentences without a full stop.
-        rows: of `rounds.csv`, by which rounds that are trained again are known to be those of the run.
-        queries: copies in which each record and each of the population is asked; trajectories are of the record itself.
-        snapshots: rounds of trajectories, where a client's model is the one that it trained last by then; empty: evenly
-            spaced rounds, and the model that it trained last of all.
+        simulation: moved to the engine.
+        state: after its last round, with the released models.
+        deployed: the models in use then.
+        risks: published risks by round.
+        directives: of its coordinator, by round; None without one.
+        records: the attacked records, of clients that are members of the model that they trained last; a pair of
+            another client would count as two non-members.
+        population: non-members of every model.
+        notes: caveats about the records, in sentences without a full stop.
+        rows: of `rounds.csv`, to verify repeated rounds.
+        queries: number of copies of each record to query; trajectories use the record itself.
+        snapshots: rounds of trajectories, with the model that each client trained last by then; empty: evenly spaced
+            rounds, and the last model of all.
     """
 
     simulation: Simulation
@@ -138,8 +138,8 @@ class AttackedRun:
         """The attack on a finished simulation with these ``rows`` of `rounds.csv`.
 
         Raises:
-            InputError: a property attack, whose victim's examples are not the same in every round, no example that
-                can be paired, or several ``queries`` of what is no image.
+            InputError: a property attack, whose victim changes its examples; no exchangeable example; or several
+                ``queries`` of data other than images.
         """
         queries = require_queries(queries, simulation.federation.clients.x.shape[1:])
         require(
