@@ -22,7 +22,7 @@ from shoal.data.federation import Federation
 from shoal.data.names import numbered_name, official_example, require_unambiguous
 from shoal.data.preferences import Preferences, equal_preferences
 from shoal.data.shards import GroupedExamples, Shards
-from shoal.data.shifts import Group, shifted_inputs, shifted_labels, skew_labels
+from shoal.data.shifts import Group, shift_inputs, shift_labels, skew_labels
 
 DEFAULT_STREAM = Stream(0, ("data",))
 """The stream of the data in `shoal run` with seed 0."""
@@ -123,7 +123,7 @@ class ClientIndices(NamedTuple):
         return self.indices.split(self.sizes.tolist())
 
     @staticmethod
-    def joined(by_client: Sequence[Tensor]) -> "ClientIndices":
+    def concatenate(by_client: Sequence[Tensor]) -> "ClientIndices":
         """Those of a list with one tensor per client."""
         return ClientIndices(torch.cat([*by_client]), torch.tensor([len(indices) for indices in by_client]))
 
@@ -174,13 +174,13 @@ def partition_dataset(
     if preferences is None:
         preferences = equal_preferences(partition.clients)
     rng = stream("split").numpy()
-    order = shuffled_indices(dataset, rng)
-    parts = _reused(partition, order, groups, rng) if partition.reuse_images else disjoint(partition, order, groups)
+    order = shuffle_indices(dataset, rng)
+    parts = _reuse(partition, order, groups, rng) if partition.reuse_images else disjoint(partition, order, groups)
     training, holdout, shadow, test = map(torch.from_numpy, parts)
     if partition.dirichlet_alpha is None:
         clients, held_out = (ClientIndices.equal(indices, partition.clients) for indices in (training, holdout))
     else:
-        clients, held_out = map(ClientIndices.joined, _skewed(dataset, partition, training, holdout, stream("skew")))
+        clients, held_out = map(ClientIndices.concatenate, _skew(dataset, partition, training, holdout, stream("skew")))
     return partition_federation(dataset, groups, PartitionIndices(clients, held_out, shadow, test), preferences, stream)
 
 
@@ -205,13 +205,13 @@ def partition_federation(
 
     def shards(indices: Tensor, sizes: Tensor) -> Shards:
         owners = torch.repeat_interleave(ids, sizes)
-        x = shifted_inputs(dataset, indices, groups, group[owners], stream, owners)
-        return Shards.from_contiguous(x, shifted_labels(dataset, indices, groups, group[owners]), sizes)
+        x = shift_inputs(dataset, indices, groups, group[owners], stream, owners)
+        return Shards.from_contiguous(x, shift_labels(dataset, indices, groups, group[owners]), sizes)
 
     def examples(indices: Tensor, counts: list[int]) -> GroupedExamples:
         group = _by_group(counts)
-        x = shifted_inputs(dataset, indices, groups, group, stream)
-        return GroupedExamples(x, shifted_labels(dataset, indices, groups, group), group)
+        x = shift_inputs(dataset, indices, groups, group, stream)
+        return GroupedExamples(x, shift_labels(dataset, indices, groups, group), group)
 
     rows = {"clients": training.indices, "holdout": holdout.indices, "test": test}
     return Federation(
@@ -253,7 +253,7 @@ def _test_by_group(test: np.ndarray, groups: Sequence[Group]) -> np.ndarray:
     return np.concatenate([parts[g] for g in range(len(groups))])
 
 
-def _reused(
+def _reuse(
     partition: Partition, order: np.ndarray, groups: Sequence[Group], rng: np.random.Generator
 ) -> list[np.ndarray]:
     """As `disjoint`, but the same images for the clients of each group and for each group's test."""
@@ -286,13 +286,13 @@ def apportion(shares: Sequence[float], total: int) -> list[int]:
     return floors
 
 
-def shuffled_indices(dataset: LabelledDataset, rng: np.random.Generator) -> np.ndarray:
+def shuffle_indices(dataset: LabelledDataset, rng: np.random.Generator) -> np.ndarray:
     """All indices in random order, those of the official training split first: (M,)."""
     train = dataset.train_count
     return np.concatenate([rng.permutation(train), train + rng.permutation(len(dataset.labels) - train)])
 
 
-def _skewed(
+def _skew(
     dataset: LabelledDataset, partition: Partition, training: Tensor, holdout: Tensor, stream: Stream
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Training examples and holdouts of the clients, both with each client's own skew of labels.

@@ -90,7 +90,7 @@ class PairedRecords:
         """Some of the pairs, by mask (Q,)."""
         return replace(self, entry=self.entry[pairs], test=self.test[pairs])
 
-    def located_in(self, earlier: Federation) -> tuple["PairedRecords", Tensor]:
+    def locate_in(self, earlier: Federation) -> tuple["PairedRecords", Tensor]:
         """The pairs whose first example, by content, is a training example of another federation.
 
         Returns:
@@ -113,7 +113,7 @@ class PairedRecords:
             self, federation=joined, entry=entry, test=self.test[pair], first_test=len(earlier.clients.x)
         ), pair
 
-    def trained_in(self, earlier: Federation) -> Tensor:
+    def second_members(self, earlier: Federation) -> Tensor:
         """(Q,) bool, whether the second of each pair is, by content, a training example of another federation."""
         clients = self.federation.clients
         second = Shards.from_indices(clients.x, clients.y, self.first_test + self.test, torch.tensor([len(self)]))
@@ -153,7 +153,7 @@ def pair_records(federation: Federation, stream: Stream, duplicates: Duplicates 
         InputError: no pair is possible.
     """
     held_out, source, within = held_out_examples(federation)
-    entry, other = _drawn_pairs(federation, stream, duplicates)
+    entry, other = _draw_pairs(federation, stream, duplicates)
     owner = "its client" if within == "client" else "its group"
     one, larger = ("test", "test set") if source == "test" else ("hold-out", "hold-out")
     require(len(entry) > 0, f"no training example has a {one} example of {owner} and label; give a larger {larger}")
@@ -208,7 +208,7 @@ def decoys(records: PairedRecords, federation: Federation, stream: Stream, *, sh
 
 def number_of_pairs(federation: Federation, duplicates: Duplicates = "keep") -> int:
     """The number of pairs that `pair_records` makes."""
-    return len(_drawn_pairs(federation, Stream(0), duplicates)[0])
+    return len(_draw_pairs(federation, Stream(0), duplicates)[0])
 
 
 def held_out_examples(
@@ -226,7 +226,7 @@ def held_out_examples(
     return kept, "holdout", "client"
 
 
-def _drawn_pairs(federation: Federation, stream: Stream, duplicates: Duplicates) -> tuple[Tensor, Tensor]:
+def _draw_pairs(federation: Federation, stream: Stream, duplicates: Duplicates) -> tuple[Tensor, Tensor]:
     """`PairedRecords.entry` and `PairedRecords.test`."""
     clients, (held_out, source, within) = federation.clients, held_out_examples(federation)
     owners, label = clients.owners(), clients.y[clients.indices.to(clients.y.device)].cpu()

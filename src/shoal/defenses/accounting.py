@@ -33,7 +33,7 @@ from shoal.data.preferences import VIEWS, View
 from shoal.defenses.defense import TrainingSetup
 from shoal.defenses.dp_sgd import DPSGD, Accountant, NoiseShare
 from shoal.engine import ClientTrainings, LocalSGD
-from shoal.metrics.attack_bounds import AttackBound, History, composed_bound, gaussian_bound
+from shoal.metrics.attack_bounds import AttackBound, History, compose_bound, gaussian_bound
 from shoal.metrics.intervals import Floats
 
 
@@ -175,7 +175,7 @@ class PrivateTrainings:
         """The limit of every view on the records of any client, with noise at clients."""
 
         def largest(index: int) -> float:
-            return float(self.epsilons(lambda history: composed_bound(history)[index]).max())
+            return float(self.epsilons(lambda history: compose_bound(history)[index]).max())
 
         return AttackBound(largest(0), largest(1))
 

@@ -112,7 +112,7 @@ def membership_metrics(
     counted = np.ones(members + non_members) if weights is None else weights
     sizes = effective_size(counted[is_member]), effective_size(counted[~is_member])
     fpr, tpr, auc = roc_with_auc(scores, is_member, weights)
-    predicted, paired = scores > threshold, _paired(is_member, pair)
+    predicted, paired = scores > threshold, _pair_outcomes(is_member, pair)
     correlation, effect = (0.0, 1.0) if paired is None else _in_pairs(scores, predicted, *paired)
     per_record = (math.nan,) * 3
     if level is not None:
@@ -179,7 +179,7 @@ def tpr_interval(fpr: Floats, tpr: Floats, max_fpr: float, members: float, non_m
     return max(0.0, rate - below), min(1.0, rate + above)
 
 
-def _paired(is_member: Bools, pair: Ints | None) -> tuple[Ints, Ints] | None:
+def _pair_outcomes(is_member: Bools, pair: Ints | None) -> tuple[Ints, Ints] | None:
     """The positions of the member (Q,) and of the non-member (Q,) of each pair; None where there are no such pairs."""
     if pair is None:
         return None

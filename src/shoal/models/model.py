@@ -161,7 +161,7 @@ class Model:
             else tensor.detach()
             for name, tensor in self.frozen_on(device, dtype).items()
         }
-        return _copied(structure, shared).to(device)
+        return _copy_network(structure, shared).to(device)
 
     def _built(self, stream: Stream) -> nn.Module:
         """What ``build`` makes."""
@@ -169,7 +169,7 @@ class Model:
             network = self.build()
         if not isinstance(network, nn.Module):
             raise InputError(f"a Model's build must return a torch.nn.Module; got {type(network).__name__}")
-        network = _uncompiled(network)
+        network = _eager_module(network)
         self._require_unchanged(network)
         return network
 
@@ -178,12 +178,12 @@ class Model:
         is copied, but for the tensors in ``shared``.
         """
         if any(not parameter.requires_grad for parameter in network.parameters()):
-            network = _copied(network, shared)
+            network = _copy_network(network, shared)
         if self.outputs is not None:
             # A hook, and not a network around it, so that tensors keep their names.
             network.register_forward_hook(partial(_extract, self.outputs))
         if self.inputs is not None:
-            network.register_forward_pre_hook(partial(_arranged, self.inputs), with_kwargs=True)
+            network.register_forward_pre_hook(partial(_bind_arguments, self.inputs), with_kwargs=True)
         return take_images(_with_seeded_dropout(network))
 
     def _require_unchanged(self, network: nn.Module) -> None:
@@ -348,7 +348,7 @@ def changes_frozen(name: str) -> str:
     )
 
 
-def _copied(network: nn.Module, shared: Mapping[int, Tensor]) -> nn.Module:
+def _copy_network(network: nn.Module, shared: Mapping[int, Tensor]) -> nn.Module:
     """Copy a network, with other tensors for those whose ids are in ``shared``."""
     try:
         return deepcopy(network, dict(shared))
@@ -357,12 +357,12 @@ def _copied(network: nn.Module, shared: Mapping[int, Tensor]) -> nn.Module:
         raise InputError(f"a network with frozen tensors is copied, and this one cannot be: {reason}") from error
 
 
-def _uncompiled(network: nn.Module) -> nn.Module:
+def _eager_module(network: nn.Module) -> nn.Module:
     """The network without `torch.compile`, whose modules put ``_orig_mod.`` into the names of tensors."""
     while "_orig_mod" in network._modules:
         network = network.get_submodule("_orig_mod")
     for leaf, child in list(network.named_children()):
-        plain = _uncompiled(child)
+        plain = _eager_module(child)
         if plain is not child:
             setattr(network, leaf, plain)
     return network
@@ -370,9 +370,9 @@ def _uncompiled(network: nn.Module) -> nn.Module:
 
 def _with_tensors(build: Callable[[], nn.Module], tensors: Mapping[str, Tensor]) -> nn.Module:
     """What ``build`` makes, with other tensors under some names."""
-    network = _uncompiled(build())
+    network = _eager_module(build())
     named: dict[str, Tensor] = dict(network.named_parameters()) | dict(network.named_buffers())
-    return _copied(
+    return _copy_network(
         network,
         {
             id(named[name]): nn.Parameter(tensor, requires_grad=False)
@@ -393,7 +393,7 @@ def _extract(outputs: Callable[[Any], Tensor], network: nn.Module, inputs: tuple
         ) from error
 
 
-def _arranged(
+def _bind_arguments(
     inputs: Callable[[Tensor], Any], network: nn.Module, given: tuple[Tensor], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     del network
