@@ -47,7 +47,7 @@ def profile(simulation: Simulation, settings: EngineSettings, *, rounds: int = 5
     """
     integer("rounds", rounds, "such as 5", 1)
     simulation = apply_feature_map(simulation)
-    decided = settings.decided(simulation)
+    decided = settings.resolve(simulation)
     with decided.engine(simulation.setup.model) as engine:
         ready = move_to_engine(simulation, engine)
         measured = list(islice(run_rounds(ready, engine, initial_state(ready, engine)), rounds + 1))

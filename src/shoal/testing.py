@@ -99,7 +99,7 @@ def check_algorithm(
 def _check_value(value: object, protocol: type) -> None:
     name = type(value).__name__
     assert isinstance(value, protocol), f"{name} lacks a method of {protocol.__name__}"
-    assert deepcopy(value) == value, f"{name} is no value: a copy differs; make it a frozen dataclass"
+    assert deepcopy(value) == value, f"{name} is not a value: a copy differs; make it a frozen dataclass"
 
 
 def _check_first(state: State, clients: int) -> None:

@@ -1,4 +1,4 @@
-"""The members of each model, and the meaning of exposed."""
+"""Members of each model, and their exposure."""
 
 from dataclasses import replace
 from statistics import NormalDist

@@ -185,7 +185,7 @@ def test_no_gate_holds_where_an_attack_is_certainly_below_chance():
     assert not holds
     assert "loss on all has an AUC of 0.400 (0.300 to 0.470)" in sentence
     assert gate.broken_by(AUDIT | {"attacks.loss.all.auc": 0.4, "attacks.loss.all.auc.high": 0.47})
-    # In the interval, of two distributions, or against the clients' own records it is not a sign.
+    # In the interval, of two distributions, or against the clients' own records it does not count.
     assert all(judged(*case)[1] for case in (("loss", 0.51), ("bavaria", 0.47), ("fedmia-i-others", 0.47)))
     # The upper end of one of three is 0.40 + 0.09 * 2.39 / 1.96.
     others = {f"attacks.{name}.all.auc": 0.5 for name in ("rmia", "gap")}

@@ -299,7 +299,7 @@ def test_init_writes_a_file_that_runs_and_never_overwrites(tmp_path, capsys, mon
     assert main(["data", "run.toml"]) == 0
     assert "1,797 images in 10 classes" in capsys.readouterr().out
     assert main(["init"]) == 2
-    assert capsys.readouterr().err == "shoal: run.toml: exists already and is left as it is; name another file\n"
+    assert capsys.readouterr().err == "shoal: run.toml: exists already; name another file\n"
     assert (tmp_path / "run.toml").read_text() == text
 
 

@@ -368,7 +368,7 @@ def test_who_trained_before_the_start_alone_stays_a_member():
 
 
 def test_a_directory_starts_as_its_result_does(tmp_path):
-    # With this seed all clients train their models in the later rounds, which does not show who did before.
+    # With this seed all clients train their models in the later rounds; earlier trainers are unknown.
     first = simulated(rounds=2, seed=3)
     saved = first.save(tmp_path / "first")
     more = simulated(rounds=2, start=first, seed=3)

@@ -98,7 +98,7 @@ def test_rounds_csv_has_a_row_a_round_and_cluster(finished):
     rounds = pd.read_csv(finished / "rounds.csv")
     assert list(zip(rounds["round"], rounds["cluster"], strict=True)) == [(t, k) for t in range(1, 7) for k in (0, 1)]
     assert (rounds.groupby("round")["clients"].sum() == 10).all()
-    assert (rounds[rounds["round"] < 2]["risk"] == 0.5).all(), "before the first estimate, risk is at chance for all"
+    assert (rounds[rounds["round"] < 2]["risk"] == 0.5).all(), "before the first estimate, every risk is at chance"
 
 
 def test_the_models_are_those_that_were_measured(finished):

@@ -33,10 +33,9 @@ def record_exposure(
     The most exposed of many records is also the luckiest. So all records keep their lower ends at once with probability
     95 %. The end is d - c e, where e = sqrt(1 / n_in + 1 / n_out + d^2 / (2 f)) is the standard error of d at f degrees
     of freedom (Hedges and Olkin 1985). c is the quantile of the largest d / e of a record where memberships are drawn
-    anew, as if nothing were leaked. They are drawn by a coin for each pair and model, or for each two
-    neighbouring models that always trained on opposite records; without pairs, each record's own memberships are
-    permuted. With few models c is so large that no record's lower end is above 0.5: nothing is certain of a single
-    record then. With fewer than `MIN_MODELS` a record's deviation is not known at all, and there are no lower ends.
+    anew, as if nothing were leaked: one fair draw per pair and model, or per two neighbouring models that always
+    trained on opposite records; without pairs, each record's own memberships are permuted. With few models no lower end
+    exceeds 0.5. With fewer than `MIN_MODELS` a record's deviation is unknown, and lower ends are NaN.
 
     Args:
         scores: of the attacked and of the reference models.

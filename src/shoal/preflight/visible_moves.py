@@ -30,7 +30,7 @@ from shoal.preflight.exposure_rule import (
 )
 
 _EXAMPLES = 2000
-"""Examples by which the rank of what layers read is computed, and the moments of gradients."""
+"""Examples for the rank of layers' inputs and the moments of gradients."""
 
 _LINEAR_OPTIMIZERS = ("SGD", "ASGD")
 """Optimizers whose steps are sums of gradients."""

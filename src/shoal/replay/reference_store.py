@@ -228,7 +228,7 @@ def attack_with_references(
 
 
 def _warn_of_unmeasured_views(simulation: Simulation, attacked: AttackedRecords) -> None:
-    """Say of which views that are asked for no attack was measured."""
+    """Name the requested views without a measured attack."""
     asked = {simulation.view, *simulation.federation.preferences.views(simulation.view)}
     for view in sorted(asked - {OUTSIDER, *attacked.views.values()}):
         LOG.warning(
@@ -261,7 +261,7 @@ def view_scores(
     Args:
         attacked: the run.
         target: its own scores, which the repeated run must give again.
-        references: of its reference federations, of which there may be none.
+        references: scores of its reference federations, possibly none.
         engine: with its network.
         view: the view.
         folder: where the scores of the run repeated are kept; None: they are not.
@@ -316,11 +316,8 @@ def _digest(attacked: AttackedRun | LeaverRun, target: FederationScores) -> str:
     The attacked scores are part of it, since clients may have models of their own beside the same clusters' models, and
     the number of queries.
     """
-    state, pairs = attacked.state, [attacked.records]
-    if isinstance(attacked, LeaverRun) and attacked.others is not None:
-        pairs.append(attacked.others)
-    drawn = [tensor for records in pairs for tensor in (records.entry, records.test)]
-    tensors = (state.models, state.assignment, *drawn, target.score)
+    state, records = attacked.state, attacked.records
+    tensors = (state.models, state.assignment, records.entry, records.test, target.score)
     content = b"".join(tensor.contiguous().numpy().tobytes() for tensor in tensors)
     about = f"{state.round} {attacked.simulation.seed} {_VERSION}"
     about += f" {attacked.queries} queries" if attacked.queries > 1 else ""

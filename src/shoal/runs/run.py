@@ -141,7 +141,7 @@ class Run:
         require(self.out is not None or not resume, "'resume' needs 'out', the directory of the run")
         if self.out is not None and Path(self.out).exists() and not resume:
             raise existing_directory_error(Path(self.out))
-        settings = self.engine.decided(self._with_features)
+        settings = self.engine.resolve(self._with_features)
         if most_clusters(self.simulation.algorithm) is not None:
             return self._with_clusters(settings).train(resume=resume)
         description = self.description or describe_simulation(self.simulation, settings)

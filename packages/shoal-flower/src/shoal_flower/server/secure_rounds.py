@@ -13,7 +13,7 @@ import torch
 
 from shoal.attacks.queries.loss_histograms import EDGES, cross_fitted_accuracy
 from shoal.audit import RedTeam
-from shoal.audit.red_team import of_known
+from shoal.audit.red_team import fill_unknown
 from shoal.config.schema import Config
 from shoal.core.atomic_files import open_to_append, write_text
 from shoal.core.errors import require
@@ -240,7 +240,7 @@ class SecureHistograms:
             cross_fitted_accuracy(sums[k], half, everything - sums[k].sum(axis=0)) if k in sums else Estimate()
             for k in range(len(state.models))
         ]
-        return of_known(estimates, state)
+        return fill_unknown(estimates, state)
 
 
 @dataclass
