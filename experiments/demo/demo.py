@@ -26,7 +26,7 @@ from matplotlib.figure import Figure as MplFigure
 from shoal.audit.finding import Estimate
 from shoal.cli.app import main as shoal
 from shoal.core.atomic_files import write_text
-from shoal.core.formats import capitalized
+from shoal.core.formats import capitalize
 from shoal.reports import plotting as plot
 from shoal.reports.page import Section, render
 
@@ -120,7 +120,7 @@ def views_in_words(attacked: Outcome, views: Sequence[str] = tuple(WHO)) -> str:
     verdicts = {who: one.verdict for who, one in exposures.items()}
     rates = ", ".join(f"{_of(accuracy, rate)} {rate}" for rate in dict.fromkeys(accuracy.values()))
     judged = ", ".join(f"{verdict}: {_of(verdicts, verdict)}" for verdict in dict.fromkeys(verdicts.values()))
-    return f"Attack accuracy: {rates}; chance 50 %. {capitalized(judged)}."
+    return f"Attack accuracy: {rates}; chance 50 %. {capitalize(judged)}."
 
 
 def _of(said: Mapping[str, str], what: str) -> str:

@@ -161,7 +161,7 @@ class AttackedRun:
         records = records.take(member[records.client[: len(records)]])
         for start in starts_before(simulation):
             if start.simulation is not None:
-                records = records.take(~records.trained_in(start.simulation.federation))
+                records = records.take(~records.second_members(start.simulation.federation))
             else:
                 notes.append(UNKNOWN_START)
         if queries > 1:
