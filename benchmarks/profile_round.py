@@ -104,7 +104,7 @@ def _medians(
 
 def backend_reason(backend: str, model: Model, local: LocalSGD) -> str:
     """How ``backend`` trains ``model`` by ``local``, and why, in words that follow its name."""
-    network, alone = model.structure(), "clients one after another"
+    network, alone = model.structure(), "clients in sequence"
     reason = loop_reason(local, dense=dense_network(model) is not None)
     preferred, rule = prefers_vmap(model.layout, network), "at most 500,000 parameters, all in linear layers"
     if reason is not None:

@@ -417,7 +417,7 @@ RUNS = {
     "a config of None": (lambda: read_config(None), f"'path' {PATH} None"),
     "save None": (lambda: ran().save(None), f"'directory' {PATH} None"),
     "save ''": (lambda: ran().save(""), f"'directory' {PATH} ''"),
-    "save 0": (lambda: ran().save("a\0b"), r"'a\x00b' is no path: it has a zero byte"),
+    "save 0": (lambda: ran().save("a\0b"), r"'a\x00b' is not a path: it has a zero byte"),
     "report None": (lambda: ran().report(None), f"'path' {PATH} None"),
     "load 3": (lambda: load(3), f"'directory' {PATH} 3"),
     "load nowhere": (lambda: load("nowhere"), "nowhere: is not a finished run"),

@@ -182,13 +182,13 @@ def read_rows(folder: Path) -> pd.DataFrame:
     """The rows of all defences that were judged, as of `measure`; without any rows where there are none.
 
     Raises:
-        InputError: a file is no table of such rows.
+        InputError: a file is not a table of such rows.
     """
     tables = []
     for path in sorted((folder / "rows").glob("*.csv")):
         table = pd.read_csv(path)
         missing = sorted({"defence", "federation", "seed", *UTILITY, *RISK} - {*table.columns})
-        require(not missing, f"{path}: is no row of the board: it lacks the columns {quote(missing)}")
+        require(not missing, f"{path}: is not a row of the board: it lacks the columns {quote(missing)}")
         tables.append(table)
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 

@@ -26,7 +26,7 @@ from matplotlib.figure import Figure as MplFigure
 from shoal.audit.finding import Estimate
 from shoal.cli.app import main as shoal
 from shoal.core.atomic_files import write_text
-from shoal.core.formats import capitalized
+from shoal.core.formats import capitalize
 from shoal.reports import plotting as plot
 from shoal.reports.page import Section, render
 
@@ -93,7 +93,7 @@ def commands(out: Path, seed: int, references: int, changes: Sequence[str]) -> d
 
 
 def shown(name: str, out: Path, said: str) -> list[str]:
-    """What the demonstration shows of a command's output, the rest of which is in demo.log."""
+    """The part of a command's output that the demonstration shows; demo.log has the rest."""
     if name == "preflight":
         return said.splitlines()[1:4]
     if name.endswith("-audit"):
@@ -120,11 +120,11 @@ def views_in_words(attacked: Outcome, views: Sequence[str] = tuple(WHO)) -> str:
     verdicts = {who: one.verdict for who, one in exposures.items()}
     rates = ", ".join(f"{_of(accuracy, rate)} {rate}" for rate in dict.fromkeys(accuracy.values()))
     judged = ", ".join(f"{verdict}: {_of(verdicts, verdict)}" for verdict in dict.fromkeys(verdicts.values()))
-    return f"Attack accuracy: {rates}; chance 50 %. {capitalized(judged)}."
+    return f"Attack accuracy: {rates}; chance 50 %. {capitalize(judged)}."
 
 
 def _of(said: Mapping[str, str], what: str) -> str:
-    """Those of whom the same is said."""
+    """Groups with the same sentence."""
     who = [one for one in said if said[one] == what]
     return "all three" if len(who) == len(said) > 2 else " and ".join(who)
 

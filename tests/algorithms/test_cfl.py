@@ -21,7 +21,7 @@ SPLITS = CFL(eps1=0.25, eps2=0.4)
 
 @pytest.fixture(scope="module")
 def four() -> list[State]:
-    """The rounds of four groups, all of which are found."""
+    """The rounds of four groups that CFL finds."""
     return trained(relabelled(FOUR), SPLITS, 30)
 
 
@@ -90,7 +90,7 @@ def test_a_newcomer_walks_the_tree_and_moves_nothing_on_its_way(four):
             local.initial_params[local.init_index[client]], ParameterTree.from_tensors(settled.server).models[0]
         )
         assert local.weights[:, client].tolist() == [0.0] * 4
-        assert int(states[1].trained[client].max()) == settled.round, "walking is no training of any model"
+        assert int(states[1].trained[client].max()) == settled.round, "walking trains no model"
 
 
 def sent_to_a_newcomer(four: list[State], group: int, algorithm: CFL, rounds: int = 4) -> tuple[list, list[State]]:

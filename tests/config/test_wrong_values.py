@@ -94,7 +94,7 @@ WRONG = [
     ("data.groups.minority.share=0.3", "must sum to 1; 0.3 (minority) + 0.8 (majority) sum to 1.1"),
     ("data.groups.minority.share=0; data.groups.majority.share=0", "at least one group's share must be above 0;"),
     ("data.groups.unrotated.share=0; data.test_examples=2", "must be at least one for each of 3 groups; got 2"),
-    ("data.groups.minority.share=0.01; data.groups.majority.share=0.99", "0.01 of 10 clients, which is no client"),
+    ("data.groups.minority.share=0.01; data.groups.majority.share=0.99", "0.01 of 10 clients, less than one client"),
     ("data.groups.minority.rotation=[25, 0]", "'rotation' must be [low, high] with low <= high; got [25, 0]"),
     ("data.groups.minority.brightness=[-1, 1]", "base.toml: 'data.groups.minority.brightness' must be at least 0"),
     ("privacy.thresholds=[0.3, 0.8]", "'thresholds' must be [low, high] with 0.5 <= low <= high <= 1; got [0.3, 0.8]"),

@@ -70,7 +70,7 @@ def test_every_page_is_reached_from_the_first_and_every_entry_is_a_page():
         reached.add(page)
         if page.startswith(("auto_gallery/", "api/generated/")):
             continue
-        assert page in pages(), f"a toctree lists {page}, which is no page"
+        assert page in pages(), f"a toctree lists {page}, which is not a page"
         waiting |= children(page) - reached
     assert pages() - reached == set()
 

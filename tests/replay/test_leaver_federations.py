@@ -28,14 +28,12 @@ def audited(run, engine, *numbers):
 
 def test_federations_without_the_client_do_not_depend_on_its_examples():
     with Engine(MODEL, backend="loop") as engine:
-        left, _ = audited(RUN, engine)
+        left, (had, never) = audited(RUN, engine, 0, 1)
         clients = left.simulation.federation.clients
         y = clients.y.clone()
         y[clients.owned(5)] = 1 - y[clients.owned(5)]
         changed = replace(left.simulation, federation=replace(FEDERATION, clients=replace(clients, y=y)))
-        other = replace(left, simulation=changed, others=None)
-        left = replace(left, others=None)
-        had, never = (left.train_reference(number, engine) for number in (0, 1))
+        other = replace(left, simulation=changed)
         assert other.train_reference(1, engine).score.equal(never.score)
         assert not other.train_reference(0, engine).score.equal(had.score)
         assert had.member.tolist() == [True] * len(left.records) + [False] * len(left.records)
@@ -51,6 +49,8 @@ def test_exact_forgetting_leaves_nothing_in_any_model_that_is_sent():
         assert had.trajectory[0].equal(never.trajectory[0])
         assert not had.trajectory[1].equal(never.trajectory[1]), "before it left, it was there"
         assert {*left.pair_scores(engine)} >= {"drop"}
+        alone = [shoal.Exact.by_cluster(replace(full, algorithm=a).on(engine)) for a in (shoal.IFCA(2), shoal.FedOpt())]
+        assert alone == [True, False], "which the page says"
         _, (had, never) = audited(full, engine, 0, 1)
         assert not had.trajectory.equal(never.trajectory)
 
@@ -60,16 +60,9 @@ def test_the_others_are_measured_before_and_after_and_a_client_that_never_was_th
         left, (had, never) = audited(RUN, engine, 0, 1)
         training, deployed = left.deployed(engine)
         assert [len(each.model) for each in deployed] == [len(training.federation)] * 2 == [5, 5]
-        count, swapped = len(left.others), left.exchanged(0)
-        assert left.exchanged(1).equal(swapped)
-        assert left.exchanged(2).equal(~swapped), "each record is trained on by half of the federations"
-        for each in (had, never):
-            for member in each.spans["others.member"]:
-                assert member[:count].equal(~swapped)
-                assert member[count:].equal(swapped)
-        used = {*left.others.test.tolist()}
-        assert used.isdisjoint(left.records.test.tolist()), "nobody trains on what the leaver is compared with"
-        assert 5 not in left.others.client.tolist()
+        others = left.others(engine)
+        assert {*others.records.client.tolist()} == {0, 1, 2, 3, 4}
+        assert others.train_reference(0, engine, spans=()).trajectory.shape == (1, 2 * len(others.records))
         never, (had, without) = audited(replace(RUN, events=[Event(round=1, leave=(5,))]), engine, 0, 1)
         assert never.departure is None
         assert (never.pair_scores(engine), never.deployed(engine)[1]) == ({}, [])
@@ -79,15 +72,16 @@ def test_the_others_are_measured_before_and_after_and_a_client_that_never_was_th
 def test_exposure_of_those_who_stay_rises_only_where_membership_shows():
     with Engine(MODEL, backend="loop") as engine:
         left, _ = audited(RUN, engine)
-    draw, count = torch.Generator().manual_seed(0), len(left.others)
+        others = left.others(engine)
+    draw, count = torch.Generator().manual_seed(0), len(others.records)
     for leak in (0.0, 2.0):
         federations = []
         for number in range(32):
-            swapped = left.exchanged(number)
+            swapped = others.exchanged(number)
             member = torch.cat([~swapped, swapped])
             score = torch.randn(2, 2 * count, generator=draw, dtype=torch.float64)
             score[1] += leak * member
-            federations.append(SimpleNamespace(spans={"others": score, "others.member": member.expand(2, -1)}))
-        before, after = (np.nanmean(each[:5]) for each in exposures_of_others(left, federations))
+            federations.append(SimpleNamespace(score=score[1], trajectory=score[:1], member=member))
+        before, after = (np.nanmean(each) for each in exposures_of_others(others, federations))
         assert abs(before - 0.5) < 0.05
         assert abs(after - (0.5 if leak == 0 else 0.84)) < 0.05, "Phi(1) = 0.84"

@@ -6,11 +6,13 @@ import re
 import pandas as pd
 import pytest
 
+from shoal.audit.audit import wrong_sign
 from shoal.cli.app import main
 from shoal.config.schema import parse_config
 from shoal.core.errors import InputError
 from shoal.replay.leaver_federations import LeaverRun
 from shoal.runs.audits.audit_leaver import OTHER_COLUMNS, audit_leaver
+from shoal.runs.audits.gate import parse_gates
 from shoal.runs.run import run
 from unrendered import unrendered_figures
 
@@ -92,6 +94,14 @@ def test_a_broken_gate_ends_with_three_and_federations_are_trained_once(runs, mo
         assert main([*asked, "--gate", "views.outsider.leaver.auc <= 0.6"]) == 3
         assert main([*asked, "--gate", "views.outsider.leaver.auc < 1"]) in (0, 3)
     assert "still recognisable" in capsys.readouterr().out
+
+
+def test_a_gate_is_broken_by_a_leaver_below_chance_not_by_the_sign_of_scores():
+    key, view = "attacks.rmia.leaver.auc", "views.outsider.leaver.auc"
+    flat = {key: 0.02, f"{key}.low": 0.0, f"{key}.high": 0.04, view: 0.98, f"{view}.low": 0.96, f"{view}.high": 1.0}
+    (gate,) = parse_gates([f"{view} <= 0.6"])
+    assert wrong_sign(flat) == {}
+    assert gate.broken_by(flat) == {view: 1.0}
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_several_sweeps_can_share_what_they_show(written, tmp_path):
 FIGURE = SWEEP + '[figures.f]\nkind = "bars"\nx = "algorithm"\naverage = ["data.groups.minority.share"]\ny = ["x"]\n'
 
 BAD = {
-    "no path": (SWEEP.replace('"base.toml"', '"a\\u0000b"'), "is no path: it has a zero byte"),
+    "no path": (SWEEP.replace('"base.toml"', '"a\\u0000b"'), "is not a path: it has a zero byte"),
     "an integer beyond 64 bits": (
         SWEEP.replace("[4, 2]", "[0x10000000000000000]"),
         "has an integer of 65 bits; at most 64 are",
@@ -247,7 +247,7 @@ def test_what_only_the_data_show_is_said_before_anything_runs(written):
     with pytest.raises(InputError, match=r"share = 0.1, algorithm = plain, seed 4: \[data\]: .*12,100 images"):
         plan_runs(read_sweep(written(many)))
     for key, value, said in (
-        ("data.clients", "4", r"\[data\]: .*0.1 of 4 clients.* is no client"),
+        ("data.clients", "4", r"\[data\]: .*0.1 of 4 clients.* less than one client"),
         ("data.groups.majority.share", "0.9", r"\[data\]: .*shares.* must sum to 1"),
         ("privacy.thresholds", "[0.8, 0.5]", r"\[privacy\]: .*thresholds' must be \[low, high\]"),
         ("privacy.beta", "[0.5]", r"\[privacy\]: .*beta' must be one number or one for each of 10 clients"),

@@ -16,7 +16,7 @@ import pandas as pd
 import shoal.attacks
 from shoal.attacks import ShadowModelAttack, SourceInference, Stack
 from shoal.audit.record_table import AGAINST_CLIENTS, CHOSEN_OF_VIEW, rank_attacks_for_view, strongest, views_within
-from shoal.core.formats import capitalized, count, join_words, percent
+from shoal.core.formats import capitalize, count, join_words, percent
 from shoal.data.preferences import VIEWS, View
 from shoal.metrics import MembershipMetrics, least_non_members
 from shoal.metrics.intervals import Estimate, Verdict
@@ -87,7 +87,7 @@ def attack_title(name: str) -> str:
 def attack_head(name: str) -> str:
     """Return the title of an attack at the beginning of a line; a name without a title stays as it is."""
     title = attack_title(name)
-    return capitalized(title) if name.removesuffix(AGAINST_CLIENTS) in TITLES else title
+    return capitalize(title) if name.removesuffix(AGAINST_CLIENTS) in TITLES else title
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class Finding:
     @property
     def head(self) -> str:
         """The attack's title at the beginning of a line."""
-        return attack_head(self.attack) if self.title == attack_title(self.attack) else capitalized(self.title)
+        return attack_head(self.attack) if self.title == attack_title(self.attack) else capitalize(self.title)
 
     @property
     def json(self) -> dict[str, Any]:
@@ -338,8 +338,8 @@ def sentence(finding: Finding) -> str:
     verb = "is" if finding.attack == PROPERTY else "are"
     exposed = f"{finding.records} {verb} exposed to {by}" + f" above{limit}" * bool(limit)
     said = {
-        "exposed": capitalized(exposed),
-        "above the limit": capitalized(exposed),
+        "exposed": capitalize(exposed),
+        "above the limit": capitalize(exposed),
         "not decided": f"Whether {exposed} is not decided" + f", since {OTHERS}" * finding.confounded,
         "within the limit": f"The exposure of {finding.records} to {by} is within{limit}",
         "at chance": f"Attacks by {by} on {finding.records} are at chance",
@@ -379,7 +379,7 @@ def exposure_summary(found: Sequence[Finding], *, unasked: bool = True) -> str:
     'Exposed: few to another client. At chance: many to another client. Not asked: an outsider and the server.'
     """
     said = [
-        f"{capitalized(verdict)}: {_to_whom([one for one in found if one.verdict == verdict])}."
+        f"{capitalize(verdict)}: {_to_whom([one for one in found if one.verdict == verdict])}."
         for verdict in VERDICTS
         if any(one.verdict == verdict for one in found)
     ]

@@ -23,7 +23,7 @@ from shoal.data.partition import (
     PartitionIndices,
     disjoint,
     partition_federation,
-    shuffled_indices,
+    shuffle_indices,
 )
 from shoal.data.preferences import equal_preferences
 from shoal.data.shifts import draw_owners
@@ -137,7 +137,7 @@ def draw_property_partition(dataset: LabelledDataset, plan: PropertyPartition, s
     has_property = _has_property(dataset).numpy()
     partition = plan.partition
     partition.check(dataset, _GROUPS)
-    order = shuffled_indices(dataset, stream("split").numpy())
+    order = shuffle_indices(dataset, stream("split").numpy())
     training, *parts = disjoint(partition, order, _GROUPS)
     with_property, without = training[has_property[training]], training[~has_property[training]]
     cut = round(plan.attacker_share * len(with_property))
@@ -152,7 +152,7 @@ def draw_property_partition(dataset: LabelledDataset, plan: PropertyPartition, s
     clients[ATTACKER] = np.concatenate([with_property[:cut], clients[ATTACKER]])
     clients[VICTIM] = np.concatenate([with_property[cut:], clients[VICTIM]])
     holdout, shadow, test = map(torch.from_numpy, parts)
-    training_indices = ClientIndices.joined([torch.from_numpy(indices) for indices in clients])
+    training_indices = ClientIndices.concatenate([torch.from_numpy(indices) for indices in clients])
     return PartitionIndices(training_indices, ClientIndices.equal(holdout, partition.clients), shadow, test)
 
 

@@ -18,7 +18,7 @@ from shoal.audit.finding import (
     sentence,
 )
 from shoal.core.errors import require
-from shoal.core.formats import ACCURACY, capitalized
+from shoal.core.formats import ACCURACY, capitalize
 from shoal.core.settings import Count, Fraction, Positive, PositiveFloat, settings
 from shoal.data.preferences import View
 from shoal.protection.ladder import DELTA, UNPROTECTED, Rung, mu_of, mu_of_accuracy
@@ -364,12 +364,12 @@ def sentences(best: Protection, demand: Demand) -> list[str]:
     """
     within, none = best.outcome == "within the limit", "no protection that was tried is shown to be within the limit"
     if best.rung == UNPROTECTED.name:
-        what, before = f"{capitalized(none)} at this price.", ""
+        what, before = f"{capitalize(none)} at this price.", ""
         if within:
             what = "Change nothing: the federation is within the limit as it is."
-        cost = f"{capitalized(best.metric)} over all clients is {best.accuracy:.3f}."
+        cost = f"{capitalize(best.metric)} over all clients is {best.accuracy:.3f}."
     else:
-        what = f"Train the federation with {best.words}." if within else f"{capitalized(none)}. The best: {best.words}."
+        what = f"Train the federation with {best.words}." if within else f"{capitalize(none)}. The best: {best.words}."
         compared = demand.test_of(best.rung).looks[0]
         first = f"the first {compared} of " * (best.seeds > compared)
         before = f" As it is, {best.findings[0].group} has {best.before:.3f} on {first}the same seeds."
@@ -388,9 +388,7 @@ def _cost(best: Protection, demand: Demand) -> str:
     payer = f"; {best.payer} {paid}, from {best.payer_accuracy_before:.3f} to {best.payer_accuracy:.3f}"
     change = f"from {best.accuracy_before:.3f} to {best.accuracy:.3f} ({cost:+.3f})"
     payer *= len(best.findings) > 1
-    return (
-        f"{capitalized(best.metric)} over all clients goes {change}, {price} the price of {demand.max_cost:g}{payer}."
-    )
+    return f"{capitalize(best.metric)} over all clients goes {change}, {price} the price of {demand.max_cost:g}{payer}."
 
 
 def _alone(best: Protection) -> str:

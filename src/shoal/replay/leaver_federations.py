@@ -23,15 +23,19 @@ from shoal.data.shards import gather
 from shoal.data.swap_pairs import PairedRecords, pair_records
 from shoal.engine import Departure, Deployed, Engine, State, Training
 from shoal.metrics.intervals import Floats
-from shoal.replay.reference_federations import POPULATION, SNAPSHOTS, FederationScores
+from shoal.replay.reference_federations import (
+    POPULATION,
+    SNAPSHOTS,
+    AttackedRun,
+    FederationScores,
+    confidence,
+    population_of,
+)
 from shoal.replay.span_scores import knowledge_of
 from shoal.replay.stages import recorded_rules
 from shoal.simulation.distillation import apply_release
 from shoal.simulation.play import SimulationState, initial_state
 from shoal.simulation.simulation import Simulation
-
-OTHERS, OTHER_MEMBERS = "others", "others.member"
-"""Scores of the others' records, and which were trained on; see `LeaverRun.train_reference`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +49,6 @@ class LeaverRun:
         leaver: the client's position.
         records: Q pairs of one of its training examples and a held-out example.
         population: Z examples that nobody trained on.
-        others: Q' pairs of those who stay, which no record is part of; None: there are none.
     """
 
     simulation: Simulation
@@ -54,7 +57,6 @@ class LeaverRun:
     leaver: int
     records: PairedRecords
     population: GroupedExamples
-    others: PairedRecords | None = None
     queries: ClassVar[int] = 1
 
     @staticmethod
@@ -78,24 +80,22 @@ class LeaverRun:
         state = apply_release(simulation.release, training, progress.state)
         shared = training.take(rest).deployed(state.take(rest))[0].models is state.models
         require(shared, "--left: clients have models of their own, and the leaver's is gone with it")
-        stream, shadow = Stream(simulation.seed)("audit"), federation.shadow
-        drawn = torch.randperm(len(shadow), generator=stream("population").generator())[:POPULATION]
-        records = pair_records(federation.take(position), stream("records"), simulation.duplicates)
+        stream = Stream(simulation.seed)("audit", "records")
+        records = pair_records(federation.take(position), stream, simulation.duplicates)
         require(len(records) > 1, f"--left: client '{client}' needs two examples with a held-out one of their label")
-        left = LeaverRun(simulation, progress, state, leaver, records, shadow.take(drawn.to(shadow.y.device)))
-        return replace(left, others=left._pairs_of_others())
+        return LeaverRun(simulation, progress, state, leaver, records, population_of(simulation))
 
-    def _pairs_of_others(self) -> PairedRecords | None:
-        """The pairs of those who stay, without the held-out examples that the leaver's records have."""
+    def others(self, engine: Engine) -> AttackedRun | None:
+        """The attack on those who stay, with the score before the client left as a trajectory; None without records."""
+        if self.departure is None:
+            return None
         try:
-            pairs = pair_records(
-                self.simulation.federation, Stream(self.simulation.seed)("audit", "others"), self.simulation.duplicates
-            )
+            run = AttackedRun.from_run(self.simulation, self.state, self.progress.rows, engine)
         except InputError:
             return None
-        stays = torch.isin(pairs.client[: len(pairs)], self.staying)
-        pairs = pairs.take(stays & ~torch.isin(pairs.test, self.records.test))
-        return pairs if len(pairs) else None
+        stays = torch.isin(run.records.client[: len(run.records)], self.staying)
+        run = replace(run, records=run.records.take(stays), snapshots=(self.round - 1,))
+        return run if len(run.records) else None
 
     @property
     def round(self) -> int:
@@ -121,14 +121,10 @@ class LeaverRun:
         Returns:
             ``score`` of the final model; in ``trajectory`` (2, 2 Q) the mean over the models that were sent in the
             first round without the client and at most `SNAPSHOTS` later ones, and the score of the last model before
-            the client left; ``population`` (3, Z) of all three. ``spans`` has `OTHERS` and `OTHER_MEMBERS`, each
-            (2, 2 Q'): scores of the others' records, before the client left and at the end, by the model that their
-            client trained last, and whether that client trained on them.
+            the client left; ``population`` (3, Z) of all three.
         """
         del spans
         simulation, member, last = self.simulation, number % 2 == 0, self.simulation.last_round
-        if self.others is not None:
-            simulation = replace(simulation, federation=self.others.swapped(self.exchanged(number)))
         risks, directives = recorded_rules(simulation, self.progress.rows)
         training, state = simulation.on(engine), initial_state(simulation, engine).state
         assert training.presence is not None
@@ -144,31 +140,7 @@ class LeaverRun:
             state = after if after.round < last else apply_release(simulation.release, training, after)
             if state.round in taken:
                 seen.append(state.models)
-        scores = self._scores([before.models, *seen], engine, member=member)
-        return replace(scores, spans=self._of_others((before, state), self.exchanged(number), engine))
-
-    def exchanged(self, number: int) -> Tensor:
-        """(Q',) bool, in which pairs of the others federation ``number`` trains on the second record.
-
-        Those with and without the client, 2 i and 2 i + 1, train on the same records, 4 i and 4 i + 2 on opposite ones.
-        """
-        coins = Stream(self.simulation.seed)("audit", "leaver", "exchanged", number // 4)
-        heads = torch.rand(0 if self.others is None else len(self.others), generator=coins.generator()) < 0.5
-        return heads if number // 2 % 2 == 0 else ~heads
-
-    def _of_others(self, states: Sequence[State], exchanged: Tensor, engine: Engine) -> dict[str, Tensor]:
-        """See `train_reference`."""
-        if self.others is None:
-            return {}
-        records, client, scores, members = self.others, self.others.client, list[Tensor](), list[Tensor]()
-        for state in states:
-            model, score = state.assignment[client], torch.empty(len(client), dtype=torch.float64)
-            for k in model.unique().tolist():
-                asked = torch.nonzero(model == k).flatten()
-                score[asked] = _confidence(state.models[max(k, 0)], records, engine, asked)
-            scores.append(score)
-            members.append(torch.cat([~exchanged, exchanged]) & (model >= 0))
-        return {OTHERS: torch.stack(scores), OTHER_MEMBERS: torch.stack(members)}
+        return self._scores([before.models, *seen], engine, member=member)
 
     def _scores(self, seen: Sequence[Tensor], engine: Engine, *, member: bool) -> FederationScores:
         """The scores of the last of the models (K, P) that were ``seen``, the mean over those after the first, and the
@@ -187,7 +159,7 @@ class LeaverRun:
 
     def _best(self, models: Tensor, engine: Engine) -> tuple[int, Tensor]:
         """The model of the highest mean confidence on the records, and this confidence (2 Q,)."""
-        scores = torch.stack([_confidence(model, self.records, engine) for model in models])
+        scores = torch.stack([confidence(model, self.records, engine) for model in models])
         best = int(scores.mean(dim=1).argmax())
         return best, scores[best]
 
@@ -206,7 +178,7 @@ class LeaverRun:
         if before.shape != after.shape:
             return {}
         best, score = self._best(before, engine)
-        found = {"drop": (score - _confidence(after[best], self.records, engine)).numpy()}
+        found = {"drop": (score - confidence(after[best], self.records, engine)).numpy()}
         # From the model without the client to the one with it: its records were trained on between them.
         moves, client = torch.stack([after[best], before[best]])[:, None], self.simulation.federation.ids[[self.leaver]]
         known = replace(knowledge_of(self.simulation.on(engine), self.state), server=None, pooling=0.0)
@@ -251,10 +223,3 @@ class LeaverRun:
         if departure is None or departure.before.shape != state.models.shape:
             return training, []
         return training, [training.deployed(now)[0] for now in (replace(state, models=departure.before), state)]
-
-
-def _confidence(model: Tensor, records: PairedRecords, engine: Engine, asked: Tensor | None = None) -> Tensor:
-    """The logit-scaled confidence (m,) of a model (P,) on some records, or on all."""
-    asked = torch.arange(2 * len(records)) if asked is None else asked
-    x, rows = records.federation.clients.x, records.rows_on_device(asked)
-    return mean_confidence(engine, model, x, records.labels[asked], rows, 1)

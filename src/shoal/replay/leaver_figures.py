@@ -5,6 +5,8 @@ clients that stay fare.
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pandas as pd
+from torch import Tensor
 
 from shoal.attacks import RMIA, LiRA, Population, ReferenceAttack, ReferenceScores
 from shoal.audit import record_exposure
@@ -13,8 +15,7 @@ from shoal.data import Federation
 from shoal.engine import Deployed, Engine
 from shoal.metrics.intervals import Bools, Estimate, Floats
 from shoal.metrics.run_auc import auc_over_runs
-from shoal.replay.leaver_federations import OTHER_MEMBERS, OTHERS, LeaverRun
-from shoal.replay.reference_federations import FederationScores
+from shoal.replay.reference_federations import AttackedRun, FederationScores
 from shoal.simulation.round_metrics import metric_values
 
 
@@ -74,24 +75,20 @@ def strongest_attack(attacks: Mapping[str, Estimate]) -> tuple[str, Estimate]:
     return name, wider[name]
 
 
-def exposures_of_others(left: LeaverRun, trained: Sequence[FederationScores]) -> list[Floats]:
+def exposures_of_others(others: AttackedRun, trained: Sequence[FederationScores]) -> tuple[Floats, Floats]:
     """The mean exposure (N,) of each client's records before the leaver left, and at the end; NaN of clients without
-    records. Empty where there are none.
+    records. The same federations measure both.
     """
-    if left.others is None:
-        return []
-    count, found = len(left.others), list[Floats]()
-    client = left.others.client[:count].numpy()
-    number = np.bincount(client, minlength=len(left.simulation.federation))
-    for when in range(2):
-        columns = [[each.spans[name][when].numpy() for each in trained] for name in (OTHERS, OTHER_MEMBERS)]
-        score, member = (np.stack(column, axis=1) for column in columns)
-        one = np.zeros(2 * count, dtype=np.int64)
+    count, member = len(others.records), np.stack([each.member.numpy() for each in trained], axis=1)
+    client, one = others.records.client[:count].numpy(), np.zeros(2 * count, dtype=np.int64)
+
+    def exposure(scores: Sequence[Tensor]) -> Floats:
+        score = np.stack([each.numpy() for each in scores], axis=1)
         matrix = ReferenceScores(score[:, 0], member[:, 0], score[:, 1:], member[:, 1:], one)
-        exposure = record_exposure(matrix, None)[0][:count]
-        with np.errstate(invalid="ignore"):
-            found.append(np.bincount(client, weights=exposure, minlength=len(number)) / number)
-    return found
+        of_records = pd.Series(record_exposure(matrix, None)[0][:count]).groupby(client).mean()
+        return np.asarray(of_records.reindex(range(len(others.simulation.federation))), dtype=np.float64)
+
+    return exposure([each.trajectory[0] for each in trained]), exposure([each.score for each in trained])
 
 
 def client_accuracies(deployed: Deployed, federation: Federation, engine: Engine) -> Floats:

@@ -115,6 +115,8 @@ class AttackedRun:
         notes: caveats about the records, in sentences without a full stop.
         rows: of `rounds.csv`, to verify repeated rounds.
         queries: number of copies of each record to query; trajectories use the record itself.
+        snapshots: rounds of trajectories, with the model that each client trained last by then; empty: evenly spaced
+            rounds, and the last model of all.
     """
 
     simulation: Simulation
@@ -127,6 +129,7 @@ class AttackedRun:
     notes: tuple[str, ...] = ()
     rows: tuple[RoundRow, ...] = ()
     queries: int = 1
+    snapshots: tuple[int, ...] = ()
 
     @staticmethod
     def from_run(
@@ -143,10 +146,7 @@ class AttackedRun:
             simulation.round_attack is None and simulation.malicious_clients is None,
             "a run with a property attack cannot be repeated; audit a run without [property_attack]",
         )
-        root, shadow = Stream(simulation.seed), simulation.federation.shadow
-        stream = root("audit")
-        drawn = torch.randperm(len(shadow), generator=stream("population").generator())[:POPULATION]
-        training = simulation.on(engine)
+        stream, training = Stream(simulation.seed)("audit"), simulation.on(engine)
         deployed, _ = training.deployed(state)
         member = Membership.of_deployed(state, deployed, simulation.member_rounds).latest >= 0
         present = torch.isin(torch.arange(len(member)), training.present(simulation.last_round))
@@ -161,7 +161,7 @@ class AttackedRun:
         records = records.take(member[records.client[: len(records)]])
         for start in starts_before(simulation):
             if start.simulation is not None:
-                records = records.take(~records.trained_in(start.simulation.federation))
+                records = records.take(~records.second_members(start.simulation.federation))
             else:
                 notes.append(UNKNOWN_START)
         if queries > 1:
@@ -174,7 +174,7 @@ class AttackedRun:
             risks=risks,
             directives=directives,
             records=records,
-            population=shadow.take(drawn.to(shadow.y.device)),
+            population=population_of(simulation),
             notes=tuple(notes),
             rows=tuple(rows),
             queries=queries,
@@ -214,6 +214,8 @@ class AttackedRun:
     @cached_property
     def snapshot_rounds(self) -> list[int]:
         """The rounds of a trajectory's scores: evenly spaced, with the last one."""
+        if self.snapshots:
+            return [*self.snapshots]
         first, last = self.stages[0].simulation.first_round, self.simulation.last_round
         return sorted({round(after) for after in np.linspace(first, last, SNAPSHOTS + 1)[1:]})
 
@@ -381,7 +383,7 @@ class AttackedRun:
 
         def followed(snapshot: Tensor, assignment: Tensor) -> Tensor:
             # Of another number of models, those that clients trained then became the ones that they trained last.
-            same = len(snapshot) == len(state.models)
+            same = len(snapshot) == len(state.models) and not self.snapshots
             return snapshot[(scores.model if same else assignment.clamp(min=0))[client], everyone]
 
         return replace(scores, trajectory=torch.stack([followed(*snapshot) for snapshot in of_rounds]))
@@ -423,7 +425,7 @@ class AttackedRun:
         client, score = self.records.client, torch.empty(2 * len(self.records), dtype=torch.float64)
         for s in model[client].unique().tolist():
             inside = torch.nonzero(model[client] == s).flatten()
-            score[inside] = self._confidence(deployed.models[s], engine, self.queries, inside)
+            score[inside] = confidence(deployed.models[s], self.records, engine, inside, self.queries)
         models = () if is_personal(deployed) else deployed.models
         x, y = self.population.x, self.population.y.cpu()
         rows = torch.arange(len(y), device=x.device)
@@ -439,12 +441,23 @@ class AttackedRun:
 
     def _of_all(self, models: Tensor, engine: Engine, queries: int) -> Tensor:
         """(K, 2 Q)."""
-        return torch.stack([self._confidence(model, engine, queries) for model in models])
+        return torch.stack([confidence(model, self.records, engine, queries=queries) for model in models])
 
-    def _confidence(self, model: Tensor, engine: Engine, queries: int, records: Tensor | None = None) -> Tensor:
-        records = torch.arange(2 * len(self.records)) if records is None else records
-        x, rows = self.records.federation.clients.x, self.records.rows_on_device(records)
-        return mean_confidence(engine, model, x, self.records.labels[records], rows, queries)
+
+def population_of(simulation: Simulation) -> GroupedExamples:
+    """At most `POPULATION` examples of the shadow set."""
+    shadow, stream = simulation.federation.shadow, Stream(simulation.seed)("audit", "population")
+    drawn = torch.randperm(len(shadow), generator=stream.generator())[:POPULATION]
+    return shadow.take(drawn.to(shadow.y.device))
+
+
+def confidence(
+    model: Tensor, records: PairedRecords, engine: Engine, asked: Tensor | None = None, queries: int = 1
+) -> Tensor:
+    """The logit-scaled confidence of a model (P,) on the records ``asked`` (m,), or on all (2 Q,)."""
+    asked = torch.arange(2 * len(records)) if asked is None else asked
+    x, rows = records.federation.clients.x, records.rows_on_device(asked)
+    return mean_confidence(engine, model, x, records.labels[asked], rows, queries)
 
 
 def _first_rounds(spans: Collection[str]) -> FirstRounds:

@@ -316,11 +316,8 @@ def _digest(attacked: AttackedRun | LeaverRun, target: FederationScores) -> str:
     The attacked scores are part of it, since clients may have models of their own beside the same clusters' models, and
     the number of queries.
     """
-    state, pairs = attacked.state, [attacked.records]
-    if isinstance(attacked, LeaverRun) and attacked.others is not None:
-        pairs.append(attacked.others)
-    drawn = [tensor for records in pairs for tensor in (records.entry, records.test)]
-    tensors = (state.models, state.assignment, *drawn, target.score)
+    state, records = attacked.state, attacked.records
+    tensors = (state.models, state.assignment, records.entry, records.test, target.score)
     content = b"".join(tensor.contiguous().numpy().tobytes() for tensor in tensors)
     about = f"{state.round} {attacked.simulation.seed} {_VERSION}"
     about += f" {attacked.queries} queries" if attacked.queries > 1 else ""

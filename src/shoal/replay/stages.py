@@ -89,7 +89,7 @@ def warm_start_chain(simulation: Simulation, records: PairedRecords) -> list[Cha
     stages = []
     for start in starts_before(simulation):
         assert start.simulation is not None
-        located, pair = records.located_in(start.simulation.federation)
+        located, pair = records.locate_in(start.simulation.federation)
         stages.append(
             ChainLink(start.simulation, start.engine, *recorded_rules(start.simulation, start.rows), located, pair)
         )

@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure as MplFigure
 
 from shoal.audit.finding import Estimate
-from shoal.core.formats import ACCURACY, DASH, capitalized, decimal, number
+from shoal.core.formats import ACCURACY, DASH, capitalize, decimal, number
 from shoal.reports.page import Section, render
 from shoal.reports.plotting import OVER, WITHIN, draw_figure, key, legend, name_points
 from shoal.reports.table import Cell, ReportTable, TableRow, heads, row
@@ -80,7 +80,7 @@ def protection_page(front: pd.DataFrame, found: Mapping[str, Any], sentences: Se
     alt = f"{len(front)} settings by {metric} and exposure; '{chosen}' was chosen"
     figure = draw_figure("front", sentences[1], caption, alt, draw)
     sections = (
-        Section("front", f"{capitalized(metric)} against exposure", figures=[figure]),
+        Section("front", f"{capitalize(metric)} against exposure", figures=[figure]),
         Section("rungs", "Every setting", table=ReportTable(columns, rows, note=note)),
         Section("next", "What to do next", code=f"shoal run {path}\nshoal audit runs/protected --references 16"),
     )

@@ -62,7 +62,7 @@ class FedRep(OwnLayers):
             f"FedRep trains the head in all local 'epochs' but the last {self.body_epochs}, which train the body, so "
             f"'epochs' must be at least {self.body_epochs + 1}; got {local.epochs or f'steps = {local.steps}'}",
         )
-        require(local.share == 1, "FedRep needs all local steps, of which shorter training takes a share alone")
+        require(local.share == 1, "FedRep needs all local steps, but shorter training leaves some out")
 
     def own_mask(self, layout: Layout) -> Tensor:
         return head_of(layout, self.head)

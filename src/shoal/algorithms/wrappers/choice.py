@@ -225,7 +225,7 @@ _Price = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 @settings
 class PricedChoice(Wrapper, ChoiceRule):
-    """A rule by which clients of ``base`` choose by ``loss_ik + price_k``, with prices that the server sets.
+    """Choice by ``loss_ik + price_k`` among the models of ``base``, with prices that the server sets.
 
     The directive "price", in nats, sets the price of each cluster's model; without it ``prices`` do. With prices of 0,
     or if clients of ``base`` do not choose, it is ``base``, bit for bit. IFCA-MIR multiplies the price by alpha, as it

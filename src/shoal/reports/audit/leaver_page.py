@@ -1,13 +1,15 @@
 """The page of the audit of a client that left: the answer, attacks by view, and those who stay."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from matplotlib.figure import Figure as MplFigure
-
+from shoal.audit.finding import Finding
 from shoal.core.formats import number, percent
 from shoal.metrics.intervals import Estimate
 from shoal.reports import plotting as plot
+from shoal.reports.audit.audit_charts import by_view
 from shoal.reports.page import Section, render
 from shoal.reports.table import Cell, ReportTable, heads, row
 
@@ -88,32 +90,19 @@ def _attacks(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     }
 
 
-def _by_view(flat: Mapping[str, Any], title: str) -> plot.Figure:
-    """A dot with its interval for the attack that decides by view, and pale dots for the others."""
-    shown = [view for view in reversed(_VIEWS) if f"views.{view}.leaver.auc" in flat]
-    estimates = [Estimate.of(flat, f"views.{view}.leaver.auc") for view in shown]
-
-    def draw(figure: MplFigure) -> None:
-        axes = figure.subplots()
-        axes.axvline(0.5, **plot.CHANCE_LINE)
-        for view, key in _attacks(flat).values():
-            found = Estimate.of(flat, key)
-            value = 1 - found.value if found.high < 0.5 else found.value
-            axes.plot(value, shown.index(view), "o", color="#aaaaaa", markersize=4)
-        style = plot.group_style(0).mark
-        for place, estimate in enumerate(estimates):
-            reach = [[max(0.0, estimate.value - estimate.low)], [max(0.0, estimate.high - estimate.value)]]
-            axes.errorbar([estimate.value], [place], xerr=reach, **style, markersize=6, elinewidth=1.5, capsize=3)
-        axes.set_yticks(range(len(shown)), [_VIEWS[view] for view in shown])
-        axes.set(ylim=(-0.6, len(shown) - 0.4), xlim=(-0.02, 1.02), xlabel="AUC (chance: 0.5)")
-        plot.legend(figure, [plot.key("attack that decides", **style), plot.chance_key()])
-
-    alt = "; ".join(f"{_VIEWS[view]}: {_figure(flat, view)}" for view in reversed(shown))
-    caption = (
-        "Lines: 95 % intervals that all attacks of a view keep at once. Pale dots: the other attacks. An AUC that is "
-        "certainly below 0.5 is reversed, as an attacker would."
-    )
-    return plot.draw_figure("views", title, caption, f"AUC by view. {alt}.", draw, height=2.4)
+def _by_view(flat: Mapping[str, Any], title: str) -> Sequence[plot.Figure]:
+    """The AUC of each attack, by view."""
+    attacks = _attacks(flat)
+    asked = Counter(view for view, _ in attacks.values())
+    found = [
+        Finding(
+            _VIEWS[view], name.removesuffix(f"-{view}"), name, Estimate.of(flat, key).among(asked[view]), title=name
+        )
+        for name, (view, key) in attacks.items()
+    ]
+    drawn = by_view(found, tuple(_VIEWS[view] for view in _VIEWS if view in asked), "AUC")
+    caption = "Lines: 95 % intervals that all attacks of a view keep at once. An attacker reverses an AUC below 0.5."
+    return () if drawn is None else (replace(drawn, title=title, caption=caption),)
 
 
 def leaver_page(flat: Mapping[str, Any], notes: Sequence[str] = ()) -> str:
@@ -139,7 +128,7 @@ def leaver_page(flat: Mapping[str, Any], notes: Sequence[str] = ()) -> str:
         ends = [number(flat[f"{key}.{when}"]) for when in ("before", "after")]
         stay.append(row(*key.split(".")[1:3], *ends, Cell(f"{change.value:+.3f}", change.interval)))
     sections = (
-        Section("views", "What each view tells", figures=(_by_view(flat, verdict.removesuffix(".")),)),
+        Section("views", "What each view tells", figures=_by_view(flat, verdict.removesuffix("."))),
         Section(
             "attacks", "Attacks", worst,
             table=ReportTable(heads(["attack", "view"], ["AUC", "95 %"]), tuple(rows), note=note),

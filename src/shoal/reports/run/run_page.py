@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from shoal.audit.finding import BY, Finding, findings, most_exposed, run_findings
 from shoal.config.schema import SIMULATION
-from shoal.core.formats import ACCURACY, DASH, capitalized, count, decimal
+from shoal.core.formats import ACCURACY, DASH, capitalize, count, decimal
 from shoal.data import Group
 from shoal.metrics import auc_interval
 from shoal.metrics.metric_table import METRICS
@@ -64,7 +64,7 @@ def run_page(
         lead.append(("", Markup(
             '<a href="audit.html">The audit of these models</a>: every attack, and the most exposed records.'
         )))  # fmt: skip
-    lead += [("warning", f"{capitalized(warning)}.") for warning in warnings]
+    lead += [("warning", f"{capitalize(warning)}.") for warning in warnings]
     lead += [("", f"{said}.") for said in notes(summary, run.kind, found=audit is None)]
     answers = [
         ("Does clustering pay?", clustering_verdict(summary, run.metric)),
@@ -129,7 +129,7 @@ def _key_metrics(view: RunView, found: Sequence[Finding], audit: pd.DataFrame | 
     accuracy, rounds = view.metric("accuracy"), int(view.rounds["round"].max())
     mean = f"mean over clients, held-out {run.kind}{better}"
     return (
-        (capitalized(accuracy.name), accuracy.text(overall.get("accuracy.overall")), mean),
+        (capitalize(accuracy.name), accuracy.text(overall.get("accuracy.overall")), mean),
         exposure,
         _tile("exceeded", overall.get("exceeded.total"), limits),
         ("Rounds", count(rounds), "of training"),
@@ -137,7 +137,7 @@ def _key_metrics(view: RunView, found: Sequence[Finding], audit: pd.DataFrame | 
 
 
 def _tile(key: str, value: float | None, remark: str) -> tuple[str, str, str]:
-    return (capitalized(METRICS[key].name), METRICS[key].text(value), remark)
+    return (capitalize(METRICS[key].name), METRICS[key].text(value), remark)
 
 
 def _description(group: Group) -> str:

@@ -119,17 +119,24 @@ def audit_leaver(
         folder = run / f"left-{left.simulation.federation.ids[left.leaver]}" if out is None else path_of("out", out)
         make_directory(folder)
         with lock_folder(folder), log_to_file(folder / "audit.log"):
-            target, wanted = left.scores(engine), {"rounds": False, "watch": watch, "workers": workers}
-            trained = reference_scores(left, target, 2 * references, engine, folder=folder / "references", **wanted)
+            wanted: dict[str, Any] = {"rounds": False, "watch": watch, "workers": workers}
+            target, at = left.scores(engine), folder / "references"
+            trained = reference_scores(left, target, 2 * references, engine, folder=at, **wanted)
             records, figures = _against_never(left, target, trained)
-            others, more = _others(left, trained, engine)
-            figures |= _pair(left, engine) | more
+            attacked, exchanged = left.others(engine), list[FederationScores]()
+            if attacked is not None:
+                # Of their own: other records of the others would hide what is left of the client.
+                most, own = max(LEAST, references // 2), attacked.scores(engine)
+                exchanged = reference_scores(attacked, own, most, engine, folder=at / "others", **wanted)
+            exposures = None if attacked is None else exposures_of_others(attacked, exchanged)
+            others, of_groups = _others(left, exposures, engine)
+            figures |= _pair(left, engine) | of_groups
             by_cluster = getattr(simulation.forgetting, "by_cluster", None)
             if by_cluster is not None:
                 figures["leaver.retrained"] = "clusters" if by_cluster(simulation.on(engine)) else "federation"
     flat = {"leaver.client": str(client), "leaver.round": left.round, "leaver.records": len(left.records)}
     flat |= {"leaver.method": simulation.forgetting.name, "references": references, **figures}
-    flat["seconds.references"] = round(sum(scores.seconds for scores in trained), 3)
+    flat["seconds.references"] = round(sum(scores.seconds for scores in (*trained, *exchanged)), 3)
     for name in ("client_rounds", "full_client_rounds", "choices", "changed_choices") if left.departure else ():
         flat[f"leaver.{name}"] = getattr(left.departure, name)
     federation = left.simulation.federation
@@ -168,18 +175,13 @@ def _against_never(
     exposure, low = record_exposure(matrix, Stream(left.simulation.seed)("audit", "leaver records"))
     name_of = left.simulation.federation.origins.get("clients", "clients-{}".format)
     table = pd.DataFrame({"record": [name_of(row) for row in left.records.rows[:count].tolist()]})
-    table = table.assign(exposure=exposure, exposure_low=low, outsider=_auc_of_records(final[::2], final[1::2]))
+    outsider = [auc_over_runs((record[::2, None], record[1::2, None])).value for record in final.T]
+    table = table.assign(exposure=exposure, exposure_low=low, outsider=outsider)
     if np.isfinite(low).all():
         worst = int(np.argmax(low))
         figures |= {"worst.record": table["record"].tolist()[worst], "worst.exposure": float(exposure[worst])}
         figures["worst.exposure.low"] = float(low[worst])
     return table, figures
-
-
-def _auc_of_records(had: Floats, never: Floats) -> Floats:
-    """(Q,) the AUC of each record's plain score over federations (R, Q) with and without the client."""
-    above = had[:, None] - never[None]
-    return ((above > 0) + 0.5 * (above == 0)).mean(axis=(0, 1))
 
 
 def _pair(left: LeaverRun, engine: Engine) -> dict[str, Any]:
@@ -201,31 +203,28 @@ def _view(view: str, attacks: Mapping[str, Estimate]) -> dict[str, Any]:
 
 
 def _others(
-    left: LeaverRun, trained: Sequence[FederationScores], engine: Engine
+    left: LeaverRun, exposures: tuple[Floats, Floats] | None, engine: Engine
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Others.csv, one row per client that stays, and the figures of their groups, the smallest group first.
-
-    A client's exposure is the mean over its records. The same reference federations measure it before and after, with
-    and without the leaver, since membership of the others' records is known of all.
+    """Others.csv, one row per client that stays, and the figures of their groups, the smallest group first;
+    ``exposures`` (N,) are those of `exposures_of_others`.
     """
     training, deployed = left.deployed(engine)
-    federation, rest = training.federation, left.staying
-    names = federation.names or federation.ids.tolist()
+    federation, names = training.federation, training.federation.names or training.federation.ids.tolist()
     table = pd.DataFrame({"client": names, "group": [federation.groups[g] for g in federation.group.tolist()]})
     values, figures = [group_values(each, federation, engine) for each in deployed], dict[str, Any]()
-    for when, each in zip(WHEN, deployed, strict=False):
+    unknown = np.full(len(left.simulation.federation), np.nan)
+    for when, each, exposure in zip(WHEN, deployed, exposures or (unknown, unknown), strict=False):
         table[f"accuracy_{when}"] = client_accuracies(each, federation, engine)
-    for when, exposure in zip(WHEN, exposures_of_others(left, trained) if deployed else (), strict=False):
-        table[f"exposure_{when}"] = exposure[rest.numpy()]
+        table[f"exposure_{when}"] = exposure[left.staying.numpy()]
     table = table.reindex(columns=OTHER_COLUMNS)
     for group in sorted(values[0], key=lambda group: values[0][group].share) if values else ():
         then, now = ({group: value[group]} for value in values)
         figures |= {f"others.{group}.accuracy.before": mean_accuracy(then)}
         figures |= {f"others.{group}.accuracy.after": mean_accuracy(now)}
         figures |= _ends(f"others.{group}.accuracy.difference", Estimate(*difference(now, then)))
-        exposures = table.loc[table["group"] == group, ["exposure_before", "exposure_after"]].dropna().to_numpy(float)
-        if len(exposures):
-            mean, change = exposures.mean(axis=0), np.diff(exposures, axis=1)[:, 0]
+        both = table.loc[table["group"] == group, ["exposure_before", "exposure_after"]].dropna().to_numpy(float)
+        if len(both):
+            mean, change = both.mean(axis=0), np.diff(both, axis=1)[:, 0]
             figures |= {f"others.{group}.exposure.{when}": float(mean[i]) for i, when in enumerate(WHEN)}
             estimate = Estimate(float(change.mean()), *mean_interval(change))
             figures |= _ends(f"others.{group}.exposure.difference", estimate)
