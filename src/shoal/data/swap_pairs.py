@@ -116,7 +116,8 @@ class PairedRecords:
         """Whether the second example of each pair is, by content, in training in another federation, (Q,) bool."""
         clients = self.federation.clients
         second = Shards.from_indices(clients.x, clients.y, self.first_test + self.test, torch.tensor([len(self)]))
-        return torch.from_numpy(np.isin(*comparable_hashes(second, earlier.clients)))
+        own, others = comparable_hashes(second, earlier.clients)
+        return torch.from_numpy(np.isin(own, others))
 
     def swapped(self, swap: Tensor) -> Federation:
         """Swap the examples of the pairs in the mask ``swap`` (Q,): clients then train on the second one.
