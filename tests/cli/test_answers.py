@@ -61,7 +61,7 @@ def test_every_command_prints_one_document(name, folder, tmp_path, capsys, monke
     document = json.loads(printed.out)
     said = {
         "run": "round 2 of 2",
-        "sweep": "1 of 1 runs",
+        "sweep": "run 1 of 1",
         "audit": "Gate empirical_epsilon <= 50: holds",
         "preflight": "Gate",
     }
