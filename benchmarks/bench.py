@@ -70,7 +70,7 @@ def arguments_of(words: list[str]) -> argparse.Namespace:
     options.add_argument("--no-peers", action="store_true", help="only Shoal and plain PyTorch")
     options.add_argument("--threads", type=int, default=2, help="Shoal's worker threads")
     options.add_argument("--out", type=Path, help="also write the page here")
-    options.add_argument("--pfl-python", type=Path, help="an interpreter that has pfl, in the place of .bench/pfl")
+    options.add_argument("--pfl-python", type=Path, help="an interpreter that has pfl, instead of .bench/pfl")
     options.add_argument("--flower-python", type=Path, help="the same for Flower")
     options.add_argument(
         "--blazefl-python", type=Path, help="an interpreter that has BlazeFL: Python 3.14, free-threaded"

@@ -67,7 +67,7 @@ def processor_seconds(folder: Path, *words: str) -> float:
 
 
 def of_many_clients(clients: int, rounds: int = 5) -> dict[str, float]:
-    """Parts of a run of many clients with 10 examples each, of which 1 % take part in a round, in this process."""
+    """Parts of a run of many clients with 10 examples each and 1 % participation, in this process."""
     import torch  # noqa: PLC0415 (the rows of commands do without)
 
     import shoal  # noqa: PLC0415

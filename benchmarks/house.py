@@ -4,7 +4,7 @@
     python benchmarks/house.py --root ../other       # of another checkout
     python benchmarks/house.py --graph docs/images/import-graph.svg
 
-The graph has one box per room (a package directly below `shoal`) and one arrow per pair of rooms of which one imports
+The graph has one box per room (a package directly below `shoal`) and one arrow per pair of rooms if one imports
 the other. `tests/test_house.py` compares the imports that the picture shows with those of the code.
 """
 

@@ -286,7 +286,7 @@ def caught(path: Path) -> dict[int, str]:
 def run_faults(
     faults: Mapping[int, Fault], stage: str, coverage: SuiteCoverage, clones: Sequence[Path], path: Path
 ) -> None:
-    """Run the tests of each fault's room, or the others, and write by which test it was caught, if by any."""
+    """Run the tests of each fault's room, or the others, and write the test that caught it, if any."""
     done = caught(path)
     free: SimpleQueue[Path] = SimpleQueue()
     for clone in clones:

@@ -59,7 +59,7 @@ def written() -> float:
 
 
 def with_own_rows(rows: ClientVectors) -> ClientVectors:
-    """``rows`` of which each is changed a little, so that no two clients share one."""
+    """Change each of ``rows`` a little, so that no two clients share one."""
     for some in torch.arange(len(rows)).split(64):
         rows = rows.moved(some, torch.full((len(some), rows.shape[1]), 1e-6))
     return rows

@@ -47,7 +47,7 @@ def profile(simulation: Simulation, settings: EngineSettings, *, rounds: int = 5
     """
     integer("rounds", rounds, "such as 5", 1)
     simulation = apply_feature_map(simulation)
-    decided = settings.decided(simulation)
+    decided = settings.resolve(simulation)
     with decided.engine(simulation.setup.model) as engine:
         ready = move_to_engine(simulation, engine)
         measured = list(islice(run_rounds(ready, engine, initial_state(ready, engine)), rounds + 1))
@@ -104,7 +104,7 @@ def _medians(
 
 def backend_reason(backend: str, model: Model, local: LocalSGD) -> str:
     """How ``backend`` trains ``model`` by ``local``, and why, in words that follow its name."""
-    network, alone = model.structure(), "clients one after another"
+    network, alone = model.structure(), "clients in sequence"
     reason = loop_reason(local, dense=dense_network(model) is not None)
     preferred, rule = prefers_vmap(model.layout, network), "at most 500,000 parameters, all in linear layers"
     if reason is not None:

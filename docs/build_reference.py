@@ -1,7 +1,7 @@
-"""The reference of all keys and all metrics in docs/configuration.md, generated from the declarations.
+"""The keys in docs/configuration.md and the metrics in docs/files.md, generated from the declarations.
 
-``python docs/build_reference.py`` writes each between its two markers in that file, as the
-build of the site does in the page that it reads.
+``python docs/build_reference.py`` writes each between its two markers, as the build of the site does in the pages that
+it reads.
 """
 
 import inspect
@@ -20,7 +20,7 @@ from shoal.config.schema import Config
 from shoal.config.settings_tables import Key, described_by, docstring_as_markdown, item_of, keys_of, meanings, unmarked
 from shoal.metrics import METRICS
 
-PAGE = Path(__file__).with_name("configuration.md")
+PAGES = [Path(__file__).with_name(name) for name in ("configuration.md", "files.md")]
 BEGIN, END = "<!-- keys: written by python docs/build_reference.py -->", "<!-- end of keys -->"
 METRICS_BEGIN, METRICS_END = BEGIN.replace("keys", "metrics", 1), END.replace("keys", "metrics")
 _HEAD = "| key | value | default | meaning |\n|---|---|---|---|\n"
@@ -51,6 +51,8 @@ def metrics() -> str:
 def update(text: str) -> str:
     """The text of a page with the reference and the metrics between their markers."""
     for begin, end, content in ((BEGIN, END, reference()), (METRICS_BEGIN, METRICS_END, metrics())):
+        if begin not in text:
+            continue
         before, rest = text.split(begin)
         text = f"{before}{begin}\n\n{content}\n\n{end}{rest.split(end)[1]}"
     return text
@@ -157,18 +159,19 @@ def _or(words: Sequence[str]) -> str:
 
 
 def setup(app) -> None:  # noqa: ANN001 (Sphinx's hook)
-    """Has Sphinx read the filled page of the configuration.
+    """Let Sphinx read the filled pages.
 
-    It is filled before any page is read, since `drop_checks` of conf.py changes the annotations that it is made of.
+    They are filled before any page is read, since `drop_checks` of conf.py changes the annotations behind them.
     """
-    filled = update(PAGE.read_text(encoding="utf-8"))
+    filled = {page.stem: update(page.read_text(encoding="utf-8")) for page in PAGES}
 
     def on_read(_, docname, source) -> None:  # noqa: ANN001 (Sphinx's hook)
-        if docname == PAGE.stem:
-            source[0] = filled
+        if docname in filled:
+            source[0] = filled[docname]
 
     app.connect("source-read", on_read)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(update(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(update(page.read_text(encoding="utf-8")), encoding="utf-8")

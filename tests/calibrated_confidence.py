@@ -43,7 +43,7 @@ class FittedCalibratedConfidence:
 
 def calibrated(query: Query) -> NDArray[np.float64]:
     """The true class's probability (M,), minus its mean over the reference models not trained on the example."""
-    outside = ~query.trained_on.numpy()
+    outside = ~query.reference_member.numpy()
     reference = np.stack([np.exp(-losses(outputs, query.labels)) for outputs in query.reference])
     mean = (reference * outside).sum(axis=0) / np.maximum(1, outside.sum(axis=0))
     return np.exp(-losses(query.outputs, query.labels)) - mean

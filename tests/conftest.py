@@ -41,7 +41,7 @@ def _audit(event: str, _: object) -> None:
 
 
 def _fork_exec(*arguments: Any) -> int:
-    sys.audit("subprocess.Popen")  # By which joblib and multiprocessing go past Popen.
+    sys.audit("subprocess.Popen")  # joblib and multiprocessing bypass Popen with it.
     return FORK_EXEC(*arguments)
 
 

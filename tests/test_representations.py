@@ -92,7 +92,7 @@ def test_a_value_is_shown_on_one_line(value):
 def test_every_public_class_is_shown_by_one_function_or_above():
     public = [value for name in shoal.__all__ if inspect.isclass(value := getattr(shoal, name))]
     held = [Aggregate, Cohort, Deployed, GroupedExamples, LocalTraining, RoundPlan, RoundReport, State, Summary]
-    # A protocol, of which there are no values, and exceptions.
+    # A protocol, which has no values, and exceptions.
     without = {shoal.Defense, shoal.InputError, shoal.ShoalError}
     others = {cls for cls in [*public, *held] if cls.__repr__ is not one_line}
     assert others - without == {type(value) for value in OWN}

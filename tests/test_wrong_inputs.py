@@ -284,20 +284,23 @@ MODELS = {
 }
 
 SIMULATIONS = {
-    "no federation": (lambda: simulated(federation=None), "'federation' must be a Federation, such as Federation.from"),
+    "no federation": (
+        lambda: simulated(federation=None),
+        "'federation' must be a Federation, such as from Federation.from",
+    ),
     "clients": (lambda: simulated(federation=CLIENTS), "'federation' must be a Federation"),
     "the class FedAvg": (lambda: simulated(algorithm=FedAvg), "'algorithm' must be a value, such as FedAvg(); got the"),
-    "a name": (lambda: simulated(algorithm="fedavg"), "str is no algorithm: it has no method check, init, plan"),
-    "no algorithm": (lambda: simulated(algorithm=None), "NoneType is no algorithm"),
+    "a name": (lambda: simulated(algorithm="fedavg"), "str is not an algorithm: it lacks the method check, init, plan"),
+    "no algorithm": (lambda: simulated(algorithm=None), "NoneType is not an algorithm"),
     "a loss that looks at its values": (
         lambda: regressed(loss=looking_loss, backend="vmap"),
         "the network and its loss cannot be computed for many clients at once, as backend 'vmap' does; use "
         "backend='loop' (PyTorch says: ",
     ),
-    "shadow models of a regression": (lambda: regressed(red_team=RedTeam()), "ShadowModelAttack needs classes, which"),
+    "shadow models of a regression": (lambda: regressed(red_team=RedTeam()), "ShadowModelAttack needs classes, and"),
     "gap of a regression": (
         lambda: regressed(red_team=RedTeam(every=0, attack=Gap())),
-        "Gap needs classes, which a regression does not have",
+        "Gap needs classes, and a regression has none",
     ),
     "a regression without a shadow set": (
         lambda: regressed(federation=regression(shadow=None)),
@@ -414,7 +417,7 @@ RUNS = {
     "a config of None": (lambda: read_config(None), f"'path' {PATH} None"),
     "save None": (lambda: ran().save(None), f"'directory' {PATH} None"),
     "save ''": (lambda: ran().save(""), f"'directory' {PATH} ''"),
-    "save 0": (lambda: ran().save("a\0b"), r"'a\x00b' is no path: it has a zero byte"),
+    "save 0": (lambda: ran().save("a\0b"), r"'a\x00b' is not a path: it has a zero byte"),
     "report None": (lambda: ran().report(None), f"'path' {PATH} None"),
     "load 3": (lambda: load(3), f"'directory' {PATH} 3"),
     "load nowhere": (lambda: load("nowhere"), "nowhere: is not a finished run"),

@@ -14,7 +14,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Clock:
-    """Stamps of one side's rounds, of which the first is for warming up and is not counted.
+    """Stamps of one side's rounds; the first round is a warm-up and does not count.
 
     Args:
         began: `time.time()` when the process was asked for; None: when this module was loaded.
@@ -61,7 +61,7 @@ class Clock:
         thread that was interrupted.
         """
         busy = self._busy[-1] - self._busy[self._warm_up] - (self._used[-1] - self._used[self._warm_up])
-        # The machine's counter moves in ticks, two of which may be ours.
+        # The machine's counter moves in ticks, and two of them may be ours.
         return max(0.0, (busy - 2 / _TICKS) / sum(self.seconds))
 
 

@@ -31,7 +31,7 @@ def images(work: Work, data: str) -> tuple[Tensor, Tensor]:
 
 @APP.train()
 def train(message: Message, context: Context) -> Message:
-    """One client's local training; the message's config says of which work."""
+    """One client's local training; the message's config names the work."""
     config = message.content["config"]
     work = WORKS[str(config["work"])]
     work = work.resized(int(config["clients"]), int(config["examples"]), random=bool(config["random"]))

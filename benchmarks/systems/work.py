@@ -23,7 +23,7 @@ class Work:
         passes: over a client's images in a round.
         hidden: hidden neurons of "mlp".
         clusters: 1 is FedAvg, more are IFCA.
-        groups: of equally many clients, of which group g holds the same images turned by g right angles.
+        groups: of equally many clients; group g holds the same images turned by g right angles.
         fashion: Fashion-MNIST's first training images; otherwise random ones (seed 0).
     """
 
@@ -80,7 +80,7 @@ def parser(description: str, threads: int) -> argparse.ArgumentParser:
     options.add_argument("--device", default="cpu")
     options.add_argument("--precision", default="fp32", choices=("fp32", "bf16"))
     options.add_argument("--data", type=Path, help="NPZ of Fashion-MNIST: x (M, 28, 28) uint8, y (M,)")
-    options.add_argument("--random-data", action="store_true", help="random images in the place of Fashion-MNIST")
+    options.add_argument("--random-data", action="store_true", help="random images instead of Fashion-MNIST")
     options.add_argument("--clients", type=int)
     options.add_argument("--examples", type=int)
     options.add_argument("--began", type=float, help="time.time() when this process was asked for")

@@ -20,7 +20,7 @@ def network(norm: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
 
 
 def federation(seed: int) -> shoal.Federation:
-    """Clients whose devices scale and shift all pixels, each in its own way, from whom the test examples are too."""
+    """Clients whose devices scale and shift all pixels, each in its own way, in training and test examples."""
     draw = torch.Generator().manual_seed(seed)
     x, y = (torch.as_tensor(part) for part in load_digits(return_X_y=True))
     order, places = torch.randperm(len(y), generator=draw), range(0, CLIENTS * 2 * IMAGES, 2 * IMAGES)

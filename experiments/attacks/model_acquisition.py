@@ -226,8 +226,8 @@ def run(seed: int, sybils: int, changes: Sequence[str]) -> dict[str, list[dict[s
         for attack, defense in ATTACKED:
             found = attacked(ready, attack, defense, group, sybils)
             about = {"seed": seed, "attack": attack, "defense": defense, "group": group}
-            rounds = max([each.round - found.joined[0] for each in _first_of_each(found)], default=0)
-            ends = {"joined": len(found.joined), "rounds": rounds, "models": len(found.state.models)}
+            rounds = max([each.round - found.join_rounds[0] for each in _first_of_each(found)], default=0)
+            ends = {"joined": len(found.join_rounds), "rounds": rounds, "models": len(found.state.models)}
             rows["shares"] += [about | ends | {"sybils": s, "share": found.share(s)} for s in range(1, sybils + 1)]
             if (attack, defense) == (HARVESTER, "none"):
                 rows["membership"] += [{"seed": seed, **row} for row in membership(ready, found, group)]

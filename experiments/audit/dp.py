@@ -63,8 +63,9 @@ NOISE = {
     "full": {1: 12.8, 2: 6.8, 4: 3.67, 8: 2.02, 16: 1.15},
     "poisson": {1: 6.72, 2: 3.72, 4: 2.14, 8: 1.29, 16: 0.81},
 }
-"""Noise multipliers by sampling and by the epsilon that 10 steps cost at a delta of 1e-5. That of Poisson samples is a
-client's of whom half is drawn; of smaller clients more is, and their epsilon is larger."""
+"""Noise multipliers by sampling and by the epsilon that 10 steps cost at a delta of 1e-5. With Poisson samples a batch
+is
+half of the client; smaller clients have larger rates, and a larger epsilon."""
 
 BATCH = 38
 """Expected size of a Poisson sample: half of the 75 examples that a client trains on by expectation."""
@@ -147,7 +148,7 @@ class CoinEstimates:
         steps = self.local.steps_of(self.size)
         require(steps == 1, f"'local.steps' must be 1, for an update to be one noised sum; got {steps} steps a round")
         self.rate = self.local.batch(self.size) / self.size
-        # Positions among the examples before any was left out: those trained on, and of these the ones without a coin.
+        # Positions among the examples before any was left out.
         left_out = canaries.record[self.own][~canaries.member[self.own]]
         before = torch.arange(self.size + len(left_out))
         trained = before[~torch.isin(before, left_out)]
@@ -167,10 +168,10 @@ class CoinEstimates:
         self.seen.append(((gradients @ gradients.T).double(), (gradients @ left).double(), *power))
 
     def scores(self) -> Tensor:
-        """(m,) float64: estimates of the coins, which are 0 or 1.
+        """Estimate the membership bits (m,) float64 of the canaries.
 
-        The best linear ones where noise is N(0, s^2) in each coordinate, a coin has the mean 1/2 and the variance 1/4,
-        and an example with a coin of 1 is in a batch with a chance of ``rate``.
+        The best linear estimates if noise is N(0, s^2) in each coordinate, a bit has the mean 1/2 and the variance 1/4,
+        and an example with bit 1 is in a batch with probability ``rate``.
         """
         count, examples = len(self.own), len(self.y)
         # What no batch explains is noise, however much the client says that it adds. At least a little, since gradients

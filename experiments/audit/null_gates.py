@@ -42,8 +42,8 @@ def rows(seed: int) -> Iterator[dict[str, Any]]:
         for gate in parse_gates(GATES):
             audit = shoal.audit_run(out, references=16, gates=[str(gate)]).flat
             said, verdict = (
-                gate.judged(audit)[0],
-                {True: "holds", False: "broken", None: "not decided"}[gate.decided(audit)],
+                gate.verdict(audit)[0],
+                {True: "holds", False: "broken", None: "not decided"}[gate.decision(audit)],
             )
             yield {"seed": seed, "gate": str(gate), "verdict": verdict, "references": audit["references"], "said": said}
 

@@ -8,7 +8,7 @@
     done
     python experiments/audit/per_record.py docs/results/audit runs/bar-0 runs/bar-1 runs/bar-2
 
-With ``--queries RUN...`` further runs of which queries alone are compared, audited with 8 references without and with
+With ``--queries RUN...`` further runs, for a comparison of queries alone, audited with 8 references without and with
 copies, such as two whose models were trained with such copies: ``--set defenses.augmentation.rotation=0.0``,
 ``defenses.augmentation.shift=4.0`` and ``defenses.augmentation.flip=true``.
 
@@ -69,7 +69,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("runs", type=Path, nargs="+")
-    parser.add_argument("--queries", type=Path, nargs="*", default=[], help="further runs, of which only queries count")
+    parser.add_argument("--queries", type=Path, nargs="*", default=[], help="further runs for queries alone")
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
     for name, table in (

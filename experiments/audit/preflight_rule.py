@@ -464,7 +464,7 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="where the tables are written")
     parser.add_argument("--seeds", type=int, nargs="+", help="0 to 4 by default, 100 and 101 to calibrate")
     parser.add_argument("--cells", type=int, nargs="+", help="numbers of cells, from 1; all by default")
-    parser.add_argument("--calibrate", action="store_true", help="measure the cells by which constants are chosen")
+    parser.add_argument("--calibrate", action="store_true", help="measure the cells that choose the constants")
     parser.add_argument("--predict", action="store_true", help="print what the rule says, and train nothing")
     arguments = parser.parse_args()
     cells, name = (CALIBRATION, "calibration") if arguments.calibrate else (CELLS, "rule")

@@ -3,7 +3,7 @@
     python experiments/audit/span_bar.py OUT [--seeds 0 1 2 3 4] [--references 0]
 
 For each seed `experiments/control/bar-base.toml` is run, without reference federations of its own, into OUT/SEED, where
-there is no run yet, and audited. Written: OUT/span-bar.csv, a row for each seed, attack and group or final model, with
+the run is missing, and audited. Written: OUT/span-bar.csv, a row for each seed, attack and group or final model, with
 the seconds of the whole audit, page included.
 """
 

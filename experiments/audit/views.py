@@ -17,9 +17,9 @@ from typing import Any
 
 import pandas as pd
 
-from shoal.config.named_keys import drop_foreign_keys, names_first
+from shoal.config.named_keys import set_keys
 from shoal.config.schema import parse_config
-from shoal.config.toml_files import change_key, read_toml
+from shoal.config.toml_files import read_toml
 from shoal.core.atomic_files import write_bytes, write_text
 from shoal.data.preferences import VIEWS
 from shoal.runs.audits.audit_run import audit_run
@@ -77,9 +77,7 @@ def configuration(setting: str, seed: int) -> dict[str, Any]:
     """The bar's table with the keys of a setting."""
     table = read_toml(BASE) | {"seed": seed}
     changes = {"evaluation.reference_federations": 0, **SETTINGS[setting]}
-    for key in names_first(changes):
-        change_key(table, key.split("."), changes[key])
-        drop_foreign_keys(table, key)
+    set_keys(table, changes)
     return table
 
 

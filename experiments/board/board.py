@@ -27,9 +27,9 @@ from rich.console import Console
 from shoal.cli.displays import SweepDisplay
 from shoal.config.build import resolve
 from shoal.config.kinds import require_data
-from shoal.config.named_keys import drop_foreign_keys, names_first
+from shoal.config.named_keys import set_keys
 from shoal.config.schema import Config, parse_config
-from shoal.config.toml_files import change_key, key_parts, parse, read_toml
+from shoal.config.toml_files import key_parts, parse, read_toml
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import InputError, ShoalError, quote, require
 from shoal.core.processes import Workers, Workplace
@@ -107,17 +107,14 @@ class Defence:
 
     def applied(self, table: Mapping[str, Any], federation: str) -> dict[str, Any]:
         """The table of a federation's configuration with the changes of this defence."""
-        # Copies, since a later key may lead into a table that an earlier one has set.
-        changed, changes = deepcopy((dict(table), {**self.changes, **self.federations.get(federation, {})}))
-        for key in names_first(changes):
-            parts = key_parts(key)
+        changed, changes = deepcopy(dict(table)), {**self.changes, **self.federations.get(federation, {})}
+        for key in changes:
             require(
-                bool(parts) and parts[0] in CHANGEABLE,
+                key_parts(key)[:1] in [[section] for section in CHANGEABLE],
                 f"'{key}' belongs to the board's federations and their measurement; a defence may change keys of "
                 f"{', '.join(CHANGEABLE)}",
             )
-            change_key(changed, parts, changes[key])
-            drop_foreign_keys(changed, key)
+        set_keys(changed, changes)
         return changed
 
 
@@ -185,13 +182,13 @@ def read_rows(folder: Path) -> pd.DataFrame:
     """The rows of all defences that were judged, as of `measure`; without any rows where there are none.
 
     Raises:
-        InputError: a file is no table of such rows.
+        InputError: a file is not a table of such rows.
     """
     tables = []
     for path in sorted((folder / "rows").glob("*.csv")):
         table = pd.read_csv(path)
         missing = sorted({"defence", "federation", "seed", *UTILITY, *RISK} - {*table.columns})
-        require(not missing, f"{path}: is no row of the board: it lacks the columns {quote(missing)}")
+        require(not missing, f"{path}: is not a row of the board: it lacks the columns {quote(missing)}")
         tables.append(table)
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 

@@ -10,10 +10,10 @@ from scipy.special import stdtrit
 from shoal.data.preferences import VIEWS
 
 UTILITY = ("accuracy", "minority", "worst_client")
-"""Columns of which more is better."""
+"""Columns where more is better."""
 
 RISK = tuple(VIEWS)
-"""Columns of which less is better: AUC by view."""
+"""Columns where less is better: AUC by view."""
 
 OTHERS = ("canaries", "epsilon", "epsilon_low", "seconds", "megabytes")
 
@@ -48,7 +48,7 @@ def places(rows: pd.DataFrame) -> pd.Series:
     """The place of each defence on one federation: 1 and the number of defences that are clearly better.
 
     One is clearly better than another where no column of `UTILITY` and `RISK` is clearly worse and one is clearly
-    better: the 95 % interval of the difference of the means (Welch's t) does not hold 0. Defences of which none is
+    better: the 95 % interval of the difference of the means (Welch's t) does not hold 0. Defences if none is
     clearly better than the other share a place, unless a third is better than one of them.
     """
     by_defence = {str(name): group for name, group in rows.groupby("defence", sort=False)}
@@ -69,7 +69,7 @@ def _sign(a: pd.Series, b: pd.Series) -> int:
     """1 where the mean of ``a`` is clearly higher, -1 where it is clearly lower, else 0."""
     if min(len(a), len(b)) < 2:
         return 0
-    # The noise of rounding is no difference.
+    # Rounding is not a difference.
     of_a, of_b = a.var(ddof=1) / len(a) + 1e-12, b.var(ddof=1) / len(b) + 1e-12
     freedom = (of_a + of_b) ** 2 / (of_a**2 / (len(a) - 1) + of_b**2 / (len(b) - 1))
     gap = float(a.mean() - b.mean())

@@ -42,7 +42,7 @@ FIGURES = {
 }
 
 COMPARED = ("accuracy", "accuracy.minority", "exposure", "worst", "expected")
-"""The figures of which differences are printed."""
+"""The figures with printed differences."""
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
 """Okabe and Ito's, which differ for any kind of colour blindness; families differ by their marks as well."""

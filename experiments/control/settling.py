@@ -43,7 +43,7 @@ def reversals(values: Sequence[float]) -> int:
 
 
 def settling(rows: pd.DataFrame, event: int) -> pd.DataFrame:
-    """A line a seed, cluster and knob, of rows at estimates (`step_response.run`) of which ``event`` is one's round.
+    """One row per seed, cluster and knob, from rows at estimates (`step_response.run`), one of them in round ``event``.
 
     Returns:
         settled: see `settled_after`, NaN for None; reversals: after the event; reversals_settled: of these, after it

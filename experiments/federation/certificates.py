@@ -33,7 +33,7 @@ def make_certificates(folder: Path, nodes: int, hosts: Sequence[str] = ()) -> No
         hosts: names or addresses of the server beside ``localhost`` and ``127.0.0.1``.
 
     Raises:
-        InputError: ``folder`` exists or cannot be written, or there is no node.
+        InputError: ``folder`` exists or cannot be written, or no node is given.
     """
     require(nodes >= 1, f"'--nodes' must be at least 1; got {nodes}")
     require(not folder.exists(), f"{folder}: exists already; choose another folder")

@@ -40,8 +40,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 
 Node = Callable[[str, Callable[[], RecordDict]], RecordDict | dict[str, bytes] | None]
-"""Answers a message of a type, whose content it may ask for: by records; by objects by id, of which the last is the
-reply or its records; or not."""
+"""A function that answers a message of a type and may ask for its content. The answer is records, objects by id (the
+last one is the reply or its records), or None."""
 
 
 @dataclass(eq=False)
@@ -64,7 +64,7 @@ class InProcessSuperLink:
     _unanswered: dict[str, int] = field(default_factory=dict)
 
     def grid(self) -> HttpGrid:
-        """Flower's grid with this in the place of its HTTP client."""
+        """Flower's grid with this instead of its HTTP client."""
         TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, SUPERLINK_NODE_ID
         grid = HttpGrid(insecure=True, token="in process")
         grid._client = self  # pyright: ignore[reportAttributeAccessIssue]

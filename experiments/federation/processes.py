@@ -160,7 +160,7 @@ class Programs:
 
 
 def descendants(roots: set[int]) -> set[int]:
-    """The processes that those of ``roots`` have started, and so on, without ended ones; none where is no ``/proc``."""
+    """The processes that those of ``roots`` have started, and so on, without ended ones; none without ``/proc``."""
     parents = dict[int, int]()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):

@@ -6,7 +6,7 @@ Each run is `protected` of bar.toml on components of pixels, which take less tim
 `min_clients` as there are clients, so that sums have no more noise than is stated. Half of a client's canaries, by fair
 coins, are trained on with a wrong label. The more components, the less canaries hide each other. Two attackers guess
 the coins. "outsider": by the logit of the wrong label in the final model. "client": has the models of all rounds and
-knows every example but the coins, and takes the best linear estimate of these from the moves, each of which is one
+knows every example but the coins, and takes the best linear estimate of these from the moves, each of them one
 noised sum of clipped gradients; so it has more than a client, and no update of any. A run's file in OUT is not computed
 again. Written: OUT/canaries.csv (a row a run); printed: how many bounds are above the epsilon stated. Bounds hold with
 95 % confidence each.
@@ -56,11 +56,11 @@ def share_of_noise(fraction: float) -> Iterator[None]:
 
 
 class CoinsOfSums:
-    """What the moves of one model say of all clients' coins, by least squares.
+    """Least-squares estimates of all clients' membership bits from the moves of one model.
 
-    A move is ``-(learning rate / n) (sum of clipped gradients + noise)`` over the n examples of all clients, of which
-    all but those with coins are known. The estimates are the best linear ones where a coin has the mean 1/2 and the
-    variance 1/4, and noise the variance that the moves leave unexplained.
+    A move is ``-(learning rate / n) (sum of clipped gradients + noise)`` over the n examples of all clients; all but
+    the canaries are known. The estimates are the best linear ones if a bit has the mean 1/2 and the variance 1/4, and
+    the noise has the variance that the moves leave unexplained.
     """
 
     def __init__(self, simulation: Simulation) -> None:

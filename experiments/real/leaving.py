@@ -1,20 +1,24 @@
 """Is a client that left forgotten? One CSV row per federation, method and seed; finished rows are skipped.
 
-    python experiments/real/leaving.py OUT [--seeds 0 1 2] [--data digits hsb82] [--methods exact ...]
+    python experiments/real/leaving.py OUT [--seeds 0 1 2] [--data digits star hsb82] [--methods exact ...]
     python experiments/real/leaving.py OUT --cost
 
-``digits`` is docs/examples/leaving.toml; in ``hsb82`` (`pip install 'shoal[tables]'`) a Catholic school leaves before
-round 16 of 20. ``never`` is the null: the client leaves before round 1, so it never was there. OUT/leaving.csv gets the
-figures of `audit.json` by view, the cost in client-rounds, and seconds; OUT/table.csv means over seeds with 95 %
-intervals (Student's t). ``--cost`` writes OUT/cost.csv instead: what `exact` takes with 1, 2, 4 and 8 clusters of
-as many groups, without audits.
+``digits`` is docs/examples/leaving.toml. The others need `pip install 'shoal[tables]'`. In ``star`` schools leave and
+join as they did between kindergarten and grade 3: a grade is a quarter of the 20 rounds, and the school that left last
+is audited. A school's rows of all grades are there from its first round to its last; they do not change in between. In
+``hsb82`` a Catholic school leaves before round 16 of 20. ``never`` is the null: the client leaves before round 1, so it
+never was there. OUT/leaving.csv gets the figures of `audit.json` by view, the cost in client-rounds, and seconds;
+OUT/table.csv means over seeds with 95 % intervals (Student's t). ``--cost`` writes OUT/cost.csv instead: what `exact`
+takes with 1, 2, 4 and 8 clusters of as many groups, without audits.
 """
 
 import argparse
 import json
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from math import nan
 from pathlib import Path
@@ -31,13 +35,19 @@ from shoal.runs.run import run
 
 sys.path.insert(0, str(Path(__file__).parent))
 from missing_rows import add_missing_rows
-from real_tables import write_table
+from real_tables import TABLES, frame, write_table
 
 ROOT = Path(__file__).resolve().parents[2]
 
+DATA = ("digits", "star", "hsb82")
 METHODS = ("never", "continue", "exact", "fed-eraser", "gradient-ascent")
-VIEWS = ("outsider", "client", "pair")
+VIEWS = ("before", "outsider", "client", "pair")
 NEVER = "never"
+
+GRADES = ("K", "1", "2", "3")
+ROUNDS_PER_GRADE = 5
+
+Event = dict[str, Any]
 
 
 def configuration(data: str, method: str, seed: int, out: Path) -> tuple[dict[str, Any], str | int]:
@@ -45,10 +55,14 @@ def configuration(data: str, method: str, seed: int, out: Path) -> tuple[dict[st
     leaver: str | int = 0
     table = read_toml(ROOT / "docs" / "examples" / "leaving.toml")
     if data != "digits":
-        path = write_table(data, out / f"{data}.csv")
-        rows = pd.read_csv(path, dtype={"client": str})
-        minority = rows.groupby("group")["client"].nunique().idxmin()
-        leaver = str(rows.loc[rows["group"] == minority, "client"].value_counts().index[0])
+        if data == "star":
+            path, leaver, events = star(out / "star-grades.csv")
+        else:
+            path = write_table(data, out / f"{data}.csv")
+            rows = pd.read_csv(path, dtype={"client": str})
+            minority = rows.groupby("group")["client"].nunique().idxmin()
+            leaver = str(rows.loc[rows["group"] == minority, "client"].value_counts().index[0])
+            events = [{"round": 16, "leave": [leaver]}]
         table = {
             "data": {
                 "source": "table", "path": str(path), "client": "client", "group": "group", "label": "label",
@@ -56,15 +70,38 @@ def configuration(data: str, method: str, seed: int, out: Path) -> tuple[dict[st
             },
             "model": {"name": "mlp", "hidden": 64},
             "algorithm": {"name": "ifca", "clusters": 2, "rounds": 20},
-            "local": {"epochs": 5, "batch_size": 20, "learning_rate": 0.1},
+            "local": {"epochs": 2 if data == "star" else 5, "batch_size": 20, "learning_rate": 0.1},
             "red_team": {"every": 20},
             "evaluation": {"every": 20, "baselines": False},
-            "events": [{"round": 16, "leave": [leaver]}],
+            "events": events,
         }  # fmt: skip
     if method == NEVER:
-        table["events"] = [{"round": 1, "leave": [leaver]}]
+        without = [event | {"leave": [name for name in event["leave"] if name != leaver]} for event in table["events"]]
+        without = [event for event in without if event["leave"] or event.get("join")]
+        table["events"] = [{"round": 1, "leave": [leaver]}, *without]
     table["forgetting"] = {"method": "continue" if method == NEVER else method}
     return table | {"seed": seed}, leaver
+
+
+def star(path: Path) -> tuple[Path, str, list[Event]]:
+    """The file of all pupils of all grades, the school that left last, and all events.
+
+    A school with a gap, as of one grade, neither leaves nor joins.
+    """
+    about = replace(TABLES["star"], rows=None)
+    if not path.exists():
+        frame("star", about).to_csv(path, index=False)
+    table, _ = about.read("star")
+    leave, join, last = defaultdict[int, list[str]](list), defaultdict[int, list[str]](list), dict[str, int]()
+    for school, grades in table.groupby(table[about.client].astype(str))["gr"]:
+        there = sorted(GRADES.index(str(grade)) for grade in grades.unique())
+        if there[-1] < len(GRADES) - 1:
+            last[str(school)] = ROUNDS_PER_GRADE * (there[-1] + 1) + 1
+            leave[last[str(school)]].append(str(school))
+        if there[0] > 0:
+            join[ROUNDS_PER_GRADE * there[0] + 1].append(str(school))
+    events = [{"round": r, "leave": leave[r], "join": join[r]} for r in sorted({*leave, *join})]
+    return path, max(last, key=lambda school: last[school]), events
 
 
 def row_of(data: str, method: str, seed: int, references: int, out: Path) -> dict[str, Any]:
@@ -82,8 +119,9 @@ def row_of(data: str, method: str, seed: int, references: int, out: Path) -> dic
     for view in VIEWS:
         for key in ("attack", "auc", "auc.low", "auc.high", "verdict"):
             row[f"{view}.{key}"] = audit.get(f"views.{view}.leaver.{key}")
-    wanted = ("worst.", "others.", "leaver.p", "control.", "client-membership.")
+    wanted = ("worst.", "others.", "leaver.p", "leaver.re", "control.", "client-membership.")
     row |= {key: value for key, value in audit.items() if key.startswith(wanted)}
+    row |= {key: value for key, value in audit.items() if key.startswith("attacks.") and key.endswith(".leaver.auc")}
     row |= {key: value for key, value in summary.items() if key.startswith("forgetting.")}
     return row | {"seconds.run": round(trained - began, 1), "seconds.audit": round(time.perf_counter() - trained, 1)}
 
@@ -125,7 +163,7 @@ def main() -> None:
     """Run what is missing, seed by seed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--data", nargs="+", choices=("digits", "hsb82"), default=["digits", "hsb82"])
+    parser.add_argument("--data", nargs="+", choices=DATA, default=DATA)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(10)))
     parser.add_argument("--references", type=int, default=16)

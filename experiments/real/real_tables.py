@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from shoal.data.sources.named_tables import NAMED_TABLES
+from shoal.data.sources.named_tables import NAMED_TABLES, NamedTable
 
 TABLES = {name: NAMED_TABLES[name] for name in ("azprocedure", "aids2", "star", "hsb82", "chem97")} | {
     "star": replace(NAMED_TABLES["star"], inputs=("cltype", "ses", "sx", "eth", "exp", "hdeg")),
@@ -21,9 +21,9 @@ POSITIVE = (1, "D", "yes")
 """The values of a label that are 1."""
 
 
-def frame(name: str) -> pd.DataFrame:
-    """The columns client, group, label and inputs of all rows without an empty cell."""
-    about = TABLES[name]
+def frame(name: str, about: NamedTable | None = None) -> pd.DataFrame:
+    """The columns client, group, label and inputs of all rows without an empty cell, by what is known ``about`` it."""
+    about = about or TABLES[name]
     table, _ = about.read(name)
     if about.rows is not None:
         column, *values = about.rows

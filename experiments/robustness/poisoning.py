@@ -1,11 +1,11 @@
-"""What robust merging does to a minority of twelve, two or three of whom poison its model: 60 clients of digits.
+"""The effect of robust merging on a minority of twelve clients with two or three poisoners: 60 clients of digits.
 
 `python experiments/robustness/poisoning.py --out docs/results/robustness/poisoning.csv`; a run that the file has is not
 made again.
 
 The minority's pictures are upright, the majority's upside down. A malicious client is one of the twelve: "label flip"
 trains on the labels 9 - y, "scaled" sends its honest update times -10. It chooses a model as the others do. In the
-first round it is honest: k-means of first updates, by which the two models start, gives one scaled update a model.
+first round it is honest: k-means of first updates, the start of the two models, gives one scaled update a model.
 """
 
 import argparse

@@ -10,8 +10,8 @@ OUT/estimates.csv (a row a run, round, model and sensor), OUT/sensors.csv and OU
 mean little on a machine that does other work too.
 
 With reference federations, trained after the last round, the last estimates are also judged by the strongest attack
-that they make possible, on the same models; and OUT/factors.csv and .md say by which factor the advantage that a sensor
-sees has to be multiplied to be that attack's.
+that they make possible, on the same models; and OUT/factors.csv and .md give the ratio of that attack's advantage to
+the advantage that a sensor sees.
 """
 
 import argparse
@@ -152,7 +152,7 @@ def judged(rows: pd.DataFrame, truth: str) -> pd.DataFrame:
 
     Returns:
         error: mean absolute; bias: mean difference; rank_correlation: Spearman's, over runs and clusters, the mean over
-        rounds; safer_right: the share of runs and rounds with two models of which the safer is named rightly (a tie
+        rounds; safer_right: the share of runs and rounds with two models where the safer one is named rightly (a tie
         counts half); seconds: median of an estimate of all models of a round; models: how many risks were compared.
     """
     wide = rows.pivot_table(index=MODEL, columns="sensor", values="risk")

@@ -88,7 +88,7 @@ class Conditions:
 
     @property
     def factor(self) -> float:
-        """1 - p lambda / (8 L), by which a round shrinks the distance."""
+        """1 - p lambda / (8 L), the factor of a round on the distance."""
         return 1 - self.p * self.lam / (8 * self.smooth)
 
     def epsilon0(self, delta: float) -> float:

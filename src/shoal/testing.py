@@ -99,7 +99,7 @@ def check_algorithm(
 def _check_value(value: object, protocol: type) -> None:
     name = type(value).__name__
     assert isinstance(value, protocol), f"{name} lacks a method of {protocol.__name__}"
-    assert deepcopy(value) == value, f"{name} is no value: a copy differs; make it a frozen dataclass"
+    assert deepcopy(value) == value, f"{name} is not a value: a copy differs; make it a frozen dataclass"
 
 
 def _check_first(state: State, clients: int) -> None:
@@ -166,11 +166,11 @@ def check_attack(attack: MembershipAttack) -> None:
 
     def scores(order: Tensor) -> Floats:
         query = records.query(0)
-        reference, trained_on = (
-            None if part is None else part[:, order] for part in (query.reference, query.trained_on)
+        reference, reference_member = (
+            None if part is None else part[:, order] for part in (query.reference, query.reference_member)
         )
         fitted = attack.fit(records.without(0), Stream(0))
-        return fitted.score(Query(query.outputs[order], query.labels[order], reference, trained_on))
+        return fitted.score(Query(query.outputs[order], query.labels[order], reference, reference_member))
 
     straight, some = scores(rows[:examples]), torch.arange(0, examples, 3).flip(0)
     assert straight.shape == (examples,), f"scores must be one number per record; their shape is {straight.shape}"

@@ -124,7 +124,7 @@ def test_batch_norms_of_fedbn_are_not_sent(model, federation):
     with Engine(model) as engine:
         training = Training(engine.prepare(federation), FedBN(), LOCAL, engine, Stream(5), record_every=1)
         _, report = training.round(training.start())
-    mine = FedBN().kept(model.layout)
+    mine = FedBN().own_mask(model.layout)
     assert int(mine.sum()) == 4 * 36
     assert not report.updates.updates[:, mine].any(), "the server reads its own values there"
     assert report.updates.updates[:, ~mine].any()
@@ -135,7 +135,7 @@ def test_a_network_without_batch_norm_is_refused_or_names_its_layers(mlp, federa
         simulate(federation, mlp, FedBN(), LOCAL, rounds=1)
     with pytest.raises(InputError, match="'head' must be 'last' or a layer"):
         simulate(federation, mlp, FedBN("heads"), LOCAL, rounds=1)
-    assert int(FedBN("last").kept(mlp.layout).sum()) == 8 * 3 + 3
+    assert int(FedBN("last").own_mask(mlp.layout).sum()) == 8 * 3 + 3
 
 
 def test_where_devices_differ_fedbn_is_ahead_of_averaged_batch_norms():

@@ -21,7 +21,7 @@ SPLITS = CFL(eps1=0.25, eps2=0.4)
 
 @pytest.fixture(scope="module")
 def four() -> list[State]:
-    """The rounds of four groups, all of which are found."""
+    """The rounds of four groups that CFL finds."""
     return trained(relabelled(FOUR), SPLITS, 30)
 
 
@@ -90,7 +90,7 @@ def test_a_newcomer_walks_the_tree_and_moves_nothing_on_its_way(four):
             local.initial_params[local.init_index[client]], ParameterTree.from_tensors(settled.server).models[0]
         )
         assert local.weights[:, client].tolist() == [0.0] * 4
-        assert int(states[1].trained[client].max()) == settled.round, "walking is no training of any model"
+        assert int(states[1].trained[client].max()) == settled.round, "walking trains no model"
 
 
 def sent_to_a_newcomer(four: list[State], group: int, algorithm: CFL, rounds: int = 4) -> tuple[list, list[State]]:
@@ -134,7 +134,7 @@ def test_admission_compares_with_the_most_similar_client():
     none = torch.zeros(0, dtype=torch.int64)
     tree = ParameterTree(none, none.new_zeros(1), torch.zeros(0, 2), torch.zeros(0, 2), none)
     updates = torch.tensor([[1.0, 0.0], [0.8, 0.6], [-1.0, 0.0]])
-    tree = tree.divided(0, torch.zeros(2), updates, torch.tensor([False, False, True]))
+    tree = tree.divide(0, torch.zeros(2), updates, torch.tensor([False, False, True]))
     newcomers, root = torch.tensor([[0.0, 5.0], [-0.6, -0.8], [1.0, 0.0]]), torch.zeros(3, dtype=torch.int64)
     assert tree.below(root, newcomers, 0.6).tolist() == [1, 2, 1]
     assert tree.below(root, newcomers, 0.61).tolist() == [0, 0, 1]
@@ -201,10 +201,10 @@ def test_a_sketch_keeps_cosines():
     # A few entries of great weight, as layers have them, must not decide which buckets are full.
     updates[:, :200] *= 10
     sketch = UpdateSketch.draw(20_000, 1024, Stream(0))
-    short = sketch.sketched(updates)
+    short = sketch.project(updates)
     assert short.shape == (30, 1024)
     error = nn.functional.normalize(short, dim=1) @ nn.functional.normalize(short, dim=1).T
     error = error - nn.functional.normalize(updates, dim=1) @ nn.functional.normalize(updates, dim=1).T
     off = error[torch.triu_indices(30, 30, 1).unbind()]
     assert float(off.square().mean().sqrt()) < 2 * (2 / 1024) ** 0.5
-    assert torch.equal(UpdateSketch.draw(100, 100, Stream(0)).sketched(updates[:, :100]), updates[:, :100])
+    assert torch.equal(UpdateSketch.draw(100, 100, Stream(0)).project(updates[:, :100]), updates[:, :100])

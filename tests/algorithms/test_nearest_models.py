@@ -1,4 +1,4 @@
-"""One-shot clustering, FeSEM and the starts that find groups: whose models they average, and whom they group."""
+"""One-shot clustering, FeSEM and the starts that find groups: the models they average, and the clients they group."""
 
 from dataclasses import replace
 

@@ -28,7 +28,7 @@ def examples(federation, i):
 
 
 def copies(build) -> Federation:
-    """Clients of whom each has copies of one example: all of them have the lowest loss under the same model."""
+    """Clients with copies of one example each: all copies have the lowest loss under the same model."""
     clients = build().clients
     pairs = [
         (clients.x[row][None].repeat(size, 1, 1, 1), clients.y[row].repeat(size))

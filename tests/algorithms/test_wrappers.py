@@ -24,7 +24,7 @@ MEANS = {
     "shared_body": shoal.SharedBody,
     "stop": lambda base: shoal.EarlyStopping(base, after=0),
 }
-FIXED = [name for name in MEANS if name != "price"]  # A price is no fraction of another one.
+FIXED = [name for name in MEANS if name != "price"]  # A price is not a fraction of another.
 
 
 def same(one: State, other: State) -> bool:

@@ -111,7 +111,7 @@ def test_the_gap_attack_is_half_plus_half_the_gap():
     seen = records(400, 4.0, 2)
     right = (seen.outputs.argmax(1) == seen.labels).numpy()
     member = seen.member.numpy()
-    fitted = Gap().fit(Records.none(), Stream(0))
+    fitted = Gap().fit(Records.empty(), Stream(0))
     called = fitted.score(query(seen)) > fitted.threshold
     assert balanced_accuracy(called, member) == pytest.approx(gap_accuracy(right[member].mean(), right[~member].mean()))
 
@@ -150,8 +150,8 @@ def test_only_the_loss_needs_no_classes():
 def test_queries_of_records_have_their_loss():
     seen = regression_records()
     assert seen.query(0).loss is seen.without(1).query(1).loss is squared_error
-    assert Records.joined([seen, seen], None).loss is squared_error
-    assert Query.unseen(seen.outputs, seen.labels, None, squared_error).loss is squared_error
+    assert Records.concatenate([seen, seen], None).loss is squared_error
+    assert Query.offline(seen.outputs, seen.labels, None, squared_error).loss is squared_error
 
 
 def test_a_loss_of_one_s_own_gets_what_it_gets_in_training():

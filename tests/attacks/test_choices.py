@@ -76,7 +76,7 @@ def test_each_group_counts_alike_in_the_margin_however_large():
     """All of a large group choose at random, a small one always its own cluster: the margin is a mean of both."""
     group = np.repeat([0, 1], [60, 6])
     guesses = guess(np.where(group == 1, 1, np.arange(66) % 2)[None], group, splits=200)
-    # P(0), P(1) are 1/2, 1/2 in the table of the large group, of which half chose each; 1/5, 4/5 in that of the other.
+    # P(0), P(1) are 1/2, 1/2 in the table of the large group, where half chose each; 1/5, 4/5 in that of the other.
     large, small = (log(0.5 / 0.2) + log(0.5 / 0.8)) / 2, log(0.8 / 0.5)
     assert guesses.margin == pytest.approx([(large + small) / 2], abs=0.02)
 
@@ -101,7 +101,7 @@ def test_the_guess_is_naive_bayes_with_a_table_of_each_round():
     assert guess([[0, 0, 1, 1]], group, smoothing=3.0).margin == pytest.approx([log(4 / 3)])
     # Without anybody of group 1 its table is even, 1 / 2; in that of group 0 a choice nobody made has 1 / 3.
     away = guess([[0, 0, 1, 1], [0, 0, -1, -1], [0, 1, -1, -1]], group)
-    assert away.margin[:2] == pytest.approx([log(2), log(2)]), "one cluster alone is no choice"
+    assert away.margin[:2] == pytest.approx([log(2), log(2)]), "one cluster is not a choice"
     assert away.margin[2] == pytest.approx(log(2) + (log(1 / 3) - log(1 / 2)) / 2)
 
 
@@ -134,7 +134,7 @@ def test_clients_of_unknown_group_and_those_that_were_never_there_are_left_out()
     [
         ([[0, 1, 0, 1]], [0, 0, 0, 0], "needs clients of at least two groups; got 1"),
         ([[-1, -1, -1, -1]], [0, 0, 1, 1], "needs clients of at least two groups; got 0"),
-        ([[0, 1, 0, 1]], [0, 0, 0, 1], "needs at least two clients of each group, .* a group has 1"),
+        ([[0, 1, 0, 1]], [0, 0, 0, 1], "needs at least two clients per group, .* a group has 1"),
         ([[2, 2, 2, 2]] * 3, [0, 0, 1, 1], "needs clients that chose at least two clusters; they chose 1"),
     ],
 )

@@ -113,7 +113,7 @@ def test_members_that_are_missing_on_the_list_weaken_it_and_a_list_in_parts_says
     some = np.r_[0:30, 60:120]
     fewer = Candidates(candidates.x[some], y=candidates.y[some], client=candidates.client[some])
     missing, _ = ModelJoint(prior=0.5).score(models, merged, fewer, engine, knowledge)
-    monkeypatch.setattr(joint, "_MOST", 60)
+    monkeypatch.setattr(joint, "_MAX_RECORDS", 60)
     parts, _ = ModelJoint().score(models, merged, candidates, engine, knowledge)
     assert auc(whole) > auc(parts) > 0.6
     assert auc(whole) > roc_auc(missing, np.arange(90) < 30) > 0.5
@@ -137,7 +137,7 @@ def test_it_knows_how_far_local_training_takes_a_gradient(local, defense):
     members = Candidates(candidates.x[:60], y=candidates.y[:60], client=candidates.client[:60])
     regression = joint._Regression(members, engine, knowledge, prior=0.5)
     for part in regression.solve(joint.moves_of_updates(updates, torch.arange(CLIENTS), continued=False)):
-        assert torch.linalg.pinv(part.gram) @ part.moved == pytest.approx(np.ones(EXAMPLES), abs=0.05)
+        assert torch.linalg.pinv(part.gram) @ part.target == pytest.approx(np.ones(EXAMPLES), abs=0.05)
 
 
 def test_what_it_lacks_is_named():

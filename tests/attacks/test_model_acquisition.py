@@ -50,7 +50,7 @@ def of_four() -> Acquisition:
 def test_one_sybil_has_the_model_of_one_cluster_and_the_second_says_that_there_is_no_other():
     acquired = attacked(ONE, ModelAcquisition(), rounds=9)
     assert acquired.share(1) == 1
-    assert len(acquired.joined) == 2, "a model that goes on changing has no split after it"
+    assert len(acquired.join_rounds) == 2, "a model that goes on changing has no split after it"
 
 
 @pytest.mark.parametrize("group", [0, 2])
@@ -63,9 +63,9 @@ def test_four_sybils_have_the_models_of_four_groups_and_no_more_than_twice_as_ma
     acquired = of_four()
     assert [acquired.share(s) for s in (1, 2, 3, 4)] == [0.25, 0.5, 0.75, 1]
     more = attacked(FOUR, ModelAcquisition(), sybils=10, rounds=30)
-    assert len(more.joined) <= 8, "then every way is known to end"
-    assert acquired.share(upto=acquired.joined[0]) == 0, "the first round has the model of a split alone"
-    for joined, number in enumerate(acquired.joined):
+    assert len(more.join_rounds) <= 8, "then every way is known to end"
+    assert acquired.share(upto=acquired.join_rounds[0]) == 0, "the first round has the model of a split alone"
+    for joined, number in enumerate(acquired.join_rounds):
         assert acquired.share(upto=number) <= joined / 4, (
             "who admits one newcomer in three rounds slows it, and no more"
         )
@@ -79,7 +79,7 @@ def test_antiparallel_updates_need_fewer_sybils_than_random_ones():
 
 def test_sybils_that_stay_are_sent_the_latest_model_of_every_cluster():
     acquired = of_four()
-    last = acquired.received[-1].round
+    last = acquired.history[-1].round
     assert {k: harvested.round for k, harvested in acquired.latest().items()} == dict.fromkeys(range(4), last)
     assert len(acquired.state.models) == 4
     assert acquired.state.round == last
@@ -90,7 +90,7 @@ def test_updates_of_full_length_make_clusters_of_their_own():
     acquired = attacked(FOUR, ModelAcquisition(scale=1.0), sybils=4, rounds=20)
     assert acquired.share() == 1
     assert len(acquired.state.models) > 4
-    assert min(harvested.round for harvested in acquired.latest().values()) < acquired.received[-1].round
+    assert min(harvested.round for harvested in acquired.latest().values()) < acquired.history[-1].round
 
 
 class Watched:
@@ -120,11 +120,11 @@ def test_sybil_updates_depend_on_models_sent_to_sybils_alone(monkeypatch):
     monkeypatch.setattr(ModelAcquisition, "reply", watched)
     algorithm = Watched(SPLITS)
     acquired = attacked(FOUR, ModelAcquisition(), algorithm=algorithm, sybils=3, rounds=9)
-    assert len(asked) == len(acquired.received) == 9 + 6 + 3
+    assert len(asked) == len(acquired.history) == 9 + 6 + 3
     for before, number, model in asked:
-        sybil = acquired.received[len(before)].sybil
+        sybil = acquired.history[len(before)].sybil
         assert torch.equal(model, algorithm.sent[number][sybil])
-        assert before == list(acquired.received[: len(before)])
+        assert before == list(acquired.history[: len(before)])
     of_one_round = {(harvested.round, harvested.sybil): harvested.cluster for harvested in acquired.harvest}
     assert len(of_one_round) == len(acquired.harvest), "a client is sent one cluster's model"
 
@@ -137,13 +137,13 @@ def test_other_clusters_models_reach_nobody_who_is_not_in_them():
     one, other = (
         attacked(FOUR, ModelAcquisition(), sybils=1, rounds=5, state=harvested) for harvested in (state, spoiled)
     )
-    for a, b in zip(one.received, other.received, strict=True):
+    for a, b in zip(one.history, other.history, strict=True):
         assert torch.equal(a.model, b.model)
         assert torch.equal(a.update, b.update)
 
 
 def received(*ways: str) -> list[ReceivedModels]:
-    """Sybils one after another; a letter is a model that one is sent, in upper case where its reply is antiparallel."""
+    """Sybils in sequence; a letter is a model that one receives, in upper case where its reply is antiparallel."""
     items, number = [], 0
     for sybil, way in enumerate(ways):
         for letter in way:
@@ -182,13 +182,13 @@ def test_a_sybil_tries_what_no_sybil_has_tried_and_then_goes_where_something_is_
     ids=str,
 )
 def test_sybil_paths_are_finished_once_every_way_ends_at_a_training_model(ways, finished):
-    assert SybilPaths(received(*ways), 2).finished is finished
+    assert SybilPaths(received(*ways), 2).is_complete is finished
 
 
 def test_the_same_reply_to_the_same_model_is_the_same_update():
     paths = SybilPaths(received("abx", "Ac"), 2)
-    assert paths.sent(torch.tensor([97.0]), 1).tolist() == [-1.0]
-    assert paths.sent(torch.tensor([98.0]), 1) is None
+    assert paths.update_of(torch.tensor([97.0]), 1).tolist() == [-1.0]
+    assert paths.update_of(torch.tensor([98.0]), 1) is None
     assert [model.tolist() for model in paths.next_models(torch.tensor([97.0]))] == [[98.0], [99.0]]
 
 
@@ -210,4 +210,4 @@ def test_wrong_inputs_are_one_sentence():
         attacked(ONE, ModelAcquisition(), sybils=0)
     with pytest.raises(InputError, match=r"^'rounds' and 'every' must be at least 1; got 9 and 0$"):
         attacked(ONE, ModelAcquisition(), rounds=9, every=0)
-    assert len(attacked(ONE, ModelAcquisition(), sybils=2, rounds=2, every=1).joined) == 2
+    assert len(attacked(ONE, ModelAcquisition(), sybils=2, rounds=2, every=1).join_rounds) == 2

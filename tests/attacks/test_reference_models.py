@@ -52,7 +52,7 @@ def outputs_of(models, x, engine):
     return torch.stack([engine.outputs(model, x) for model in models])
 
 
-def test_reference_models_are_the_shadow_models_and_know_what_they_were_trained_on(clustered, records):
+def test_reference_models_are_the_shadow_models_and_know_their_members(clustered, records):
     _, federation, engine = clustered
     for cluster in records:
         reference = cluster.reference
@@ -61,7 +61,7 @@ def test_reference_models_are_the_shadow_models_and_know_what_they_were_trained_
             one = cluster.where(cluster.shadow == r)
             members = torch.zeros(len(federation.shadow), dtype=torch.bool)
             members[one.example[one.member]] = True
-            assert torch.equal(reference.trained_on[r], members)
+            assert torch.equal(reference.member[r], members)
             assert torch.equal(one.labels, federation.shadow.y[one.example])
             assert torch.equal(one.outputs, reference.outputs[r, one.example])
 
@@ -81,7 +81,7 @@ def test_a_shadow_model_is_compared_with_the_others(records):
         assert torch.equal(query.outputs, one.outputs)
         assert torch.equal(query.labels, one.labels)
         assert torch.equal(query.reference, reference.outputs[rest][:, one.example])
-        assert torch.equal(query.trained_on, reference.trained_on[rest][:, one.example])
+        assert torch.equal(query.reference_member, reference.member[rest][:, one.example])
 
 
 def test_without_one_shadow_model_the_others_are_as_they_were(records):
@@ -111,8 +111,8 @@ def test_members_and_others_are_asked_of_their_model_and_of_its_reference_models
         assert torch.equal(query.labels, y)
         torch.testing.assert_close(query.outputs, engine.outputs(state.models[k], x))
         torch.testing.assert_close(query.reference, outputs_of(records[k].reference.models, x, engine))
-        assert query.trained_on.shape == query.reference.shape[:2]
-        assert not query.trained_on.any()
+        assert query.reference_member.shape == query.reference.shape[:2]
+        assert not query.reference_member.any()
 
 
 def test_the_shadow_estimator_leaves_the_judged_model_out(clustered):

@@ -22,7 +22,7 @@ from shoal.attacks import (
     ReferenceAttack,
     ReferenceScores,
 )
-from shoal.attacks.scores.bavaria import fitted_prior
+from shoal.attacks.scores.bavaria import fit_prior
 from shoal.attacks.scores.in_and_out import in_and_out, pooled_variances
 from shoal.attacks.scores.rmia import TIE
 from shoal.core.errors import InputError
@@ -115,7 +115,7 @@ def offline(inside: float | None, outside: float) -> float:
 def plain_bavaria(records: ReferenceScores) -> list[float]:
     """By updating the prior one score at a time, and scipy's Student-t distribution."""
     both = in_and_out(BaVarIA(), records, needs_in=True)
-    priors = [fitted_prior(side, v) for side, v in zip(both, pooled_variances(BaVarIA(), *both), strict=True)]
+    priors = [fit_prior(side, v) for side, v in zip(both, pooled_variances(BaVarIA(), *both), strict=True)]
     scores = []
     for i, x in enumerate(records.score):
         logs = []
@@ -269,7 +269,7 @@ def test_scores_that_do_not_vary_tell_no_variance():
     records = made_up(20, 8)
     constant = replace(records, reference=np.ones_like(records.reference))
     for attack in (LiRA(), OfflineLiRA(), BaVarIA()):
-        with pytest.raises(InputError, match="whose scores of a record differ"):
+        with pytest.raises(InputError, match="with different scores of a record"):
             attack.scores(constant)
 
 

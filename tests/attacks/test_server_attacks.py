@@ -225,7 +225,7 @@ def test_group_inference_guesses_the_majority_of_the_last_cluster():
     client = np.repeat(np.arange(6), 4)
     group = np.repeat([0, 0, 0, 1, 1, 0], 4)
     scores = replace(made_up(absent=()), client=client, group=group)
-    # The last recorded round decides: 0, 1, 2 | 3, 4, 5, of which the last is the only one in another group's cluster.
+    # The last recorded round decides: 0, 1, 2 | 3, 4, 5, and only the last client is in another group's cluster.
     scores.assignment[:] = [[0, 1, 0, 1, 0, 1], [0, 0, 0, 1, 1, 1], [0, 0, 0, -1, 1, 1]]
     guesses = GroupInference().guess(scores)
     assert (guesses.right, guesses.count, guesses.chance) == (5, 6, 4 / 6)

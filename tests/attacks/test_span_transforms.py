@@ -9,7 +9,7 @@ import torch
 import shoal
 from shoal.attacks import Candidates, Knowledge, ModelSpan, OwnedRecords, UpdateSpan
 from shoal.attacks.span.row_space import row_spaces
-from shoal.attacks.span.transform_search import searched_residuals
+from shoal.attacks.span.transform_search import search_residuals
 from shoal.engine import Engine, LocalSGD, Training
 
 
@@ -32,7 +32,7 @@ def test_a_known_transform_is_found(family):
     uniform = torch.rand(8, 7, generator=draw)
     trained_on = family.transformed(images[:8], uniform).flatten(1)
     (space,) = row_spaces([trained_on], [1e-9])
-    residual, floor, found = searched_residuals(space, images, family, bias=False)
+    residual, floor, found = search_residuals(space, images, family, bias=False)
     assert (residual[:8] < 20 * floor[:8]).all()
     assert (residual[8:] > 100 * floor[8:]).all()
     if not family.flip:

@@ -1,4 +1,4 @@
-"""Who is a member of which model, and what counts as exposed."""
+"""Members of each model, and their exposure."""
 
 from dataclasses import replace
 from statistics import NormalDist

@@ -12,7 +12,7 @@ from shoal.core.errors import InputError
 from shoal.core.processes import Workers
 from shoal.metrics.intervals import auc_interval
 from shoal.runs.audits.audit_files import AuditRequest
-from shoal.runs.audits.audit_members import _until_decided
+from shoal.runs.audits.audit_members import _attack_until_decided
 from shoal.runs.audits.gate import Gate, looks, parse_gates, require_measurable
 
 AUDIT = {
@@ -50,7 +50,7 @@ def test_a_gate_is_decided_by_intervals_that_allow_for_all_looks():
         figures = {key: value, f"{key}.low": value - 0.05, f"{key}.high": value + 0.05}
         about = {"references": references, "gates.confidence": confidence, "gates.most_references": 16}
         gate = parse_gates([expression])[0]
-        answer, (said, holds) = gate.decided(figures | about), gate.judged(figures | about)
+        answer, (said, holds) = gate.decision(figures | about), gate.verdict(figures | about)
         assert answer in (holds, None), "a decision is what is said at the end"
         assert ("not decided" in said) == (not holds and answer is None)
         assert f"with {references} of at most 16" in said
@@ -99,7 +99,7 @@ def test_a_limit_at_the_truth_is_rarely_decided_wrongly_at_any_look(truth, expre
         def attack(count) -> Any:
             return None, MadeUpAudit(tuple(federation[count // 2 - 1]), count, records), 0.0
 
-        return gate.decided(_until_decided(attack, AuditRequest([gate], references=most), Workers())[1].flat())
+        return gate.decision(_attack_until_decided(attack, AuditRequest([gate], references=most), Workers())[1].flat())
 
     errors = np.mean([decided(federation) is wrong for federation in aucs])
     assert errors <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / federations)
@@ -136,7 +136,7 @@ def test_the_lower_bound_on_epsilon_breaks_a_gate_itself():
 
 def test_a_judgement_names_the_worst_key_and_counts_the_others():
     sentences = [
-        parse_gates([expression])[0].judged(AUDIT) for expression in ("auc <= 0.9", "auc <= 0.85", "auc < 0.1")
+        parse_gates([expression])[0].verdict(AUDIT) for expression in ("auc <= 0.9", "auc <= 0.85", "auc < 0.1")
     ]
     assert sentences == [
         ("Gate auc <= 0.9: holds", True),
@@ -179,13 +179,13 @@ def test_no_gate_holds_where_an_attack_is_certainly_below_chance():
 
     def judged(attack, high):
         key = f"attacks.{attack}.all.auc"
-        return gate.judged(AUDIT | {key: 0.4, f"{key}.low": 0.3, f"{key}.high": high})
+        return gate.verdict(AUDIT | {key: 0.4, f"{key}.low": 0.3, f"{key}.high": high})
 
     sentence, holds = judged("loss", 0.47)
     assert not holds
     assert "loss on all has an AUC of 0.400 (0.300 to 0.470)" in sentence
     assert gate.broken_by(AUDIT | {"attacks.loss.all.auc": 0.4, "attacks.loss.all.auc.high": 0.47})
-    # In the interval, of two distributions, or against the clients' own records it is no sign.
+    # In the interval, of two distributions, or against the clients' own records it does not count.
     assert all(judged(*case)[1] for case in (("loss", 0.51), ("bavaria", 0.47), ("fedmia-i-others", 0.47)))
     # The upper end of one of three is 0.40 + 0.09 * 2.39 / 1.96.
     others = {f"attacks.{name}.all.auc": 0.5 for name in ("rmia", "gap")}
@@ -197,5 +197,5 @@ def test_no_gate_holds_where_an_attack_is_certainly_below_chance():
 def test_a_gate_on_what_was_not_measured_does_not_hold_silently():
     with pytest.raises(InputError, match=r"'tpr_at_fpr_0\.001' was not measured"):
         parse_gates(["tpr_at_fpr_0.001 <= 0.5"])[0].broken_by(AUDIT)
-    with pytest.raises(InputError, match="no such attack, group or view"):
+    with pytest.raises(InputError, match="unknown attack, group or view"):
         parse_gates(["attacks.lira.elsewhere.auc <= 0.5"])[0].broken_by(AUDIT)

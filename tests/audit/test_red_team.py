@@ -19,7 +19,7 @@ from shoal.engine import LocalSGD
 from shoal.metrics.intervals import mean_rate_interval
 
 LOCAL = LocalSGD(epochs=2, batch_size=4, learning_rate=0.2)
-GAPS = [Gap().fit(Records.none(), Stream(0))] * 2
+GAPS = [Gap().fit(Records.empty(), Stream(0))] * 2
 
 
 def test_shadow_models_are_as_large_as_their_cluster(clustered):
@@ -87,7 +87,7 @@ class ByReference(ByHeart):
     needs = "reference models"
 
     def score(self, query):
-        return ((query.reference == query.outputs).all(dim=2) & query.trained_on).any(dim=0).double().numpy()
+        return ((query.reference == query.outputs).all(dim=2) & query.reference_member).any(dim=0).double().numpy()
 
 
 @pytest.mark.parametrize("attack", [ByHeart(), ByReference()], ids=["fitted on", "reference"])

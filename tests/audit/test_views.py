@@ -119,10 +119,10 @@ def test_a_view_s_attack_of_larger_area_decides_though_its_threshold_misses(reco
     assert flat["views.client.few.accuracy"] == 0.5
     limit = before["views.outsider.few.accuracy.low"] - 0.03
     assert flat["views.client.few.accuracy.high"] < limit < flat["views.client.few.accuracy.at_least"]
-    sentence, holds = parse_gates([f"views.client.few.accuracy <= {limit}"])[0].judged(flat)
+    sentence, holds = parse_gates([f"views.client.few.accuracy <= {limit}"])[0].verdict(flat)
     assert not holds
     assert f"certainly reaches {flat['views.client.few.accuracy.at_least']:.3f}" in sentence
-    assert parse_gates(["views.client.few.accuracy <= 0.99"])[0].judged(flat)[1]
+    assert parse_gates(["views.client.few.accuracy <= 0.99"])[0].verdict(flat)[1]
 
 
 def test_a_gate_can_name_a_view_and_does_not_count_it_twice(records):
@@ -132,6 +132,6 @@ def test_a_gate_can_name_a_view_and_does_not_count_it_twice(records):
     broken = parse_gates(["auc <= 0.1"])[0].broken_by(flat)
     assert any(key.startswith("attacks.") for key in broken)
     assert not any(key.startswith("views.") for key in broken)
-    sentence, holds = parse_gates(["views.server.few.auc <= 0.9"])[0].judged(flat)
+    sentence, holds = parse_gates(["views.server.few.auc <= 0.9"])[0].verdict(flat)
     assert not holds
     assert "'views.server.few.auc' was not measured" in sentence

@@ -31,7 +31,7 @@ def test_run_compare_report(config, tmp_path, capsys):
     for name in ("ifca", "ifca-mir"):
         assert main(["run", str(config), "--out", str(tmp_path / name), "--set", f"algorithm.name={name}"]) == 0
         printed = capsys.readouterr()
-        assert "Test accuracy: 0." in printed.out
+        assert "% test accuracy" in printed.out
         assert "report.html" in printed.out
         assert [line.split(";")[0] for line in printed.err.splitlines()] == ["round 1 of 2", "round 2 of 2"]
     assert main(["compare", str(tmp_path / "ifca"), str(tmp_path / "ifca-mir")]) == 0
@@ -56,7 +56,7 @@ def test_run_compare_report(config, tmp_path, capsys):
 def test_quiet_shows_no_progress_and_a_resume_of_nothing_says_so(config, tmp_path, capsys, caplog, monkeypatch):
     monkeypatch.setattr("shoal.runs.result.report_of", lambda out, **_: out / "report.html")
     command = ["run", str(config), "--resume", "--out"]
-    nothing = "there is nothing to resume; the run starts anew"
+    nothing = "nothing to resume; the run starts from the beginning"
     assert main([*command, str(tmp_path / "a"), "--quiet"]) == 0
     assert capsys.readouterr().err == ""
     assert f"{tmp_path / 'a'}: {nothing}" in caplog.messages, "a warning, which remains"
@@ -299,7 +299,7 @@ def test_init_writes_a_file_that_runs_and_never_overwrites(tmp_path, capsys, mon
     assert main(["data", "run.toml"]) == 0
     assert "1,797 images in 10 classes" in capsys.readouterr().out
     assert main(["init"]) == 2
-    assert capsys.readouterr().err == "shoal: run.toml: exists already and is left as it is; name another file\n"
+    assert capsys.readouterr().err == "shoal: run.toml: exists already; name another file\n"
     assert (tmp_path / "run.toml").read_text() == text
 
 

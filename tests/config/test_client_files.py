@@ -96,16 +96,19 @@ def test_pictures_decide_size_and_channels(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"clients": 10}, "the key 'data.clients' is of other sources than 'table'; did you mean 'client'?"),
-        ({"test_examples": 10}, "the key 'data.test_examples' is of other sources than 'table'"),
-        ({"size": [2, 2]}, "the key 'data.size' is of other sources than 'table'; known: "),
+        ({"clients": 10}, "the key 'data.clients' is not allowed with the source 'table'; did you mean 'client'?"),
+        ({"test_examples": 10}, "the key 'data.test_examples' is not allowed with the source 'table'"),
+        ({"size": [2, 2]}, "the key 'data.size' is not allowed with the source 'table'; known: "),
         ({"test_fraction": 0}, "'data.test_fraction' must be above 0; got 0"),
         ({"test_fraction": 0.5, "shadow_fraction": 0.5}, "must sum to less than 1"),
         ({"client": 3}, "'data.client' must be a string; got 3"),
         ({"inputs": "age"}, "'data.inputs' must be a list; got 'age'"),
         ({"label": None}, "the key 'data.label' is missing"),
         ({"client": None, "label": None, "group": None}, "the key 'data.client' is missing"),
-        ({"source": "digits"}, "the key 'data.client' is of other sources than 'digits'; did you mean 'clients'?"),
+        (
+            {"source": "digits"},
+            "the key 'data.client' is not allowed with the source 'digits'; did you mean 'clients'?",
+        ),
         ({"source": "tabel"}, "unknown data source 'tabel'; did you mean 'table'?"),
         ({"path": None}, "[data]: data source 'table' needs 'path', that of a CSV or Parquet file"),
         ({"path": "/nowhere.csv"}, "[data]: data source 'table' has the path '/nowhere.csv', which does not exist"),
@@ -113,7 +116,7 @@ def test_pictures_decide_size_and_channels(tmp_path):
         ({"path": "C:\new\table.csv"}, r"the path 'C:\new\table.csv', which does not exist; TOML reads a backslash in"),
         ({"path": "/"}, "[data]: data source 'table' has the path '/', which is a folder; a file is needed"),
         ({"task": "class"}, "[data]: 'task' must be 'classification' or 'regression'; got the task 'class'"),
-        ({"client": "whom"}, "has no column 'whom'; did you mean 'who'?"),
+        ({"client": "whos"}, "has no column 'whos'; did you mean 'who'?"),
         ({"groups": {"east": {"share": 1.0}}}, "are 'north' (0.25 of the clients), 'south' (0.75 of the clients)"),
     ],
 )
@@ -123,11 +126,11 @@ def test_keys_that_do_not_fit_are_one_sentence(table, change, words):
 
 
 def test_a_folder_takes_no_columns_and_a_set_that_is_dealt_out_no_fractions():
-    assert "'data.group' is of other sources than 'folder'" in refused({"source": "folder", "group": "a"})
+    assert "'data.group' is not allowed with the source 'folder'" in refused({"source": "folder", "group": "a"})
     assert "'data.size' must be two integers, [height, width]" in refused({"source": "folder", "size": [28]})
     assert "needs 'path', that of a folder of pictures" in refused({"source": "folder"})
     digits = {"source": "digits", "clients": 2, "examples_per_client": 5, "test_examples": 5, "test_fraction": 0.1}
-    assert "'data.test_fraction' is of other sources than 'digits'" in refused(digits)
+    assert "'data.test_fraction' is not allowed with the source 'digits'" in refused(digits)
     assert "the key 'data.clients' is missing" in refused({"source": "digits"})
 
 

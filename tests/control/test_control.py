@@ -181,7 +181,7 @@ def coordinator(**changes) -> LimitController:
 def updated(
     asked: LimitController, risks: list[list[float]], thresholds: list[float], mlp, half: float = math.nan
 ) -> list[State]:
-    """The states after estimates of these risks (K,), one after another; clients are dealt out in turn.
+    """The states after each estimate of these risks (K,); clients are dealt out in turn.
 
     ``half`` is how far the ends of a risk's interval are from it.
     """
@@ -287,7 +287,7 @@ def estimated(asked: LimitController, state: State, *numbers: float) -> State:
 
 
 def wanting(asked: LimitController, demand: float, best: float = 0.8) -> State:
-    """One model of which so much relief is wanted, and whose held-out accuracy was once ``best``."""
+    """One model that needs this much relief and once had the held-out accuracy ``best``."""
     none = Memory.empty(1, asked.knobs)
     memory = replace(none, demand=none.demand + demand, best=torch.full_like(none.best, best))
     return replace(State.initial(torch.zeros(1, 4), 10), control=memory.tensors())

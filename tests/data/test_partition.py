@@ -401,7 +401,7 @@ def test_as_many_images_as_there_are_is_allowed_and_one_more_is_not() -> None:
         ((0.25, 0.8), r"must sum to 1; 0.25 \(a\) \+ 0.8 \(b\) sum to"),
         ((0.25, 0.7501), "sum to 1.0001"),
         ((0.0, 0.0), r"one group's share must be above 0; got 0 \(a\) \+ 0 \(b\)"),
-        ((0.02, 0.98), "group 'a' has a share of 0.02 of 10 clients, which is no client"),
+        ((0.02, 0.98), "group 'a' has a share of 0.02 of 10 clients, less than one client"),
     ],
 )
 @pytest.mark.parametrize("reuse", [False, True])

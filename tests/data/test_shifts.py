@@ -89,7 +89,7 @@ MARKER[0, 10, 15:20] = 255  # a line from near the centre to the right, at 0 deg
 
 
 def angles(x: Tensor) -> Tensor:
-    """The degrees by which each marker in x (m, 1, 21, 21) is turned counter-clockwise."""
+    """The counter-clockwise angle in degrees of each marker in x (m, 1, 21, 21)."""
     place = torch.arange(21) - 10.0
     mass = x.sum((1, 2, 3))
     right, down = (x[:, 0].sum(1) * place).sum(1) / mass, (x[:, 0].sum(2) * place).sum(1) / mass

@@ -149,7 +149,7 @@ def weights_of(defense, count):
 
 
 def test_mixup_s_weights_are_drawn_from_beta():
-    # A pair of an example with itself, every second one, is no mixture.
+    # A pair of an example with itself, every second one, is not a mixture.
     found = weights_of(Mixup(2.0), 2000)
     mixed = found[np.abs(found - 1) > 1e-6]
     assert len(mixed) == pytest.approx(1000, abs=120)

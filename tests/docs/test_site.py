@@ -70,7 +70,7 @@ def test_every_page_is_reached_from_the_first_and_every_entry_is_a_page():
         reached.add(page)
         if page.startswith(("auto_gallery/", "api/generated/")):
             continue
-        assert page in pages(), f"a toctree lists {page}, which is no page"
+        assert page in pages(), f"a toctree lists {page}, which is not a page"
         waiting |= children(page) - reached
     assert pages() - reached == set()
 
@@ -98,12 +98,13 @@ def test_the_reference_has_every_name_of_a_package_where_it_is_shortest(package)
     assert sorted(listed(package)) == sorted(shortest)
 
 
-def test_the_page_of_the_configuration_says_what_is_declared(monkeypatch):
+@pytest.mark.parametrize("page", ["configuration", "files"])
+def test_the_reference_says_what_is_declared(page, monkeypatch):
     script, hooks = extension(monkeypatch, "build_reference"), []
     script.setup(SimpleNamespace(connect=lambda *hook: hooks.append(hook)))
     [(event, on_read)] = hooks
-    source = [text := script.PAGE.read_text(encoding="utf-8")]
-    on_read(None, "configuration", source)
+    source = [text := (DOCS / f"{page}.md").read_text(encoding="utf-8")]
+    on_read(None, page, source)
     assert (event, source) == ("source-read", [text]), "run python docs/build_reference.py"
 
 

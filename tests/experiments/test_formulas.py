@@ -110,7 +110,7 @@ def rows_of(**risks):
 
 
 def test_a_sensor_is_judged_by_error_by_rank_and_by_which_model_is_safer(sensors):
-    """``late`` knows the round alone, by which all risks rise, and nothing of the models."""
+    """``late`` knows only the round, with which all risks rise, and nothing of the models."""
     rows = rows_of(
         audit=lambda truth, i: truth + i // 2 % 2, high=lambda truth, i: truth + i // 2 % 2 + 0.1,
         mirrored=lambda truth, i: 1 - truth + i // 2 % 2, constant=lambda *_: 0.5,
@@ -134,7 +134,7 @@ def test_the_interval_of_a_ratio_is_fiellers(sensors):
     for end in (low, high):
         assert ttest_1samp(above - end * below, 0).pvalue == pytest.approx(0.05)
     known = sensors.fieller(above, np.full(4, 0.04))
-    assert known == pytest.approx(ttest_1samp(above / 0.04, 0).confidence_interval()), "a constant is no estimate"
+    assert known == pytest.approx(ttest_1samp(above / 0.04, 0).confidence_interval()), "a constant is not an estimate"
 
 
 def test_lines_are_judged_on_other_settings_than_those_they_are_fitted_on():

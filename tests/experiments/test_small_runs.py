@@ -140,7 +140,7 @@ def test_null_views_ask_of_pairs_that_nobody_trained_on(tmp_path, monkeypatch):
 
 def test_the_rule_of_preflight_is_judged_by_the_attack(tmp_path, monkeypatch):
     rule = experiment_script("audit/preflight_rule")
-    # A sum of few clients, much noise, and a sum of many examples, of which nothing is said.
+    # A sum of few clients, much noise, and a sum of many examples, without a statement.
     cells = [
         rule.Cell("digits", "mlp", 5, 2, hidden=32),
         rule.Cell("digits", "logistic", 100, 2, defense=rule.noisy(30.0)),

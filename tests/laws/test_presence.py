@@ -89,6 +89,23 @@ def test_a_state_of_some_clients_is_put_back(engine):
     assert state.take(some).personal["ditto"].tensor().equal(state.personal["ditto"][some])
 
 
+def test_the_test_examples_of_a_client_that_is_not_there_count_nowhere():
+    test, found = FEDERATION.test, []
+    client = torch.arange(len(test)) % len(FEDERATION)
+    for absent in (False, True):
+        gone = torch.isin(client, torch.tensor([LEAVER, NEWCOMER])) & absent
+        federation = replace(FEDERATION, test=replace(test, y=torch.where(gone, 1 - test.y, test.y), client=client))
+        events = [Event(round=3, leave=(LEAVER, NEWCOMER))]
+        run = Simulation(federation, MODEL, shoal.IFCA(2), LOCAL, ROUNDS, events=events, red_team=TEAM)
+        found.append(shoal.Run(run).train())
+    (rounds, changed), columns = [result.rounds for result in found], [f"accuracy.{g}" for g in FEDERATION.groups]
+    same = rounds[columns].eq(changed[columns]).all(axis=1)
+    assert same[rounds["round"] > 2].all()
+    assert not same[rounds["round"] <= 2].all(), "they count while the clients are there"
+    assert found[0].clients.equals(found[1].clients)
+    assert found[0].summary.by_group == found[1].summary.by_group
+
+
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_a_run_with_events_is_resumed_bit_for_bit_and_a_finished_one_gets_them(tmp_path, participation):
     more = {"events": EVENTS, "forgetting": shoal.Exact(), "participation": participation, "seed": 3}

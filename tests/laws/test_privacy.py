@@ -106,7 +106,7 @@ def rounds(algorithm: Any, federation: Federation, other: Federation, count: int
 
 
 def unread(cohort: Cohort) -> Cohort:
-    """The cohort as the server would have it, to whom its examples say nothing."""
+    """The cohort as the server would have it, without its examples."""
 
     def nothing(models: Tensor, *_: object) -> Tensor:
         return torch.zeros(len(cohort), len(models), dtype=torch.float64)

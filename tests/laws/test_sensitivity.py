@@ -178,7 +178,7 @@ def mus(
     whole = together(sent, used)
     if rule.noise == "client":
         return {"epsilon": (mu(whole), stated["epsilon"])}
-    # Who chooses another model is no part of the law: no epsilon covers it.
+    # The law excludes clients that choose another model: no epsilon covers it.
     assert base.choices.equal(changed.choices)
     assert base.choices.equal(traced.choices)
     models = together(sums, used)

@@ -50,13 +50,13 @@ class Unseeded(Derived):
 
 @settings
 class FewRows(Derived):
-    def begun(self, state, layout):
+    def add_tensors(self, state, layout):
         return replace(state, clients={"few": torch.zeros(2)})
 
 
 @settings
 class Shared(Derived):
-    def begun(self, state, layout):
+    def add_tensors(self, state, layout):
         return replace(state, server={"model": state.models})
 
 
@@ -64,7 +64,7 @@ class Shared(Derived):
 class Ordered(Derived):
     """Tells clients apart by their positions."""
 
-    def begun(self, state, layout):
+    def add_tensors(self, state, layout):
         return replace(state, clients={"position": torch.arange(len(state.assignment))})
 
 

@@ -175,7 +175,7 @@ def test_thresholds_may_be_per_example() -> None:
     [(30, 8, 10, 12), (5, 25, 28, 2), (0, 1, 30, 5), (0, 30, 1, 5), (20, 0, 30, 0), (0, 30, 0, 20), (50, 0, 0, 0)],
 )
 def test_intervals_of_pairs_have_their_correlation(both: int, member: int, other: int, none: int) -> None:
-    """Pairs of which an attack is right about both examples, the member, the other, or none.
+    """Pairs where an attack is right about both examples, the member, the other, or none.
 
     The correlation is the phi coefficient of the table of four; 0 where an attack is right about all, or none, of a
     side.

@@ -229,7 +229,7 @@ REFUSED = {
         lambda: Net(lambda net, x: x if net.training else x.mul_(2)),
         "the network in evaluation mode changes the network's inputs in place",
     ),
-    "a buffer in another's place": (lambda: Net(replaced), "another tensor in the place of its buffer 'mean'"),
+    "a buffer in another's place": (lambda: Net(replaced), "replaces its buffer 'mean' by another tensor"),
     "a count of batches": (lambda: Net(counted), "changes its buffer 'count' of int64 in training"),
     "a memory": (lambda: Net(remembered), "gives other outputs for the same examples when it is called again"),
     "a batch of three": (lambda: Net(lambda _, x: x.view(3, 4)), "in a batch of 2: shape '[3, 4]' is invalid"),

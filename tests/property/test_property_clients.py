@@ -278,7 +278,7 @@ def test_a_matched_attacker_knows_equal_numbers_of_each_label(federation, auxili
     ("algorithm", "named"), [(FedOpt(IFCA(2)), "FedOpt"), (EarlyStopping(FedSoft(2), 2), "FedSoft")], ids=repr
 )
 def test_a_server_that_moves_models_by_more_than_the_mean_is_refused(mlp, federation, algorithm, named):
-    with pytest.raises(InputError, match=rf"by which a model moves, and {named} moves models otherwise"):
+    with pytest.raises(InputError, match=rf"{named} moves models otherwise"):
         simulate_with(federation, mlp, algorithm, LOCAL, rounds=1, round_attack=PropertyAttack())
 
 

@@ -23,7 +23,7 @@ from shoal.protection.judgement import Figures, affordable, candidates, chosen, 
 from shoal.protection.ladder import DELTA, ONE_STEP_ROUNDS, UNPROTECTED, Ladder, Rung
 from shoal.protection.search import Candidate, _Search, fitting_candidates, ladder_of
 from shoal.reports.protection_page import protection_page
-from shoal.runs.directory import repeated_warnings_dropped
+from shoal.runs.directory import drop_repeated_warnings
 
 GROUPS = ["north", "south"]
 AS_IT_IS = (0.80, 0.70, 0.6)
@@ -391,7 +391,7 @@ def test_a_warning_of_many_runs_is_printed_once(caplog):
     log = logging.getLogger("shoal")
     caplog.handler.setLevel(logging.INFO)
     logging.getLogger().addHandler(caplog.handler)
-    with repeated_warnings_dropped():
+    with drop_repeated_warnings():
         for seed in range(3):
             log.warning("seed %d of 1,749 rows is odd", seed)
             log.warning("another")

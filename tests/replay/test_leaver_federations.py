@@ -1,7 +1,9 @@
 """Federations that never had a client do not depend on it; those that had it do what the run did."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import torch
 
 import shoal
@@ -9,6 +11,7 @@ import shoal.toy
 from shoal.data.presence import Event
 from shoal.engine import Engine
 from shoal.replay.leaver_federations import LeaverRun
+from shoal.replay.leaver_figures import exposures_of_others
 from shoal.simulation.play import initial_state, move_to_engine, run_rounds
 from shoal.simulation.simulation import Simulation
 
@@ -43,7 +46,8 @@ def test_exact_forgetting_leaves_nothing_in_any_model_that_is_sent():
     with Engine(MODEL, backend="loop") as engine:
         left, (had, never) = audited(replace(full, forgetting=shoal.Exact()), engine, 0, 1)
         assert had.score.equal(never.score)
-        assert had.trajectory.equal(never.trajectory)
+        assert had.trajectory[0].equal(never.trajectory[0])
+        assert not had.trajectory[1].equal(never.trajectory[1]), "before it left, it was there"
         assert {*left.pair_scores(engine)} >= {"drop"}
         _, (had, never) = audited(full, engine, 0, 1)
         assert not had.trajectory.equal(never.trajectory)
@@ -51,10 +55,31 @@ def test_exact_forgetting_leaves_nothing_in_any_model_that_is_sent():
 
 def test_the_others_are_measured_before_and_after_and_a_client_that_never_was_there_has_no_pair():
     with Engine(MODEL, backend="loop") as engine:
-        left, _ = audited(RUN, engine)
-        before, after = left.others(engine)
-        assert {*before} == {*after} == {*FEDERATION.groups}
+        left, (had, never) = audited(RUN, engine, 0, 1)
+        training, deployed = left.deployed(engine)
+        assert [len(each.model) for each in deployed] == [len(training.federation)] * 2 == [5, 5]
+        others = left.others(engine)
+        assert {*others.records.client.tolist()} == {0, 1, 2, 3, 4}
+        assert others.train_reference(0, engine, spans=()).trajectory.shape == (1, 2 * len(others.records))
         never, (had, without) = audited(replace(RUN, events=[Event(round=1, leave=(5,))]), engine, 0, 1)
         assert never.departure is None
-        assert (never.pair_scores(engine), never.others(engine)) == ({}, ({}, {}))
+        assert (never.pair_scores(engine), never.deployed(engine)[1]) == ({}, [])
         assert torch.isfinite(torch.cat([had.score, without.score])).all()
+
+
+def test_exposure_of_those_who_stay_rises_only_where_membership_shows():
+    with Engine(MODEL, backend="loop") as engine:
+        left, _ = audited(RUN, engine)
+        others = left.others(engine)
+    draw, count = torch.Generator().manual_seed(0), len(others.records)
+    for leak in (0.0, 2.0):
+        federations = []
+        for number in range(32):
+            swapped = others.exchanged(number)
+            member = torch.cat([~swapped, swapped])
+            score = torch.randn(2, 2 * count, generator=draw, dtype=torch.float64)
+            score[1] += leak * member
+            federations.append(SimpleNamespace(score=score[1], trajectory=score[:1], member=member))
+        before, after = (np.nanmean(each) for each in exposures_of_others(others, federations))
+        assert abs(before - 0.5) < 0.05
+        assert abs(after - (0.5 if leak == 0 else 0.84)) < 0.05, "Phi(1) = 0.84"

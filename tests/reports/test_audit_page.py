@@ -140,7 +140,7 @@ def test_groups_without_both_kinds_are_left_out_and_all_records_stand_for_them_w
 
 
 def test_a_group_has_the_same_style_in_both_figures() -> None:
-    """Seven groups, of which the least exposed is the first and is not drawn; the second has no members."""
+    """Seven groups; the first is the least exposed and is not drawn; the second has no members."""
     names = tuple(f"group {g}" for g in range(7))
     audit = audit_of({"lira": 0.9}, groups=names)
     audit.records["group"] = [names[2 + i % 5] for i in range(len(audit.records))]

@@ -51,7 +51,7 @@ def summary_of_run(rng: np.random.Generator, *, leak: float, accuracy: float = 0
 
 
 def audit_said(rng: np.random.Generator, leak: float) -> str:
-    """The summary of an audit by nine attacks, of which the first was chosen beforehand."""
+    """The summary of an audit by nine attacks; the first was chosen beforehand."""
     rows = []
     for group in GROUPS:
         found = {attack: attacked(rng, 300, leak) for attack in ("lira", "gap", *map(str, range(7)))}

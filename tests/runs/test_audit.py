@@ -282,7 +282,7 @@ def test_a_gate_adds_reference_federations_until_it_is_decided(
     found = audit_run(out, references=6, gates=[expression], watch=lambda *given: seen.append(given))
     assert (trained, found.audit.references, seen[-1]) == ([*range(took)], took, (took, 6))
     (gate,) = found.gates
-    assert gate.decided(found.flat) is holds
+    assert gate.decision(found.flat) is holds
     fixed = audit_run(out, references=took).flat
     assert {key: found.flat[key] for key in fixed if not key.startswith("seconds.")} == without_seconds(out)
     trained.clear()
@@ -320,13 +320,13 @@ def test_the_gate_decides_the_exit_code(finished, tmp_path, capsys):
     ("arguments", "sentence"),
     [
         ([], "shoal audit takes one of"),
-        (["nowhere"], "nowhere: is not a finished run (no summary.json); there is no such directory"),
+        (["nowhere"], "nowhere: is not a finished run (no summary.json); the directory does not exist"),
         (
             ["a-sweep/sweep.toml"],
             "sweep.toml: is not a finished run (no summary.json); it is a file; name the directory",
         ),
         (["of-nobody"], "of-nobody: is not a finished run (no summary.json); name the directory of a run"),
-        (["a-sweep"], "a-sweep: is not a finished run (no summary.json); it is a sweep, whose runs are in its folder"),
+        (["a-sweep"], "a-sweep: is not a finished run (no summary.json); it is a sweep with its runs in the folder"),
         (["begun"], "begun: is not a finished run (no summary.json); finish it with shoal run --resume"),
         (["--scores", "nowhere.csv"], "cannot be read"),
         (["nowhere", "--scores", "nowhere.csv"], "shoal audit takes one of"),
@@ -373,13 +373,17 @@ def written(folder, text):
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        ("record,client", "record,customer", "has no column client"),
-        (",score_ref_1,member_ref_1", ",score_ref_1,other", "reference model 1 has only one of the columns"),
+        ("record,client", "record,customer", "lacks the column client"),
+        (
+            ",score_ref_1,member_ref_1",
+            ",score_ref_1,other",
+            "reference model 1 has only one of score_ref_1 and member_ref_1",
+        ),
         ("b,1,north,0,0.5", "b,1,north,0,nan", "line 3: 'score' must be a finite number; got 'nan'"),
         ("c,2,south,1,1.5,0.5", "c,2,south,1,1.5,", "line 4: 'score_ref_0' must be a finite number; got ''"),
         ("c,2,south,1,1.5", "c,2,south,1,inf", "line 4: 'score' must be a finite number"),
         ("c,2,south,1", "c,2,south,yes", "line 4: 'member' must be 0 or 1; got 'yes'"),
-        ("a,1,north,1,2.5,1.5,1", "a,,north,1,2.5,1.5,1", "line 2: has no client"),
+        ("a,1,north,1,2.5,1.5,1", "a,,north,1,2.5,1.5,1", "line 2: a record without a client"),
         ("b,1,north,0,0.5", "\nb,1,north,0,nan", "line 4: 'score' must be a finite number; got 'nan'"),
         ("score_ref_1,member_ref_1", "score_ref_01,member_ref_01", "'score_ref_01' must end in a reference model's"),
         ("c,2,south", "c,2,", "line 4: 'group' is empty; name the client's group"),
@@ -548,7 +552,7 @@ def test_an_audit_of_a_run_with_recorded_updates_has_both_views(recorded, tmp_pa
 def test_a_run_without_recorded_updates_is_no_trace(finished, tmp_path, capsys):
     assert main(["audit", "--trace", str(finished), "--out", str(tmp_path / "audit")]) == 2
     said = capsys.readouterr().err
-    assert "is no trace" in said
+    assert "is not a trace" in said
     assert said.count("\n") == 1
     assert not (tmp_path / "audit").exists()
 

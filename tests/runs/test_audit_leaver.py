@@ -3,13 +3,16 @@
 import json
 import re
 
+import pandas as pd
 import pytest
 
+from shoal.audit.audit import wrong_sign
 from shoal.cli.app import main
 from shoal.config.schema import parse_config
 from shoal.core.errors import InputError
 from shoal.replay.leaver_federations import LeaverRun
-from shoal.runs.audits.audit_leaver import audit_leaver
+from shoal.runs.audits.audit_leaver import OTHER_COLUMNS, audit_leaver
+from shoal.runs.audits.gate import parse_gates
 from shoal.runs.run import run
 from unrendered import unrendered_figures
 
@@ -23,7 +26,7 @@ TABLE = {
     "red_team": {"every": 0, "attack": "gap"},
     "events": [{"round": 4, "leave": [3]}],
 }
-VIEWS = ("outsider", "client", "pair")
+VIEWS = ("outsider", "client", "pair", "before")
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +51,12 @@ def test_a_model_that_trained_on_the_leaver_last_is_still_recognisable(runs):
 
 def test_after_exact_forgetting_only_who_kept_the_old_model_tells(runs):
     flat = runs["exact"][1].flat
+    assert flat["views.before.leaver.verdict"] == "recognisable", "before it left"
+    assert flat["leaver.retrained"] == "clusters"
     assert "recognisable" not in [flat[f"views.{view}.leaver.verdict"] for view in VIEWS[:2]]
     assert flat["views.pair.leaver.verdict"] == "recognisable"
+    pair = {name: flat.get(f"attacks.{name}.leaver.auc", 0.0) for name in ("drop", "span-pair", "joint-pair")}
+    assert all(value > 0.5 for value in pair.values()), pair
     assert flat["leaver.client_rounds"] == flat["leaver.full_client_rounds"] == 12
 
 
@@ -59,7 +66,21 @@ def test_the_files_say_what_the_answer_says(runs):
     assert json.loads((folder / "audit.json").read_text()) == audit.flat
     page = (folder / "audit.html").read_text()
     assert all(sentence.replace("'", "&#39;") in page for sentence in audit.answer)
-    keys = {"leaver.round", "leaver.method", "references", "others.all.accuracy.difference.low", "seconds.references"}
+    others, records = (pd.read_csv(folder / f"{name}.csv") for name in ("others", "records"))
+    assert others.columns.tolist() == [*OTHER_COLUMNS]
+    assert others["client"].tolist() == [0, 1, 2, 4]
+    assert others["exposure_after"].mean() == pytest.approx(audit.flat["others.all.exposure.after"])
+    assert others["accuracy_before"].mean() == pytest.approx(audit.flat["others.all.accuracy.before"])
+    assert records.columns.tolist() == ["record", "exposure", "exposure_low", "outsider"]
+    assert records["exposure"].max() >= audit.flat["worst.exposure"]
+    keys = {
+        "others.all.exposure.difference.high",
+        "leaver.round",
+        "leaver.method",
+        "references",
+        "others.all.accuracy.difference.low",
+        "seconds.references",
+    }
     assert keys <= audit.flat.keys()
     views = {key.split(".")[1] for key in audit.flat if key.startswith("views.")}
     assert views == {*VIEWS}
@@ -73,6 +94,14 @@ def test_a_broken_gate_ends_with_three_and_federations_are_trained_once(runs, mo
         assert main([*asked, "--gate", "views.outsider.leaver.auc <= 0.6"]) == 3
         assert main([*asked, "--gate", "views.outsider.leaver.auc < 1"]) in (0, 3)
     assert "still recognisable" in capsys.readouterr().out
+
+
+def test_a_gate_is_broken_by_a_leaver_below_chance_not_by_the_sign_of_scores():
+    key, view = "attacks.rmia.leaver.auc", "views.outsider.leaver.auc"
+    flat = {key: 0.02, f"{key}.low": 0.0, f"{key}.high": 0.04, view: 0.98, f"{view}.low": 0.96, f"{view}.high": 1.0}
+    (gate,) = parse_gates([f"{view} <= 0.6"])
+    assert wrong_sign(flat) == {}
+    assert gate.broken_by(flat) == {view: 1.0}
 
 
 @pytest.mark.parametrize(

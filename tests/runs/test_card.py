@@ -42,7 +42,7 @@ def test_a_run_that_nobody_attacked_claims_nothing_and_names_the_command(run: Pa
     assert document["promise"] is None
     assert document["exposure"] == {"asked": False, "command": f"shoal audit {run} --references 8"}
     said = answers(document)
-    assert said["Attacks asked"] == f"not covered: nothing was asked; shoal audit {run} --references 8 asks"
+    assert said["Attacks asked"] == f"not covered: nothing was measured; run shoal audit {run} --references 8"
     assert said["Epsilon and delta"].startswith("not covered: no epsilon is stated")
     page = " ".join(Page((run / "card.html").read_text()).words)
     assert "Nobody asked how exposed" in page
@@ -79,7 +79,7 @@ def test_a_promise_is_by_view_with_what_computed_it(tmp_path: Path) -> None:
     assert promise["choice_of_model_covered"]
     said = answers(document)
     assert said["Choice of a client's model"] == "by noisy statistics, which epsilon covers"
-    assert said["Empirical lower bound"].startswith("not covered: shoal run CONFIG --set canaries.per_client=4")
+    assert said["Empirical lower bound"].startswith("not covered: run shoal run CONFIG --set canaries.per_client=4")
     assert "each of at least 4 clients adds its share of the noise" in said["Trust model"]
     hashes = document["run"]["sha256"]
     assert hashes["examples"] == stored_examples(tmp_path / "run")

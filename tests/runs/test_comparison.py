@@ -120,7 +120,7 @@ def test_five_runs_are_two_tables_and_a_sentence_each(first, changed, capsys):
     ("damage", "said"),
     [
         (lambda text: "", r"clients\.csv: is damaged"),
-        (lambda text: text.replace("threshold", "limit"), "no threshold among its columns"),
+        (lambda text: text.replace("threshold", "limit"), "its columns lack threshold"),
         (lambda text: text[: text.rstrip().rfind("\n") + 1], "it has 9 rows for 10 clients"),
     ],
     ids=["empty", "another column", "truncated"],

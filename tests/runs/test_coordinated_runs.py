@@ -192,7 +192,7 @@ def test_the_log_says_directives_where_they_change(finished):
 
 
 def test_limits_out_of_reach_are_said_once_until_they_can(toy_config, tmp_path):
-    # So that members are over their limit at several estimates one after another.
+    # So that members exceed their limit at several consecutive estimates.
     strict = {**STEERED["coordinator"], "audit_factor": 20.0}
     out = run(toy_config(**{**STEERED, "coordinator": strict, "red_team__every": 1}), tmp_path / "strict")
     log, rounds = (out / "run.log").read_text(), pd.read_csv(out / "rounds.csv")

@@ -121,7 +121,7 @@ def test_models_are_saved_before_they_are_measured_and_resuming_measures_again(c
         simulate(clients, model, FedAvg(), LOCAL, rounds=2, out=out)
     assert str(failed.value) == (
         "measuring failed: IndexError: no such example; the trained models are in "
-        f"{out}/models.safetensors, and resuming measures them again"
+        f"{out}/models.safetensors; resume the run to measure them again"
     )
     assert "the second line" in (out / "run.log").read_text(), "the whole error is in the log"
     saved = load_file(out / "models.safetensors")

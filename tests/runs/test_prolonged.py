@@ -29,7 +29,7 @@ def test_a_prolonged_run_is_the_longer_run(toy_config, tmp_path, changes, finish
             run(short, out, watch=stop_after(2))
     run(long, out, resume=True)
     assert content(out) == content(run(long, tmp_path / "whole"))
-    assert "prolonged from 3 rounds to 6" in (out / "run.log").read_text()
+    assert "extended from 3 rounds to 6" in (out / "run.log").read_text()
     assert not (out / "report.html").exists(), "it was the shorter run's"
 
 
@@ -47,7 +47,7 @@ def test_without_its_last_checkpoint_a_finished_run_stays_as_it_is(toy_config, t
     for path in (out / "checkpoint").iterdir():
         path.unlink()
     before = content(out)
-    with pytest.raises(InputError, match="cannot be prolonged"):
+    with pytest.raises(InputError, match="cannot be extended"):
         run(toy_config(algorithm__rounds=2), out, resume=True)
     assert content(out) == before
 

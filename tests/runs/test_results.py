@@ -287,7 +287,7 @@ def test_names_of_strangers_are_no_formulas_in_a_run_s_tables_and_come_back(tmp_
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"rounds": 3}, "holds a run of 4 rounds, which can be prolonged but not shortened"),
+        ({"rounds": 3}, "'algorithm.rounds' must be at least 4 to resume"),
         ({"seed": 1}, "seed = 0, but this one has 1"),
         ({"participation": 1.0}, "participation = 0.7, but this one has 1"),
         ({"algorithm": shoal.IFCA(clusters=3)}, "algorithm.clusters = 2, but this one has 3"),
@@ -368,7 +368,7 @@ def test_who_trained_before_the_start_alone_stays_a_member():
 
 
 def test_a_directory_starts_as_its_result_does(tmp_path):
-    # With a seed of which all clients train their models in the later rounds: it does not say who did before.
+    # With this seed all clients train their models in the later rounds; earlier trainers are unknown.
     first = simulated(rounds=2, seed=3)
     saved = first.save(tmp_path / "first")
     more = simulated(rounds=2, start=first, seed=3)

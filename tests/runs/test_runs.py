@@ -99,7 +99,7 @@ def test_rounds_csv_has_a_row_a_round_and_cluster(finished):
     rounds = pd.read_csv(finished / "rounds.csv")
     assert list(zip(rounds["round"], rounds["cluster"], strict=True)) == [(t, k) for t in range(1, 7) for k in (0, 1)]
     assert (rounds.groupby("round")["clients"].sum() == 10).all()
-    assert (rounds[rounds["round"] < 2]["risk"] == 0.5).all(), "before the first estimate, risk is a coin's for all"
+    assert (rounds[rounds["round"] < 2]["risk"] == 0.5).all(), "before the first estimate, every risk is at chance"
 
 
 def test_the_models_are_those_that_were_measured(finished):
@@ -218,7 +218,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_says_so(halted, f
     raw[len(raw) // 2] ^= 1
     last.write_bytes({"truncated": bytes(raw[:-100]), "flipped": bytes(raw), "emptied": b""}[damage])
     resume(halted)
-    assert "is damaged; going back to the one before" in caplog.text
+    assert "is damaged; using the one before" in caplog.text
     assert content(halted) == content(finished)
 
 
@@ -256,7 +256,7 @@ def test_an_existing_directory_is_left_alone(finished, toy_config):
         run(toy_config(algorithm__rounds=6), finished)
     with pytest.raises(InputError, match=r"seed = 3, but this one has 7"):
         run(toy_config(algorithm__rounds=6, seed=7), finished, resume=True)
-    with pytest.raises(InputError, match=r"'algorithm\.rounds' must be at least 6; got 5"):
+    with pytest.raises(InputError, match=r"'algorithm\.rounds' must be at least 6 to resume; got 5"):
         run(toy_config(algorithm__rounds=5), finished, resume=True)
     assert resume(finished) == finished
     assert content(finished) == before

@@ -94,7 +94,7 @@ def test_a_resumed_run_logs_no_round_twice_and_only_what_a_checkpoint_has(config
 def test_a_tracker_that_fails_is_left_out_with_one_warning(config, tmp_path, caplog, fails_at):
     broken, sound = Memory(fails_at), Memory()
     run(config(red_team__attack="gap"), tmp_path / "run", watch=[broken, sound])
-    said = "Memory fails and is logged to no more: [Errno 28] No space left on device"
+    said = "Memory failed, and logging to it stops: [Errno 28] No space left on device"
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [said]
     assert load(tmp_path / "run").warnings == (said,)
     assert (len(sound.written), len(sound.closed), len(broken.written)) == (4, 1, 4 * (fails_at == "close"))
@@ -106,7 +106,7 @@ def test_a_full_disk_ends_no_training_that_logs_to_tensorboard(config, tmp_path,
             return _EventFile(Path("/dev/full"), run)
 
     run(config(), tmp_path / "run", watch=[Full()])
-    assert "Full fails and is logged to no more: [Errno 28] No space left on device" in caplog.text
+    assert "Full failed, and logging to it stops: [Errno 28] No space left on device" in caplog.text
     assert load(tmp_path / "run").summary["rounds"] == 4
 
 

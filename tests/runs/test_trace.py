@@ -186,7 +186,7 @@ def test_what_is_wrong_with_a_round_is_one_sentence_with_its_file(written):
     broken = whole["parameters"].copy()
     broken[1, 2] = np.nan
     for wrong, sentence in [
-        ({"parameters": broken}, "'parameters' must be finite numbers; some are NaN or infinite"),
+        ({"parameters": broken}, "'parameters' must be finite numbers; got NaN or infinity"),
         (
             {"parameters": broken[:, 1:]},
             rf"'parameters' must be numbers of shape \(n, {size}\), .* got .* \(3, {size - 1}\)",
@@ -195,11 +195,11 @@ def test_what_is_wrong_with_a_round_is_one_sentence_with_its_file(written):
         ({"parameters": whole["parameters"][:2]}, "has 3 clients, but 'parameters' of 2"),
         ({"clients": np.array([0.0, 5.0, 8.0])}, "'clients' must be 3 integers; got float64"),
         ({"clients": np.array([0, 5, 5])}, "'clients' must be different clients, .* client 5 has 2"),
-        ({"clients": np.array([0, 5, 6])}, "client 6 has no records, so nobody is a member of it"),
+        ({"clients": np.array([0, 5, 6])}, "client 6 has no records"),
         ({"assignment": np.array([0, 1, 0])}, "'assignment' must be numbers of the 1 models, from 0"),
         ({"assignment": np.array([0, 0])}, "'assignment' must be 3 integers"),
-        ({"models": None}, "has no array 'models'"),
-        ({"clients": np.array(["a", None, 1], dtype=object)}, "is damaged or no file of plain arrays: Object arrays"),
+        ({"models": None}, "lacks the array 'models'"),
+        ({"clients": np.array(["a", None, 1], dtype=object)}, "is damaged or has other than arrays: Object arrays"),
     ]:
         np.savez(path, **whole)
         changed(folder, path.name, **wrong)
@@ -224,9 +224,9 @@ def test_what_is_wrong_with_the_records_is_one_sentence_with_their_file(written)
         ({"x": whole["x"][:, :, 1:]}, r"has inputs of shape \(1, 3, 4\), but trace.toml says \(1, 4, 4\)"),
         ({"y": whole["y"] + 1}, r"'y' must be labels in 0\.\.2 \(classes\); got 1 to 3"),
         ({"y": whole["y"][1:]}, "has 8 examples but 7 labels"),
-        ({"client": whole["client"] - 1}, "'client' must be numbers from 0, or -1 for records of nobody"),
+        ({"client": whole["client"] - 1}, "'client' must be numbers from 0, or -1 for non-members"),
         ({"client": whole["client"][1:]}, "'client' must be 8 integers"),
-        ({"client": None}, "has no array 'client'"),
+        ({"client": None}, "lacks the array 'client'"),
         ({"group": np.arange(8)}, "'group' must be 8 texts, .* got int64"),
         ({"group": np.array(["a", "all"] * 4)}, "'all' cannot be the name of one of several groups"),
         ({key: each[:0] for key, each in whole.items()}, "has no records"),
@@ -246,7 +246,7 @@ def test_what_is_wrong_with_the_records_is_one_sentence_with_their_file(written)
         (("classes = 3", "classes = 1"), "'classes' must be at least 2; got 1"),
         (("classes", "clases"), "unknown key 'clases'; did you mean 'classes'"),
         (("[1, 4, 4]", "[4, 4]"), r"'shape' must be \[channels, height, width\] or \[numbers\]; got \[4, 4\]"),
-        (("shape = [1, 4, 4]", ""), "one of 'shape' and, for texts, 'vocabulary' must be given"),
+        (("shape = [1, 4, 4]", ""), "'shape' is missing, or for texts 'vocabulary'"),
         (("tracing:Normed", "tracing:Other"), "the module has no class or function 'Other'"),
         (("tracing:Normed", "gru"), "model 'gru' takes texts, but the data are images"),
         (("classes", "loss = 'hinge'\nclasses"), "'loss' must be 'cross-entropy' or 'module:Name'; got 'hinge'"),
@@ -267,16 +267,16 @@ def test_missing_rounds_are_named(written, tmp_path):
     (folder / "trace.toml").write_text("every = 1\n" + TOML)
     read_trace(folder, allow_code=True)
     (folder / "round-0002.npz").rename(folder / "round-0004.npz")
-    with pytest.raises(InputError, match="has no file of round 2, although recorded rounds are 1 apart"):
+    with pytest.raises(InputError, match="lacks the file of round 2; recorded rounds are 1 apart"):
         read_trace(folder, allow_code=True)
     (folder / "round-0001.safetensors").touch()
-    with pytest.raises(InputError, match=r"round-0001.safetensors: is of the same round as round-0001.npz"):
+    with pytest.raises(InputError, match=r"round-0001.safetensors: has the same round as round-0001.npz"):
         read_trace(folder, allow_code=True)
     for path in folder.glob("round-*"):
         path.unlink()
-    with pytest.raises(InputError, match=r"has no file of a round, such as round-0001.npz"):
+    with pytest.raises(InputError, match=r"has no file of a round; add files such as round-0001.npz"):
         read_trace(folder, allow_code=True)
-    with pytest.raises(InputError, match=r"nothing: is no trace: it has no trace.toml, nor the folder 'updates'"):
+    with pytest.raises(InputError, match=r"nothing: is not a trace \(no trace.toml, nor the folder 'updates'"):
         read_trace(tmp_path / "nothing", allow_code=True)
 
 

@@ -35,7 +35,7 @@ def chosen(federation, algorithm, **settings):
 
 def test_the_smallest_number_that_no_larger_one_is_shown_to_beat():
     noise = np.random.default_rng(1).normal(size=(3, 50))
-    client = 10 * np.random.default_rng(2).normal(size=50)  # The difference between clients is no error.
+    client = 10 * np.random.default_rng(2).normal(size=50)  # A difference between clients is not an error.
     assert smallest_unbeaten(np.array([[1.0], [0.0], [0.0]]) + 0.1 * noise + client) == 2
     assert (
         smallest_unbeaten(np.array([[1.0], [1.1], [0.0]]) + 0.1 * noise + client) == 3

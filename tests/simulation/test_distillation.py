@@ -119,9 +119,9 @@ def test_a_run_resumes_and_is_prolonged_to_the_same_bits(distil, tmp_path):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: simulation(federation(shadow=0), release=shoal.Distillation()), "'release' distils on a shadow set"),
+        (lambda: simulation(federation(shadow=0), release=shoal.Distillation()), "'release' needs a shadow set"),
         (lambda: simulation(release="end"), "'release' must be a Distillation"),
-        (lambda: shoal.Distillation(distil="never"), "changes nothing"),
+        (lambda: shoal.Distillation(distil="never"), "does nothing"),
     ],
 )
 def test_a_release_of_nothing_is_refused(make, said):

@@ -153,14 +153,14 @@ def test_several_sweeps_can_share_what_they_show(written, tmp_path):
 FIGURE = SWEEP + '[figures.f]\nkind = "bars"\nx = "algorithm"\naverage = ["data.groups.minority.share"]\ny = ["x"]\n'
 
 BAD = {
-    "no path": (SWEEP.replace('"base.toml"', '"a\\u0000b"'), "is no path: it has a zero byte"),
+    "no path": (SWEEP.replace('"base.toml"', '"a\\u0000b"'), "is not a path: it has a zero byte"),
     "an integer beyond 64 bits": (
         SWEEP.replace("[4, 2]", "[0x10000000000000000]"),
         "has an integer of 65 bits; at most 64 are",
     ),
     "a number of thousands of digits": (SWEEP.replace("0.4]", f"1{'0' * 5000}]"), "is not TOML: Exceeds the limit"),
     "lists without end": (f"x = {'[' * 5000}{']' * 5000}", "is nested too deeply"),
-    "several keys as one": (SWEEP.replace('"local.batch_size"', '"local = { a = 1, b = 2 } #"'), "is no key"),
+    "several keys as one": (SWEEP.replace('"local.batch_size"', '"local = { a = 1, b = 2 } #"'), "is not a key"),
     "a key of an axis and of changes, written otherwise": (
         SWEEP.replace('"local.batch_size"', '"algorithm . name"'),
         "'algorithm.name' is set by 'grid.algorithm' and by 'changes'",
@@ -171,8 +171,8 @@ BAD = {
     ),
     "a seed in changes": (SWEEP.replace('"local.batch_size"', '"seed"'), "'changes' sets 'seed'; list seeds"),
     "a date": (SWEEP.replace("0.4]", "2026-01-01]"), "has a date or a time, which no key takes"),
-    "an axis without a name": (SWEEP.replace("[grid.algorithm]", '[grid.""]'), "'' in 'grid.' is no name"),
-    "a setting of two lines": (SWEEP.replace('"plain"', '"a\\rb"'), r"'a\rb' in 'grid.algorithm' is no name"),
+    "an axis without a name": (SWEEP.replace("[grid.algorithm]", '[grid.""]'), "'' in 'grid.' is not a name"),
+    "a setting of two lines": (SWEEP.replace('"plain"', '"a\\rb"'), r"'a\rb' in 'grid.algorithm' is not a name"),
     "data that are no table": (SWEEP.replace("base.toml", "number.toml"), "'data' is a value, not a table"),
     "unknown key in the grid": (
         SWEEP.replace("minority.share", "minority.shar"),
@@ -193,7 +193,7 @@ BAD = {
     "a key of two axes": (SWEEP.replace("[grid]", '[grid]\n"algorithm.name" = ["ifca"]'), "one of them must go"),
     "a key of an axis and of changes": (SWEEP.replace('"local.batch_size"', '"algorithm.name"'), "and by 'changes'"),
     "a key without quotes": (SWEEP.replace("[grid]", "[grid]\nlocal.epochs = [1, 2]"), "stands in quotes"),
-    "no key at all": (SWEEP.replace("local.batch_size", "local..size"), "is no key"),
+    "no key at all": (SWEEP.replace("local.batch_size", "local..size"), "is not a key"),
     "a value for a table": (SWEEP.replace('"local.batch_size"', '"model.name.batch"'), "is a value, not a table"),
     "no base": (SWEEP.replace("base.toml", "other.toml"), "other.toml: cannot be read"),
     "an unknown key of its own": (SWEEP.replace("seeds", "sedes"), "unknown key 'sedes'; did you mean 'seeds'?"),
@@ -247,7 +247,7 @@ def test_what_only_the_data_show_is_said_before_anything_runs(written):
     with pytest.raises(InputError, match=r"share = 0.1, algorithm = plain, seed 4: \[data\]: .*12,100 images"):
         plan_runs(read_sweep(written(many)))
     for key, value, said in (
-        ("data.clients", "4", r"\[data\]: .*0.1 of 4 clients.* is no client"),
+        ("data.clients", "4", r"\[data\]: .*0.1 of 4 clients.* less than one client"),
         ("data.groups.majority.share", "0.9", r"\[data\]: .*shares.* must sum to 1"),
         ("privacy.thresholds", "[0.8, 0.5]", r"\[privacy\]: .*thresholds' must be \[low, high\]"),
         ("privacy.beta", "[0.5]", r"\[privacy\]: .*beta' must be one number or one for each of 10 clients"),

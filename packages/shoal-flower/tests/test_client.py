@@ -294,12 +294,12 @@ def asked(node: dict[str, object], run: dict[str, object] | None = None) -> tupl
 
 def test_a_node_says_its_client():
     reply = client_app.identify(*asked({"data-path": "/data/north", "client": "north"}))
-    assert unpack_identity(reply.content) == ("north", None)
+    assert unpack_identity(reply.content) == ("north", None, False)
 
 
 def test_nodes_of_flowers_simulation_are_known_by_their_partition():
     reply = client_app.identify(*asked({"partition-id": 3, "num-partitions": 5}, {"state-dir": "/tmp/states"}))
-    assert unpack_identity(reply.content) == ("partition-3", 3)
+    assert unpack_identity(reply.content) == ("partition-3", 3, False)
 
 
 @pytest.mark.parametrize(("simulated", "folder"), [({"num-partitions": 5}, "/server/partition-3"), ({}, None)])

@@ -443,6 +443,17 @@ def test_a_name_that_is_none_is_turned_away_in_one_plain_line(tmp_path, caplog, 
     assert "is no name of a client" in reason
 
 
+def test_a_client_that_left_is_turned_away_by_its_name_and_by_its_key(tmp_path):
+    door = Door(tmp_path, names={4: "north"})
+    north, south = (1, "key-n", "north"), (2, "key-s", "south")
+    assert door.come(north, south) == {"north": 1, "south": 2}
+    door.attendance.leave(3, door.attendance.roster.by_name("north"), "so it is")
+    for number, back in enumerate([north, (3, "key-n", "east"), (4, "key-x", "north"), (5, "key-y", "north")], 3):
+        assert door.come(back, south, number=number) == {"south": 2}
+        door.restart()
+    assert door.reasons() == ["the client 'north' left for good after round 2"] * 3
+
+
 def test_members_are_limited(tmp_path):
     door = Door(tmp_path, {"max-members": 3})
     assert len(door.come(*((i, f"key-{i}", f"client-{i}") for i in range(50)))) == 3

@@ -169,8 +169,8 @@ def test_histograms_arrive_and_others_are_rejected():
 
 
 def test_a_client_says_its_name_and_no_path():
-    assert unpack_identity(pack_identity("north", None)) == ("north", None)
-    assert unpack_identity(pack_identity("partition-2", 2)) == ("partition-2", 2)
+    assert unpack_identity(pack_identity("north", None)) == ("north", None, False)
+    assert unpack_identity(pack_identity("partition-2", 2)) == ("partition-2", 2, False)
     for name in ("../escape", "", "a b", "x" * 101):
         with pytest.raises(RejectedReplyError, match="no name of a client"):
             unpack_identity(pack_identity(name, None))

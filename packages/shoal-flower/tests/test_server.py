@@ -344,9 +344,9 @@ def test_a_killed_server_goes_on_after_its_last_round_bit_for_bit(tmp_path):
     ("is_away", "expected"),
     [
         (lambda rounds: 1 not in rounds, [("2", "joined")]),
-        (lambda rounds: rounds[-1:] == [1], [("1", "joined"), ("2", "left"), ("3", "returned")]),
+        (lambda rounds: rounds[-1:] == [1], [("1", "joined"), ("2", "disconnected"), ("3", "returned")]),
     ],
-    ids=["comes later", "leaves and comes back"],
+    ids=["comes later", "disconnects and comes back"],
 )
 def test_a_client_that_is_away_for_some_rounds_is_one_client(tmp_path, is_away, expected):
     rounds = []
@@ -424,7 +424,11 @@ def test_tables_are_standardised_by_the_servers_wherever_they_are(tmp_path):
         ({"algorithm": {"name": "scaffold", "rounds": 2}}, "does not run on several machines"),
         ({"red_team": {"every": 1, "estimator": "audit"}}, "must be 'shadow' or 'histogram'"),
         ({"canaries": {"per_client": 2}}, "works in simulations alone"),
-        ({"events": [{"round": 2, "leave": [0]}]}, r"\[events\] works in simulations alone"),
+        (
+            {"events": [{"round": 2, "leave": [0]}]},
+            r"\[\[events\]\] works in simulations alone; use 'leave' in the run",
+        ),
+        ({"forgetting": {"method": "exact"}}, r"must be 'continue' on several machines \(got 'exact'\); .* a new run"),
         (
             {"model": {"name": "logistic", "features": {"maps": ["torch.nn:Identity"]}}},
             "'model.features.maps' has 'torch.nn:Identity', whose code no message has",
@@ -518,7 +522,7 @@ def test_a_node_that_was_restarted_is_taken_once_its_first_self_has_left(tmp_pat
                 yield replace(answer, node=1100) if answer.node == 100 and 1100 in messages else answer
 
     serve(Restarted(tmp_path), settings(tmp_path, **{"min-nodes": 2}))
-    assert rounds_and_kinds(tmp_path, "partition-0") == [("1", "joined"), ("3", "left"), ("3", "returned")]
+    assert rounds_and_kinds(tmp_path, "partition-0") == [("1", "joined"), ("3", "disconnected"), ("3", "returned")]
     reasons = [(row["round"], row["reason"]) for row in events_of(tmp_path) if row["node"] == "1100"]
     assert reasons == [("2", "the client 'partition-0' is at node 100 already"), ("3", "")]
     assert torch.equal(state_of(tmp_path).models, simulated(TABLE).models)

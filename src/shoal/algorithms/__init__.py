@@ -52,4 +52,4 @@ __all__ = [
 ]  # fmt: skip
 
 ALGORITHMS: Mapping[str, Any] = {cls.name: cls for cls in map(vars().get, __all__) if cls and hasattr(cls, "name")}
-"""The classes above that have a name, by which the key 'algorithm.name' of a configuration chooses one."""
+"""The algorithms by their names in a configuration ('algorithm.name')."""

@@ -1,4 +1,4 @@
-"""Algorithms that are defined by another one, and what a wrapper cannot wrap."""
+"""Algorithms built on another algorithm, and the checks of what a wrapper can wrap."""
 
 from shoal.algorithms.one_model.fedavg import FedAvg
 from shoal.core.errors import require
@@ -10,9 +10,9 @@ from shoal.engine.protocols import with_bases
 
 
 class Derived:
-    """An algorithm that is `inner` in all methods that it does not override.
+    """An algorithm that takes all methods that it does not override from another algorithm, `inner`.
 
-    `inner` is FedAvg by default; it may be a field, or be built from the fields, as ``IFCA(self.clusters)``.
+    `inner` is FedAvg by default. It may be a field, or be built from fields, as in ``IFCA(self.clusters)``.
     """
 
     @property
@@ -21,36 +21,32 @@ class Derived:
         return FedAvg()
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
-        """Raise `InputError` where `inner` does."""
         self.inner.check(local, risk_period)
 
     def check_layout(self, layout: Layout) -> None:
-        """Raise `InputError` where this algorithm cannot train a network of that layout; any by default."""
+        """Raise `InputError` if this algorithm cannot train a network of that layout; accepts any by default."""
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
-        """The state of `inner`, as `begun` makes it."""
+        """Return the initial state of `inner` after `add_tensors`."""
         self.check_layout(engine.model.layout)
-        return self.begun(self.inner.init(engine, federation, local, stream), engine.model.layout)
+        return self.add_tensors(self.inner.init(engine, federation, local, stream), engine.model.layout)
 
-    def begun(self, state: State, layout: Layout) -> State:
-        """The ``state`` of `inner` before the first round with this algorithm's own tensors."""
+    def add_tensors(self, state: State, layout: Layout) -> State:
+        """Add this algorithm's tensors to the initial state of `inner`."""
         return state
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """The plan of `inner`."""
         return self.inner.plan(state, cohort)
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
-        """The update of `inner`."""
         return self.inner.server_update(state, cohort, plan, aggregate)
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        """The models of `inner`."""
         return self.inner.deployed(state, cohort)
 
 
 class Wrapper(Derived):
-    """An algorithm around any other, its field ``base``, which is a table ``[algorithm.base]`` of a configuration.
+    """An algorithm around any other, its field ``base`` (the table ``[algorithm.base]`` of a configuration).
 
     Example:
         >>> import shoal.toy
@@ -72,18 +68,17 @@ class Wrapper(Derived):
 
     @property
     def inner(self) -> Algorithm:
-        """The base."""
         return self.base
 
 
 def choice_noise(algorithm: object) -> float | None:
-    """The noise multiplier of the Gaussian mechanism by which clients' clusters are chosen; None: there is none."""
+    """Return the noise multiplier of the Gaussian mechanism that chooses clients' clusters; None without one."""
     declared = (getattr(base, "choice_noise", None) for base in with_bases(algorithm))
     return next((noise for noise in declared if noise is not None), None)
 
 
 def require_kept_models(wrapper: object) -> None:
-    """Raise `InputError` where a base of the wrapper changes its number of models."""
+    """Raise `InputError` if a base of the wrapper changes its number of models."""
     _, *bases = with_bases(wrapper)
     for base in bases:
         require(
@@ -94,9 +89,9 @@ def require_kept_models(wrapper: object) -> None:
 
 
 def require_no_first_round(wrapper: object) -> None:
-    """Raise `InputError` where a base of the wrapper trains otherwise in the first of its rounds.
+    """Raise `InputError` if a base of the wrapper trains differently in its first round.
 
-    After rounds of the wrapper that would not be the federation's first round, as which its epsilon is counted.
+    Epsilon counts that round as the federation's first, but the wrapper's own rounds would come before it.
     """
     _, *bases = with_bases(wrapper)
     for base in reversed(bases):

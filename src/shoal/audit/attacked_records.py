@@ -1,4 +1,4 @@
-"""Records whose membership is asked of a model and of reference models, and every attack on their scores."""
+"""Records with their scores on the attacked model and on reference models, and every attack on these scores."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,34 +35,31 @@ Names = NDArray[np.object_]
 REFERENCE_ATTACKS: tuple[ReferenceAttack, ...] = (
     LossScore(), DifficultyCalibration(), OfflineLiRA(), LiRA(), OfflineRMIA(), RMIA(), BaVarIA(),
 )  # fmt: skip
-"""The attacks on a matrix of scores that an audit asks."""
+"""The attacks of every audit on a matrix of scores."""
 
 CHOSEN_WITHOUT_REFERENCES = (RMIA.name, OfflineRMIA.name, DifficultyCalibration.name, LossScore.name)
-"""The attack that decides how exposed records are, where reference models are too few to say which is the strongest:
-the first of these that was asked."""
+"""The order of choice of the deciding attack where reference models are too few to find the strongest."""
 
 MIN_TO_CHOOSE = 4
-"""Reference models from which on they say which attack decides."""
+"""Reference models needed to choose the deciding attack by their scores."""
 
 MIN_OF_CELL = 50
-"""Scores of members, and of non-members, at least, by which a threshold of some records alone is set."""
+"""Scores of members, and of non-members, that a cell needs for a threshold of its own."""
 
 
 @dataclass(frozen=True, eq=False)
 class AuditRecords:
-    """Records whose membership is attacked, and what models say of them.
+    """Records under attack, with their scores.
 
     Args:
-        scores: by the attacked and by reference models, M records.
-        record, client, group: (M,) names of each record, of the client that it belongs or would belong to, and of that
-            client's group.
+        scores: of M records on the attacked model and on reference models.
+        record, client, group: (M,) names of each record, of its real or would-be client, and of that client's group.
         all_models: (M, K) logit-scaled confidence of every cluster's model; None: only one model is known.
-        further: scores, thresholds and views of attacks that need more than this, by their key in audit.json; NaN: a
-            record that the attack cannot be asked of.
-        omitted: such attacks that were not computed, by their key, and why.
-        notes: what must be known of the records, in sentences without a full stop.
-        pair: (M,) which pair each record is of, where each has one that was trained on and one that was not, both of
-            one client; intervals then allow for what the two have in common. None: records are independent.
+        further: rows of attacks that need more than these scores, by key in audit.json; NaN: no score of a record.
+        omitted: reasons for missing attacks, by key.
+        notes: caveats about the records, in sentences without a full stop.
+        pair: (M,) the pair of each record: a member and a non-member of one client. Intervals allow for their
+            dependence. None: records are independent.
 
     Raises:
         InputError: one of several groups is called ``all``.
@@ -86,7 +83,7 @@ class AuditRecords:
         return len(self.record)
 
     def rows_of(self, attack: str, answers: RecordTable) -> RecordTable:
-        """The rows of an attack that ``answers`` for each record, with the records' names; those without score go."""
+        """Add the records' names to an attack's rows, one per record, and drop records without a score."""
         columns: dict[str, NDArray[Any] | None] = {name: getattr(self, name) for name in ("record", "client", "group")}
         columns |= {"member": self.scores.member, "model": self.scores.model, "pair": self.pair}
         columns |= {"attack": np.broadcast_to(attack, len(self)), "level": self._levels(answers), "reference": None}
@@ -107,13 +104,13 @@ class AuditRecords:
 
 @dataclass(frozen=True, eq=False)
 class AttackedRecords:
-    """Records with what every attack says of them.
+    """Records with the rows of every attack.
 
     Args:
         attacks: the rows of each attack, by its key in audit.json.
-        order: the attacks in the order in which they are chosen beforehand, without the attacked model's members.
+        order: the attacks in the order of choice, which ignores the attacked model's members.
         references: R, the number of reference models.
-        omitted: attacks that were not computed, and why.
+        omitted: reasons for missing attacks.
     """
 
     attacks: Mapping[str, RecordTable]
@@ -129,18 +126,15 @@ class AttackedRecords:
 
     @cached_property
     def on_all(self) -> dict[str, MembershipMetrics]:
-        """Metrics of each attack on all records, the one that is chosen beforehand first."""
+        """Metrics of each attack on all records, the first in the order of choice first."""
         return {name: measure(self.attacks[name]) for name in dict.fromkeys((self.order[0], *self.attacks))}
 
     def chosen(self, view: View = OUTSIDER) -> str:
-        """The attack that is chosen beforehand for a view."""
+        """Return the attack chosen for a view without its members."""
         return next(iter(rank_attacks_for_view(view, self.views, self.order, self.on_all)), self.order[0])
 
     def measured(self, by: str, view: View | None = None) -> dict[Any, dict[str, MembershipMetrics]]:
-        """Metrics of each attack on the records of each value of a column, the attack that is chosen for them first.
-
-        They are of the attacks that a ``view`` can carry out; None: of all.
-        """
+        """Measure each attack by the values of a column, the chosen one first; ``view`` limits the attacks."""
         metrics: dict[Any, dict[str, MembershipMetrics]] = {}
         for name in self.on_all:
             for value, measured in measure(self.attacks[name], by=by).items():
@@ -157,13 +151,12 @@ class AttackedRecords:
 def attack_records(records: AuditRecords, attacks: Sequence[ReferenceAttack] = REFERENCE_ATTACKS) -> AttackedRecords:
     """Attack ``records`` with every attack that their scores allow; see `shoal.audit_records`.
 
-    The attack that is chosen beforehand is the one of largest area under the ROC curve where each reference model in
-    turn is attacked with the others as its references. With fewer than `MIN_TO_CHOOSE` it is the first of
-    `CHOSEN_WITHOUT_REFERENCES`. Stacks of attacks are never chosen beforehand.
+    The chosen attack has the largest AUC against the reference models, each attacked with the others as references.
+    With fewer than `MIN_TO_CHOOSE` it is the first of `CHOSEN_WITHOUT_REFERENCES`. Stacks of attacks are never chosen.
     """
     scores, trained = records.scores, records.scores.reference_member
     for kind, count in (("members", int(scores.member.sum())), ("non-members", int((~scores.member).sum()))):
-        require(count >= 2, f"an attack is measured on at least two {kind}; got {count}")
+        require(count >= 2, f"an attack needs at least two {kind}; got {count}")
     answers, strength, omitted = dict[str, RecordTable](), dict[str, float](), dict[str, str]()
     cells = threshold_cells(np.unique(records.group, return_inverse=True)[1], scores.model)
     for attack in attacks:
@@ -173,7 +166,7 @@ def attack_records(records: AuditRecords, attacks: Sequence[ReferenceAttack] = R
         try:
             score = attack.scores(scores)
         except InputError as error:
-            # Such as an attack that needs models that trained on a record, where none did.
+            # Such as an attack that needs models with a record as member, and none has it.
             omitted[attack.name] = str(error)
             continue
         usable = np.shape(score) == scores.member.shape and bool(np.isfinite(score).all())
@@ -206,10 +199,10 @@ def attack_records(records: AuditRecords, attacks: Sequence[ReferenceAttack] = R
 def stack_scores(
     answers: Mapping[str, RecordTable], trained: Bools, *cells: Ints
 ) -> tuple[dict[str, RecordTable], dict[str, str]]:
-    """The `Stack` of each view's attacks, where the view has some of its own, and why there is none.
+    """Stack the attacks of each view that adds some, and return the stacks and the reason for a missing one.
 
-    A stack is of all attacks that the view or a weaker one can carry out, and whose scores on reference models are
-    known. Its key is the outsider's name, or ``stack-client`` and ``stack-server``.
+    A stack combines all attacks of the view with scores on reference models. Its key is ``stack``, ``stack-client`` or
+    ``stack-server``.
     """
     references = trained.shape[1]
     if references < Stack.least:
@@ -231,55 +224,50 @@ def stack_scores(
 
 
 def threshold_cells(group: Ints, model: Ints) -> tuple[Ints, Ints]:
-    """For `reference_thresholds`: the group (M,) of each record, and a number (M,) of its group and model together."""
+    """Return the cells for `reference_thresholds`: the group (M,) of each record, and its group and model (M,)."""
     return group, group * (int(model.max(initial=0)) + 1) + model
 
 
 def leave_one_out_scores(attack: ReferenceAttack, records: ReferenceScores) -> Floats | None:
-    """Scores (M, R) of the records when each reference model in turn is attacked, with the others as its references.
+    """Attack each reference model with the others as references; return scores (M, R).
 
-    Whether it was trained on a record is known (``records.reference_member``), so they say how strong the attack is,
-    and where its threshold should be. None where that cannot be: too few reference models for the attack, or members
-    of too few of them among the records.
+    Their members are known (``records.reference_member``), so these scores tell an attack's strength and threshold.
+    None with too few reference models, or too few with members among the records.
 
-    Reference federations come in two, trained on opposite records. The other one of two is left out too. With it, a
-    record would have one IN score less where the attacked one trained on it, which is never so for the attacked run;
-    LiRA would then have an AUC of 0.40 where nothing is leaked (four models, 1,200 records).
+    Reference federations come in pairs with opposite records, and the partner is left out too. Otherwise members would
+    have one IN score less than non-members, unlike in the attacked run: LiRA would have an AUC of 0.40 without any leak
+    (four models, 1,200 records).
     """
     trained = records.reference_member
     if not 0 < records.references > attack.least or not trained.any() or trained.all():
         return None
     columns = list[Floats]()
     for r in range(records.references):
-        kept = np.flatnonzero(~_opposite(trained, r))
-        if len(kept) <= attack.least:
+        # The partner of model r trained on none of its records and on most of the others.
+        both, either = trained & trained[:, [r]], trained | trained[:, [r]]
+        partner = ~both.any(axis=0) & (either.sum(axis=0) > 0.75 * trained.any(axis=1).sum())
+        others = np.flatnonzero(~partner)
+        if len(others) <= attack.least:
             return None
         try:
-            columns.append(attack.scores(records.only(kept).leave_one_out(int(np.searchsorted(kept, r)))))
+            columns.append(attack.scores(records.only(others).leave_one_out(int(np.searchsorted(others, r)))))
         except InputError:
-            # The attacked one may be the only one with members, without which the others say too little.
+            # Model r may be the only one with members.
             return None
     return np.stack(columns, axis=1)
 
 
-def _opposite(trained: Bools, r: int) -> Bools:
-    """(R,) whether a reference model trained on no record that model r trained on, and on most of the others."""
-    both, either = trained & trained[:, [r]], trained | trained[:, [r]]
-    return ~both.any(axis=0) & (either.sum(axis=0) > 0.75 * trained.any(axis=1).sum())
-
-
 def reference_thresholds(scores: Floats, left_out: Floats | None, trained: Bools, *cells: Ints) -> Floats:
-    """Thresholds (M,) of ``scores`` (M,), above which the attack says member; it does not know the members.
+    """Return thresholds (M,) for ``scores`` (M,) without knowledge of the members.
 
-    The threshold is the one of best balanced accuracy of the attacks on the reference models, whose right answers are
-    known. Without these it is the median of the scores, so that half of the records are called members. Either is set
-    for the records of a cell alone where it has scores enough (`MIN_OF_CELL` of members and of non-members), since a
-    threshold that is right on average may lie above or below all scores of one model or group.
+    A threshold has the best balanced accuracy against the reference models, whose members are known. Without these it
+    is the median, so that half of the records are called members. A cell with `MIN_OF_CELL` members and non-members has
+    its own threshold, since one for all may lie above or below all scores of a model or group.
 
     Args:
         scores: of the attack on the attacked model.
-        left_out: (M, R), see `leave_one_out_scores`; None: there are none.
-        trained: (M, R) whether each reference model was trained on each record.
+        left_out: (M, R), see `leave_one_out_scores`; None without them.
+        trained: (M, R) the members of each reference model.
         cells: (M,) each, the cell of each record; coarse ones first, such as its group, then its group and model.
 
     Example:
@@ -309,14 +297,14 @@ def reference_thresholds(scores: Floats, left_out: Floats | None, trained: Bools
 
 
 def median_threshold(scores: Floats) -> float:
-    """The threshold above which nearest to half of the scores (M,) are, half-way between two scores."""
+    """Return the threshold that is nearest to having half of the scores (M,) above it, half-way between two scores."""
     values, counts = np.unique(scores, return_counts=True)
     above = np.append(counts[::-1].cumsum()[::-1], 0)
     return _between(values, int(np.abs(above - len(scores) / 2).argmin()))
 
 
 def best_threshold(scores: Floats, member: Bools) -> float:
-    """The threshold of best balanced accuracy of scores (M,), half-way between two scores; of several, the middle one.
+    """Return the threshold of best balanced accuracy, half-way between two scores (M,); the middle one of several.
 
     >>> best_threshold(np.array([0.0, 1.0, 2.0, 3.0]), np.array([False, False, True, True]))
     1.5

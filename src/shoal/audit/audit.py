@@ -93,7 +93,7 @@ class Audit:
     __repr__ = one_line
 
     def __str__(self) -> str:
-        """The answer in five lines: the three most exposed findings, and who is exposed to whom."""
+        """Return the answer in five lines: the three most exposed findings, and a summary of all."""
         found = findings(self.attacks)
         return "\n".join([*findings_table(most_exposed(found)[:3]), exposure_summary(found)])
 
@@ -312,6 +312,7 @@ of IN and OUT scores alone (`leave_one_out_scores`)."""
 
 def wrong_sign(audit: Mapping[str, float | str]) -> dict[str, str]:
     """Attacks that are certain to be below chance, as where losses are given as scores; an attacker reverses these.
+    Those on a client that left are left out: where forgetting overshoots, its examples are less probable.
 
     It is certain by the upper end of an interval of the AUC that all attacks and groups keep at once (Bonferroni).
 
@@ -328,7 +329,7 @@ def wrong_sign(audit: Mapping[str, float | str]) -> dict[str, str]:
         'loss on all has an AUC of 0.060 (0.040 to 0.080), below chance: its scores may have the wrong sign'
     """
     asked = [match for key in audit if (match := _AUC.fullmatch(key)) and match[1] not in TWO_SIDED]
-    asked = [match for match in asked if not match[1].endswith(AGAINST_CLIENTS)]
+    asked = [match for match in asked if not match[1].endswith(AGAINST_CLIENTS) and match[2] != "leaver"]
     found: dict[str, str] = {}
     for key, attack, group in sorted(((each[0], each[1], each[2]) for each in asked), key=lambda each: audit[each[0]]):
         auc, low, high = (float(audit.get(f"{key}{end}", nan)) for end in ("", ".low", ".high"))

@@ -111,8 +111,8 @@ class OneRunAudit:
     Args:
         epsilon: at least 0: with probability ``confidence`` training is not (e, delta)-DP for any e below.
         delta, confidence: of the bound.
-        canaries: m, all canaries whose inclusion was drawn by a coin.
-        guesses, correct: how many were guessed by the choice that gave the bound, and how many rightly.
+        canaries: m, the canaries with an inclusion drawn at random, probability 1/2.
+        guesses, correct: numbers of guesses, and of right ones, of the choice with the best bound.
     """
 
     epsilon: float

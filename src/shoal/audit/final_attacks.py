@@ -85,7 +85,7 @@ class FinalAttacks:
         """
         federation, records, titles = self.configured[0].federation, self.records_of(view), self.titles
         groups = federation.groups_with_clients
-        by_fits = self._fits_by_model if by == "model" else self._fitted("of_group", groups)
+        by_fits = self._fits_by_model if by == "model" else self._metrics_of_fits("of_group", groups)
         if records is None:
             return {n: {titles.get(name, name): fit for name, fit in fits.items()} for n, fits in by_fits.items()}
         value_of = {g: federation.groups[g] for g in groups} if by == "group" else {n: n for n in by_fits}
@@ -94,9 +94,9 @@ class FinalAttacks:
 
     @cached_property
     def _fits_by_model(self) -> dict[int, ByAttack]:
-        return self._fitted("of_model", range(len(self.configured[0].margins)))
+        return self._metrics_of_fits("of_model", range(len(self.configured[0].margins)))
 
-    def _fitted(self, method: str, numbers: Iterable[int]) -> dict[int, ByAttack]:
+    def _metrics_of_fits(self, method: str, numbers: Iterable[int]) -> dict[int, ByAttack]:
         """Metrics on the rows that this method of `ModelScores` gives for each number."""
         rows_of = {n: methodcaller(method, n) for n in numbers}
         return {
@@ -144,10 +144,10 @@ def attack_final_models(
             by_loss.append(_Fit(attack_name(LossThreshold()), thresholds))
     gap = []
     if federation.classes is not None:
-        gap = [_Fit(attack_name(Gap()), [Gap().fit(Records.none(), stream("gap"))] * len(state.models))]
+        gap = [_Fit(attack_name(Gap()), [Gap().fit(Records.empty(), stream("gap"))] * len(state.models))]
     # A personal model is attacked by what was fitted on the model of its client's cluster.
     cluster = deployed.assignment.tolist() if personal else list(range(len(deployed.models)))
-    attacked = _Attacked(deployed.models, cluster, members, deployed.model, federation, engine)
+    attacked = _AttackTarget(deployed.models, cluster, members, deployed.model, federation, engine)
     metric, predictions = engine.model.metric_for(federation.classes), []
 
     def keep(first: int, outputs: ModelOutputs) -> None:
@@ -161,7 +161,7 @@ def attack_final_models(
     if personal:
         of_clusters, nobody = Membership.of_clusters(state, member_rounds), torch.full((len(federation),), -1)
         clusters = list(range(len(state.models)))
-        shared = _Attacked(state.models, clusters, of_clusters, nobody, federation, engine).scores(configured)
+        shared = _AttackTarget(state.models, clusters, of_clusters, nobody, federation, engine).scores(configured)
     return FinalAttacks(
         predictions=Predictions.join(predictions),
         fits=fits,
@@ -200,8 +200,8 @@ class _Fit:
 
 
 @dataclass(frozen=True, eq=False)
-class _Attacked:
-    """S models to be attacked: by what was fitted on which cluster's model, whose members, and used by whom."""
+class _AttackTarget:
+    """S models to attack, each with the cluster whose fitted attack applies, its members and its users."""
 
     models: Tensor | PersonalModels
     cluster: Sequence[int]

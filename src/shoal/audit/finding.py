@@ -129,7 +129,7 @@ class Finding:
 
     @staticmethod
     def of(row: Mapping[Any, Any], looked: int, view: str = "") -> "Finding":
-        """The finding in a row of `Audit.attacks`, ``looked`` of which are read at once; ``view`` is the attacker's."""
+        """Create the finding of a row of `Audit.attacks`; its intervals are simultaneous for ``looked`` rows."""
         declared = row.get("title")
         return Finding(
             view=view or str(row["view"]),
@@ -186,7 +186,7 @@ class Finding:
         return {"view": self.view, "group": self.group, "attack": self.attack, **known, "verdict": self.verdict, **why}
 
     def why_no_tpr(self, rate: float) -> str:
-        """Why there is no true positive rate at a false positive rate."""
+        """Explain a missing true positive rate at a false positive rate."""
         needed, few = least_non_members(rate), f"too few non-members: {self.non_members:,}, "
         if self.non_members >= needed:
             return f"{few}unequally weighted; {count(needed)} alike are needed"
@@ -368,7 +368,7 @@ def findings_table(found: Sequence[Finding]) -> list[str]:
 
 
 def exposure_summary(found: Sequence[Finding], *, unasked: bool = True) -> str:
-    """Who is exposed to whom, in a phrase per verdict.
+    """Summarise the groups exposed to each view, in a phrase per verdict.
 
     Args:
         found: one finding per view and group.

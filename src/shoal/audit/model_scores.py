@@ -38,7 +38,7 @@ class ModelOutputs:
     """Outputs of K models on training examples and on test examples.
 
     Args:
-        training: of each model, (T_k,) int64 the training examples of which its outputs are kept.
+        training: of each model, (T_k,) int64 the training examples with stored outputs.
         members: of each model, its outputs (T_k, C) on these.
         evaluated: of each model, (E_k,) int64 the training examples that it was evaluated on.
         values: of each model, its metric (E_k,) float64 on these.
@@ -89,7 +89,7 @@ def evaluate_models(
     for k, model in enumerate(models):
         outputs = engine.outputs(model, test.x).cpu()
         if k == 0:
-            kept = _kept(evaluated, owner, members, outputs[0].numel())
+            kept = _masks_of_stored(evaluated, owner, members, outputs[0].numel())
             sizes = [int(mask.sum()) for mask in kept]
             of_kept = outputs.new_empty(sum(sizes), *outputs.shape[1:]).split(sizes)
             of_test = outputs.new_empty(len(models), *outputs.shape)
@@ -120,8 +120,8 @@ def evaluate_models(
     return with_references(outputs, federation, engine, records)
 
 
-def _kept(evaluated: Sequence[Tensor], owner: Tensor, members: Tensor | None, numbers: int) -> list[Tensor]:
-    """(E_k,) bool of each model, the examples of which its outputs are kept, which are so many ``numbers`` each."""
+def _masks_of_stored(evaluated: Sequence[Tensor], owner: Tensor, members: Tensor | None, numbers: int) -> list[Tensor]:
+    """Masks (E_k,) of each model's examples with stored outputs, ``numbers`` per example."""
     if members is None:
         return [torch.ones_like(rows, dtype=torch.bool) for rows in evaluated]
     return [
@@ -177,17 +177,17 @@ class Predictions:
 
     @staticmethod
     def join(parts: "Sequence[Predictions]") -> "Predictions":
-        """Predictions of the models of all ``parts``, of which each client uses one."""
+        """Join the predictions of parts of the models; each client uses one model."""
         return Predictions(
             test=np.concatenate([part.test for part in parts]),
             training=np.sum([part.training for part in parts], axis=0),
             training_by_group=np.sum([part.training_by_group for part in parts], axis=0),
-            predicted=_joined([part.predicted for part in parts]),
-            outputs=_joined([part.outputs for part in parts]),
+            predicted=_concatenate([part.predicted for part in parts]),
+            outputs=_concatenate([part.outputs for part in parts]),
         )
 
 
-def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+def _concatenate(parts: Sequence[Tensor | None]) -> Tensor | None:
     tensors = [part for part in parts if part is not None]
     return torch.cat(tensors) if tensors else None
 
@@ -259,7 +259,7 @@ class Membership:
 
 
 def is_personal(deployed: Deployed) -> bool:
-    """True where clients have models of their own, not a cluster's of which one happens to be the only client."""
+    """Return whether clients have personal models, as opposed to clusters with one client each."""
     single = torch.equal(deployed.model, torch.arange(len(deployed.models)))
     shared = torch.equal(deployed.model, deployed.assignment)
     return isinstance(deployed.models, PersonalModels) or (single and not shared)
@@ -281,9 +281,9 @@ def margins_of(outputs: ModelOutputs, attacks: Sequence[FittedAttack]) -> list[M
     margins = []
     for k, attack in enumerate(attacks):
         examples, reference = outputs.training[k], outputs.reference_members.get(k)
-        query = Query.unseen(outputs.members[k], outputs.labels[examples], reference, outputs.loss)
+        query = Query.offline(outputs.members[k], outputs.labels[examples], reference, outputs.loss)
         members = attack.score(query) if len(examples) else np.empty(0)
-        query = Query.unseen(outputs.test[k], outputs.test_labels, outputs.reference_test.get(k), outputs.loss)
+        query = Query.offline(outputs.test[k], outputs.test_labels, outputs.reference_test.get(k), outputs.loss)
         non_members = np.asarray(attack.score(query) - attack.threshold, dtype=np.float64)
         margins.append(Margins(examples.numpy(), members - attack.threshold, non_members))
     return margins
@@ -361,7 +361,7 @@ class ModelScores:
         return RecordTable.join([*members, *non_members])
 
     def _is_comparable(self, examples: Ints, groups: Bools) -> Bools:
-        """Mask of the training examples that have a label of which all ``groups`` (G,) have test examples."""
+        """Mask of the training examples with test examples of their label in all ``groups`` (G,)."""
         return np.all(self._test_counts[groups] > 0, axis=0)[self._stratum[examples] % self._labels]
 
     def _count(self, examples: Ints) -> Floats:

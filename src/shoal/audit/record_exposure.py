@@ -19,7 +19,9 @@ MIN_MODELS = 5
 """Models, the attacked one too, from which on there are lower ends: a record's deviation has a freedom less by two."""
 
 
-def record_exposure(scores: ReferenceScores, stream: Stream, *, pair: Ints | None = None) -> tuple[Floats, Floats]:
+def record_exposure(
+    scores: ReferenceScores, stream: Stream | None, *, pair: Ints | None = None
+) -> tuple[Floats, Floats]:
     """Measure the exposure of every record from the scores of models that did and did not train on it.
 
     It is the balanced accuracy Phi(d / 2) of the best test between two normal distributions whose means are d standard
@@ -31,14 +33,13 @@ def record_exposure(scores: ReferenceScores, stream: Stream, *, pair: Ints | Non
     The most exposed of many records is also the luckiest. So all records keep their lower ends at once with probability
     95 %. The end is d - c e, where e = sqrt(1 / n_in + 1 / n_out + d^2 / (2 f)) is the standard error of d at f degrees
     of freedom (Hedges and Olkin 1985). c is the quantile of the largest d / e of a record where memberships are drawn
-    anew, as if nothing were leaked. They are drawn by a coin for each pair and model, or for each two
-    neighbouring models that always trained on opposite records; without pairs, each record's own memberships are
-    permuted. With few models c is so large that no record's lower end is above 0.5: nothing is certain of a single
-    record then. With fewer than `MIN_MODELS` a record's deviation is not known at all, and there are no lower ends.
+    anew, as if nothing were leaked: one fair draw per pair and model, or per two neighbouring models that always
+    trained on opposite records; without pairs, each record's own memberships are permuted. With few models no lower end
+    exceeds 0.5. With fewer than `MIN_MODELS` a record's deviation is unknown, and lower ends are NaN.
 
     Args:
         scores: of the attacked and of the reference models.
-        stream: of the assignments that are drawn.
+        stream: of the assignments that are drawn; None: lower ends are not computed, and are NaN.
         pair: (M,) which pair each record is of; of a pair each model trained on one at most.
 
     Returns:
@@ -73,7 +74,7 @@ def record_exposure(scores: ReferenceScores, stream: Stream, *, pair: Ints | Non
     if not prior[0] > 0:
         return np.full(len(scores), nan), np.full(len(scores), nan)
     exposure = norm.cdf(distance / 2)
-    if values.shape[1] < MIN_MODELS:
+    if stream is None or values.shape[1] < MIN_MODELS:
         return exposure, np.full(len(scores), nan)
     random, largest = stream("record exposure").numpy(), []
     for redrawn in _redrawn(inside, pair, random):

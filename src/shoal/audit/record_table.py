@@ -1,7 +1,7 @@
-"""The table of attacked records, and the one function that measures how well attacks tell members from non-members.
+"""The table of attacked records, and the one function that measures attacks on membership.
 
-Everything that measures membership comes through here: the attacks at the end of a run, audits with reference models,
-audits of clients' updates, canaries, and property inference, whose "members" are the updates with the property.
+All attacks use it: those at the end of a run, audits with reference models, audits of clients' updates, canaries, and
+property inference, whose "members" are the updates with the property.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,35 +21,34 @@ from shoal.metrics.intervals import Bools, Floats, Ints, at_once
 OUTSIDER: View = "outsider"
 CLIENT: View = "client"
 SERVER: View = "server"
-"""The views of an attacker, each of which sees what those before it see; `VIEWS` has all."""
+"""The views of an attacker, from the narrowest to the widest; `VIEWS` lists them."""
 
 CHOSEN_OF_VIEW: Mapping[View, str] = {CLIENT: "span-models", SERVER: "span"}
-"""The attack that is chosen beforehand for a view where half of its calls or more are exact."""
+"""The chosen attack of a view if at least half of its calls are exact."""
 
 JOINT_OF_VIEW: Mapping[View, str] = {CLIENT: "joint-models", SERVER: "joint"}
-"""The attack that is chosen beforehand for a view, where no span is exact and its AUC is certainly above 0.5."""
+"""The chosen attack of a view if no span is exact and its AUC is certainly above 0.5."""
 
 AGAINST_CLIENTS = "-others"
-"""Suffix of an attack's name where non-members are other clients' examples, not records that nobody trained on."""
+"""The suffix of attacks whose non-members are other clients' examples."""
 
 
 @dataclass(frozen=True, eq=False)
 class RecordTable:
-    """One row per record, model that it is asked of, and attack. Every column is an array (M,).
+    """One row per record, attacked model and attack. Every column is an array (M,).
 
     Args:
         score: higher for members.
         member: whether the model was trained on the record.
-        threshold: above which the attack says member.
-        weight: how much the row counts.
-        record, client, group, model: names or numbers of the record, of the client that it belongs or would belong to
-            (`NOBODY`: no client's), of its group, and of the model or update that gave the score.
-        attack, view: the attack's name, and the `View` that it needs.
-        pair: the pair of a member and a non-member that the row is of; intervals then allow for what the two have in
-            common. None: rows are independent.
-        exact: whether the attack says that its verdict on the record is exact, not one of statistics.
-        level: the score's level on its record (`record_levels`), by which a true positive rate has a threshold for each
-            record. None: unknown.
+        threshold: the attack calls records above it members.
+        weight: of the row.
+        record, client, group, model: names or numbers of the record, of its real or would-be client (`NOBODY`: none),
+            of its group, and of the model or update behind the score.
+        attack, view: the attack's name, and the narrowest `View` that can run it.
+        pair: the pair of a member and a non-member; intervals allow for their dependence. None: rows are independent.
+        exact: whether the attack calls its verdict exact rather than statistical.
+        level: the score's level on its record (`record_levels`), for true positive rates with a threshold per record.
+            None: unknown.
         reference: (M, R) scores of the same attack on each of R reference models; None: unknown.
 
     Example:
@@ -95,9 +94,9 @@ class RecordTable:
         level: Floats | None = None,
         reference: Floats | None = None,
     ) -> "RecordTable":
-        """The table of columns (M,); a single value is that of all rows, and takes no memory.
+        """Create a table from columns (M,); a single value stands for all rows and takes no memory.
 
-        Without ``member`` nothing can be measured before `AuditRecords.rows_of` fills the column.
+        Without ``member``, `AuditRecords.rows_of` must fill the column before a measurement.
         """
         columns = [score, member, threshold, weight, record, client, group, model, attack, view, exact]
         rows = (np.broadcast_to(np.asarray(column), np.shape(score)) for column in columns)
@@ -118,10 +117,10 @@ class RecordTable:
 
     @staticmethod
     def join(tables: "Sequence[RecordTable]") -> "RecordTable":
-        """The rows of several tables, one after another; without pairs, levels and reference models."""
+        """Concatenate tables; pairs, levels and reference models are dropped."""
         tables = tables or [RecordTable.from_columns(np.empty(0), np.empty(0, dtype=bool))]
         names = [name for name in tables[0].columns() if name not in {"pair", "level", "reference"}]
-        return RecordTable(**{name: _joined([getattr(table, name) for table in tables]) for name in names})
+        return RecordTable(**{name: _concatenate([getattr(table, name) for table in tables]) for name in names})
 
 
 def _rows_of(column: NDArray[Any], positions: NDArray[Any]) -> NDArray[Any]:
@@ -129,8 +128,8 @@ def _rows_of(column: NDArray[Any], positions: NDArray[Any]) -> NDArray[Any]:
     return np.broadcast_to(column[:1], len(positions)) if single else column[positions]
 
 
-def _joined(columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Columns one after another; a single value stays one."""
+def _concatenate(columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Concatenated columns; a single value stays one."""
     filled = [column for column in columns if len(column)]
     if filled and all(column.strides == (0,) and column[0] == filled[0][0] for column in filled):
         return np.broadcast_to(filled[0][:1], sum(map(len, filled)))
@@ -142,13 +141,13 @@ def measure(records: RecordTable) -> MembershipMetrics: ...
 @overload
 def measure(records: RecordTable, by: str) -> dict[Any, MembershipMetrics]: ...
 def measure(records: RecordTable, by: str | None = None) -> MembershipMetrics | dict[Any, MembershipMetrics]:
-    """Balanced accuracy, AUC, true positive rates at low false positive rates, their intervals and what chance gives.
+    """Measure balanced accuracy, AUC, true positive rates at low false positive rates, and their intervals.
 
     Rates are NaN without members or without non-members.
 
     Args:
         records: of one attack, or with ``by="attack"`` of several.
-        by: a column; then by each of its values, in the order in which they come. None: of all rows together.
+        by: a column, to measure each of its values in order of appearance. None: all rows together.
     """
     if by is None:
         table = records
@@ -164,25 +163,25 @@ def measure(records: RecordTable, by: str | None = None) -> MembershipMetrics | 
 
 
 def matching_weights(wanted: NDArray[Any], stratum: Ints) -> Floats:
-    """Weights (m,) that give records of each of S strata the total ``wanted`` (S,), by the stratum (m,) of each.
+    """Return weights (m,) that give each of S strata the total ``wanted`` (S,), by the ``stratum`` (m,) of each record.
 
-    Members and non-members must be of one mix of groups and labels, or an attack would be credited with recognising
-    these: each non-member of a stratum counts as members of it are there for each non-member.
+    Weighted non-members have the members' mix of groups and labels; otherwise recognising the mix would count as an
+    attack.
     """
     return (wanted / np.maximum(1, np.bincount(stratum, minlength=len(wanted))))[stratum]
 
 
 def mean_metrics(fits: Sequence[MembershipMetrics]) -> MembershipMetrics:
-    """The metrics of the first of several fits of an attack, with accuracy and interval averaged over them.
+    """Return the metrics of an attack's first fit, with accuracy and interval averaged over all fits.
 
-    The intervals are of the same members, so their mean is no narrower than that of the mean accuracy.
+    All fits have the same members, so the mean interval is conservative for the mean accuracy.
     """
     averaged = ("accuracy", "low", "high", "null_high")
     return replace(fits[0], **{name: float(np.mean([getattr(fit, name) for fit in fits])) for name in averaged})
 
 
 def views_within(view: View) -> tuple[View, ...]:
-    """A view and all that see less: their attacks are the view's too.
+    """List a view and all narrower ones, whose attacks it can run too.
 
     >>> views_within(CLIENT)
     ('outsider', 'client')
@@ -193,19 +192,18 @@ def views_within(view: View) -> tuple[View, ...]:
 def rank_attacks_for_view(
     view: View, needed: Mapping[str, View], order: Iterable[str], measured: Mapping[str, MembershipMetrics]
 ) -> list[str]:
-    """The attacks that a view can carry out, the one that is chosen beforehand first.
+    """List the attacks of a view, the chosen one first.
 
-    For an outsider it is the first of ``order``. For a wider view it is its own exact attack (`CHOSEN_OF_VIEW`) where
-    that finds itself exact, which no member is needed for and no null run does; else its joint attack
-    (`JOINT_OF_VIEW`), where the lower end of its AUC's interval, kept at once by two, is above 0.5. Either only if its
-    AUC is not below that of what decides for the narrower view. Elsewhere it is what decides for the narrower view: so
-    a wider view's AUC is never the lower one.
+    For an outsider it is the first of ``order``. For a wider view it is its exact attack (`CHOSEN_OF_VIEW`) if most of
+    its calls are exact, which needs no members and never happens in null runs; else its joint attack (`JOINT_OF_VIEW`)
+    if the lower end of its AUC, simultaneous for two attacks, is above 0.5. Either needs an AUC of at least that of the
+    narrower view's deciding attack, which decides otherwise. So the AUC never falls for a wider view.
 
     Args:
         view: of the attacker.
-        needed: the view that each attack needs, by the attack's name.
-        order: in which attacks are chosen beforehand.
-        measured: what each finds, by its name.
+        needed: the narrowest view of each attack, by name.
+        order: of choice.
+        measured: metrics of each attack, by name.
 
     Example:
         >>> import numpy as np
@@ -222,36 +220,34 @@ def rank_attacks_for_view(
     names, first = list[str](), list[str]()
     for seen in views_within(view):
         if names:
-            # What decides for the narrower view.
+            # The deciding attack of the narrower view.
             first = [strongest({name: measured[name] for name in names})[0]]
         inside = [name for name, needs in needed.items() if needs in views_within(seen) and name in measured]
         first = first or [name for name in order if name in inside][:1]
-        for own, decides in ((CHOSEN_OF_VIEW.get(seen), _exact), (JOINT_OF_VIEW.get(seen), _above_chance)):
-            if own in inside and decides(measured[own]):
-                first = [own] if all(measured[own].auc >= measured[name].auc for name in first) else first
+        for attack in (CHOSEN_OF_VIEW.get(seen), JOINT_OF_VIEW.get(seen)):
+            if attack not in inside:
+                continue
+            metrics = measured[attack]
+            decides = metrics.auc - at_once(2) * (metrics.auc - metrics.auc_low) > 0.5
+            if attack == CHOSEN_OF_VIEW.get(seen):
+                decides = metrics.exact >= 0.5 and not np.isnan(metrics.accuracy)
+            if decides:
+                first = [attack] if all(metrics.auc >= measured[name].auc for name in first) else first
                 break
         names = [*dict.fromkeys((*first, *inside))]
     return names
 
 
-def _exact(metrics: MembershipMetrics) -> bool:
-    return metrics.exact >= 0.5 and not np.isnan(metrics.accuracy)
-
-
-def _above_chance(metrics: MembershipMetrics) -> bool:
-    return metrics.auc - at_once(2) * (metrics.auc - metrics.auc_low) > 0.5
-
-
 def strongest(attacks: Mapping[str, MembershipMetrics]) -> tuple[str, float]:
-    """The attack that decides how exposed records are, of all that were made on the same records.
+    """Return the attack that decides the exposure of records, and the lower end of its balanced accuracy.
 
-    The largest of many figures is above chance where nothing is leaked. So the first measured attack decides, which was
-    chosen beforehand, unless the AUC of another is certain to be above 0.5 and above the first's. It is certain by the
-    lower end of an interval that all attacks keep at once (`at_once`). Where several do, it is the one of highest lower
-    end. The AUC decides, since the balanced accuracy depends on how well a threshold is set without members.
+    The first measured attack decides, chosen without the members, since the largest of many figures is above chance
+    even without a leak. Another decides if its AUC is certainly above 0.5 and above the first's, by the lower end of
+    intervals that are simultaneous for all attacks (`at_once`); of several, the one with the highest lower end. The AUC
+    is compared, since the balanced accuracy depends on the threshold.
 
     Returns:
-        The attack, and the lower end of its balanced accuracy that it is judged by: the first's own, or that of all.
+        The attack, and the lower end: the first's own, or the simultaneous one.
 
     Example:
         >>> import numpy as np

@@ -1,13 +1,13 @@
-"""The red team: the server attacks each model, and so estimates how exposed its members are.
+"""The red team: the server's own attacks on each model, which estimate the exposure of its members.
 
-Source: IFCA-MIR, Algorithm 1 line 6 and Algorithm 2, which does not say on which data the accuracy is computed.
-The server holds no members, so there are five estimators. For "federated", it sends the attack, with the reference
-models that it needs; each client scores its own examples on the model it chose, and only counts come back. For
-"histogram" and "relative-histogram", it sends nothing, and gets histograms of losses (`loss_histograms`).
+Source: IFCA-MIR, Algorithm 1 line 6 and Algorithm 2, which leave the data of the accuracy open. The server has no
+members, so there are five estimators. For "federated", it sends the attack with its reference models; each client
+scores its own examples on its model and returns counts only. For "histogram" and "relative-histogram", it gets
+histograms of losses (`loss_histograms`).
 
-"shadow" is cross-validated over shadow models: judged on its own training records an attack would look too strong.
-Shadow models train on the whole shadow mix, since the server does not know a cluster's groups. A refit draws shadow
-models anew: logistic regression draws nothing, and would be the same again on the same records.
+"shadow" is cross-validated over shadow models, since an attack looks too strong on its own training records. Shadow
+models train on the whole shadow mix, since the server does not know a cluster's groups. A refit draws new shadow
+models.
 """
 
 from dataclasses import replace
@@ -37,31 +37,29 @@ NEED_HOLDOUT: tuple[Estimator, ...] = ("federated", "histogram", "relative-histo
 
 @settings
 class RedTeam:
-    """Estimates each model's risk every so many rounds; implements the engine's protocol `RiskEstimator`.
+    """A periodic estimator of each model's risk; implements the engine's protocol `RiskEstimator`.
 
     Args:
         every: rounds from one estimate to the next (IFCA-MIR: 5); 0: never.
-        estimator: "shadow": on shadow models left out in turn; "federated": the clients count, on their training and
-            hold-out examples; "histogram": by the best threshold on the loss, from the clients' histograms of their
-            losses on both, whatever the attack; "relative-histogram": the same of the losses less those on the other
-            clusters' models, the nearest to a strong attack for several clusters
-            (`docs/results/audit/measured.md`), and too low where models share what they learn; "audit": on all training
-            and test examples, which only a simulator knows.
-        attack: what each model is attacked with, also at the end of a run.
-        shadow_models: the training of the shadow models that the attack needs.
-        histograms: what clients send for "histogram" and "relative-histogram".
-        refits: how many times the attack at the end of a run is fitted, each time on newly drawn and newly trained
-            shadow models. Exposure is by the mean over them; ``mia`` stays that of the first.
+        estimator: source of the estimate. "shadow": shadow models, each left out in turn; "federated": counts of the
+            clients on their training and hold-out examples; "histogram": the best threshold on the loss, from clients'
+            histograms of their losses on both, for any ``attack``; "relative-histogram": the same with losses relative
+            to the other clusters' models, the closest to a strong attack for several clusters
+            (`docs/results/audit/measured.md`) but too low where models share what they learn; "audit": all training and
+            test examples, known to a simulator only.
+        attack: the attack on each model, also at the end of a run.
+        shadow_models: training of the attack's shadow models.
+        histograms: the clients' histograms for "histogram" and "relative-histogram".
+        refits: number of fits of the attack at the end of a run, each on new shadow models. Exposure uses their mean;
+            ``mia`` is that of the first.
 
     Example:
-        >>> import shoal
-        >>> one, shadow = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]] * 10, [0, 1] * 10)
-        >>> federation = shoal.Federation.from_tensors([one] * 3, test=([[2.0], [-1.0]], [0, 1]), shadow=shadow)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> import shoal.toy
+        >>> federation, model, local = shoal.toy.one_group()
         >>> red_team = shoal.RedTeam(every=2, estimator="audit", attack=shoal.Gap())
-        >>> result = shoal.simulate(federation, model, shoal.FedAvg(), shoal.LocalSGD(), rounds=4, red_team=red_team)
+        >>> result = shoal.simulate(federation, model, shoal.FedAvg(), local, rounds=4, red_team=red_team)
         >>> result.rounds["risk"].tolist()
-        [0.5, 1.0, 1.0, 1.0]
+        [0.5, 0.5, 0.5, 0.5]
     """
 
     every: Count = 5
@@ -72,32 +70,30 @@ class RedTeam:
     refits: Positive = 1
 
     def __post_init__(self) -> None:
-        # To fit an attack with reference models, one of them takes the place of the attacked model; the "shadow"
-        # estimator leaves out another one.
+        # Fitting an attack with reference models uses one of them as the attacked model; "shadow" leaves out another.
         least = 3 if self.estimator == "shadow" and self.every > 0 else 2
         require(
             self.attack.needs != "reference models" or self.shadow_models.number >= least,
-            f"an attack that needs reference models, with the '{self.estimator}' estimator, needs at least {least} "
-            f"shadow models; got {self.shadow_models.number}",
+            f"the attack needs at least {least} shadow models with the '{self.estimator}' estimator; "
+            f"got {self.shadow_models.number}",
         )
 
     def estimate(
         self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
     ) -> RiskEstimate:
-        """The membership-inference accuracy on each of the K models of ``state``.
+        """Estimate the membership-inference accuracy on each of the K models of ``state``.
 
-        A model without clients keeps its last estimate where the estimator needs members. Intervals take examples as
-        independent, and the attack as given; those of "shadow" are of the mean over shadow models, not of the attacked
-        one.
+        A model without clients keeps its last estimate. Intervals treat examples as independent and the attack as
+        fixed; those of "shadow" are about the mean over shadow models.
         """
         if self.estimator == "shadow":
             records = self._records(state, federation, engine, local, stream)
-            return of_known(
+            return fill_unknown(
                 [self._cross_validated_accuracy(shadow, stream("attack", k)) for k, shadow in enumerate(records)], state
             )
         if self.estimator in ("histogram", "relative-histogram"):
             relative, coins = self.estimator == "relative-histogram", stream("histograms")
-            return of_known(self.histograms.accuracies(state, federation, engine, coins, relative=relative), state)
+            return fill_unknown(self.histograms.accuracies(state, federation, engine, coins, relative=relative), state)
         attacks, records = self.fit(state, federation, engine, local, stream)
         if self.estimator == "federated":
             estimates = [
@@ -109,14 +105,14 @@ class RedTeam:
             outputs = evaluate_models(state.models, members, federation, engine, records)
             scores = ModelScores(margins_of(outputs, attacks), Membership(members, state.assignment), federation)
             estimates = [_estimate(scores.of_model(k)) for k in range(len(attacks))]
-        return of_known(estimates, state)
+        return fill_unknown(estimates, state)
 
     def fit(
         self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
     ) -> tuple[list[FittedAttack], list[Records]]:
-        """The attack on each of the K models of ``state``, and the records that each was fitted on."""
+        """Fit the attack on each of the K models of ``state``; return the fits and their records."""
         if self.attack.needs == "nothing":
-            records = [Records.none()] * len(state.models)
+            records = [Records.empty()] * len(state.models)
         else:
             records = self._records(state, federation, engine, local, stream)
         return [self.attack.fit(shadows, stream("attack", k)) for k, shadows in enumerate(records)], records
@@ -150,8 +146,8 @@ def _estimate(records: RecordTable) -> Estimate:
     return Estimate(metrics.accuracy, metrics.low, metrics.high)
 
 
-def of_known(estimates: list[Estimate], state: State) -> RiskEstimate:
-    """The estimates of K models, and the last ones of ``state`` in the place of NaN."""
+def fill_unknown(estimates: list[Estimate], state: State) -> RiskEstimate:
+    """Replace NaN among the estimates of K models by the last ones of ``state``."""
     measured = torch.tensor(estimates, dtype=torch.float64)
     unknown = measured[:, 0].isnan()
     risks = torch.where(unknown, state.risks, measured[:, 0])
@@ -177,6 +173,6 @@ def _federated_accuracy(
         rows = theirs.indices.to(theirs.y.device)
         outputs = engine.outputs(state.models[k], theirs.x, rows).cpu()
         of_reference = None if reference is None else reference.evaluate(theirs.x, rows, engine)
-        query = Query.unseen(outputs, theirs.y[rows].cpu(), of_reference, engine.model.loss)
+        query = Query.offline(outputs, theirs.y[rows].cpu(), of_reference, engine.model.loss)
         tables.append(RecordTable.from_columns(attack.score(query), members, threshold=attack.threshold))
     return _estimate(RecordTable.join(tables))

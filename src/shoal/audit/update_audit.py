@@ -92,8 +92,8 @@ def all_attacks(further: Sequence[object] = ()) -> AllAttacks:
     """The attacks that an audit asks, with ``further`` ones of the user's own.
 
     Raises:
-        InputError: one of these is neither a `ReferenceAttack` nor an `UpdateAttack`, has another attack's name, a name
-            that is no key, or an unknown view.
+        InputError: one of these is neither a `ReferenceAttack` nor an `UpdateAttack`, has another attack's name, an
+            invalid name, or an unknown view.
     """
     on_scores, on_updates = [*REFERENCE_ATTACKS], [*UPDATE_ATTACKS]
     for attack in further:

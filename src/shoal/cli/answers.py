@@ -54,7 +54,7 @@ def command(app: typer.Typer, example: str) -> Callable[[Callable[..., CommandRe
 
 
 def _print(answer: CommandResult, *, as_json: bool) -> None:
-    judged = [gate.judged(answer.document) for gate in answer.gates]
+    judged = [gate.verdict(answer.document) for gate in answer.gates]
     if as_json:
         gates = {str(gate): holds for gate, (_, holds) in zip(answer.gates, judged, strict=True)}
         typer.echo(json.dumps(_finite({**answer.document, **({"gates": gates} if gates else {})}), indent=2))

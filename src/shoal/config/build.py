@@ -1,6 +1,6 @@
-"""Simulations of configurations: resolved against their data once, then partitioned."""
+"""Simulations from configurations and their data."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,8 +13,8 @@ from shoal.attacks import LossThreshold
 from shoal.audit import RedTeam
 from shoal.config.kinds import failure, load_code, own_source
 from shoal.config.schema import Config, DataSection
-from shoal.config.settings_tables import in_table, table_of
-from shoal.core.errors import InputError, quote, require
+from shoal.config.settings_tables import table_of
+from shoal.core.errors import InputError, located, quote, require
 from shoal.core.randomness import Stream
 from shoal.data import (
     ClientDataset,
@@ -38,31 +38,29 @@ from shoal.data.names import class_warnings
 from shoal.data.partition import PartitionIndices
 from shoal.data.user.own_files import Reading, load_client_data, own_data
 from shoal.models import Features, Model, Network, Shape, TextShape, VectorShape, squared_error
-from shoal.simulation.play import EngineSettings
 from shoal.simulation.simulation import DEFAULT_FORGETTING, Simulation
 
 
 @dataclass(frozen=True, eq=False)
 class Resolved:
-    """A configuration that fits its data, with everything that was left open decided, and its simulation."""
+    """A complete configuration that fits its data, and its simulation."""
 
     config: Config
     data: SourceData
     simulation: Simulation
     indices: PartitionIndices | None
-    """The examples of each client, where a property is looked for or clients have theirs already; None: a partition by
-    group."""
+    """The examples of each client, for a property attack or clients' own files; None for a partition by group."""
 
     @property
     def standardizer(self) -> Standardizer | None:
-        """The scales that training examples give columns, where clients have tables; None of other data."""
+        """The scales of a table's columns over the training examples; None for other data."""
         if not isinstance(self.data, ClientDataset) or self.indices is None:
             return None
         return self.data.standardizer(self.indices)
 
     @property
     def warnings(self) -> Iterator[str]:
-        """Sentences on clients' own data that a user should know before training."""
+        """Warnings about clients' own data."""
         if isinstance(self.data, ClientDataset) and self.indices is not None:
             yield from self.data.warnings
             if self.data.classes is not None:
@@ -72,17 +70,14 @@ class Resolved:
             without = [name for name, count in zip(self.data.client_names, tested.tolist(), strict=True) if not count]
             if without:
                 more = f" and {len(without) - 10} more" if len(without) > 10 else ""
-                whose = f"{len(without)} client{'s' * (len(without) > 1)} with a single example, which is for training"
+                whose = f"{len(without)} client{'s' * (len(without) > 1)} with a single example, used for training"
                 yield (
                     f"{self.data.name}: no test example of {whose}: {quote(without[:10])}{more}; "
-                    "'min_examples' = 2 leaves such clients out"
+                    "'min_examples' = 2 excludes such clients"
                 )
 
     def description(self) -> Iterator[str]:
-        """Lines on what the numbers of results stand for.
-
-        Of a set that is partitioned, they state its size and the examples with the property that its task names.
-        """
+        """Describe the data in lines for run.log: their size, and the examples with the task's property."""
         if isinstance(self.data, ClientDataset):
             yield from self.data.description()
             return
@@ -97,19 +92,22 @@ class Resolved:
 
 
 def build(config: Config, data_dir: Path | None = None, dataset: SourceData | None = None) -> tuple[Config, Simulation]:
-    """The configuration with everything it left open decided, and the simulation that it describes.
+    """Complete a configuration and build its simulation.
 
-    The examples of [data] are loaded, from ``data_dir`` first, unless ``dataset`` has them.
+    Args:
+        config: the configuration.
+        data_dir: the first folder in which to look for data.
+        dataset: the examples of [data], if they are loaded already.
 
     Raises:
-        InputError: data that is missing, damaged or too small, or keys that contradict each other.
+        InputError: missing, damaged or too few data, or contradicting keys.
     """
     resolved = resolve(config, load_data(config.data, data_dir) if dataset is None else dataset)
     return resolved.config, resolved.simulation
 
 
 def load_data(section: DataSection, data_dir: Path | None = None) -> SourceData:
-    """The examples of [data]; raises as `load_dataset`, `load_folder` and `load_table`."""
+    """Load the examples of [data]; raises as `load_dataset`, `load_folder` and `load_table`."""
     return load_source(section.source, section.path, section.task, data_dir, reading_of(section))
 
 
@@ -120,12 +118,9 @@ def load_source(
     data_dir: Path | None = None,
     reading: Reading | None = None,
 ) -> SourceData:
-    """The examples of a shipped source, or of a user's own by ``module:Name``; see `load_data`.
-
-    ``reading`` says how files are read of which each client has its own, and is None for other sources.
-    """
+    """Load the examples of a source; ``reading`` is the format of files by client, None for other sources."""
     where = None if path is None else Path(path).expanduser()
-    with in_table("data"):
+    with located("[data]"):
         code = own_source(source)
         if code is None and reading is not None:
             return load_client_data(source, where, task, reading)
@@ -137,56 +132,45 @@ def load_source(
         except InputError:
             raise
         except Exception as error:
-            called = "it is called with a path and a task, each perhaps None"
-            raise InputError(f"'source' = '{source}' failed with {failure(error)}; {called}") from error
+            arguments = "its arguments are a path and a task, each possibly None"
+            raise InputError(f"'source' = '{source}' failed with {failure(error)}; {arguments}") from error
         return own_data(source, value, reading)
 
 
-def _check_clusters(config: Config, clients: int) -> None:
-    """Raise `InputError` where there are more clusters than clients."""
-    numbers = [table_of(base).get("clusters", 1) for base in with_bases(config.algorithm.value)]
-    clusters = max((number for number in numbers if number != "auto"), default=1)
-    require(
-        clusters <= clients, f"'algorithm.clusters' must be at most {clients}, the number of clients; got {clusters}"
-    )
-
-
 def resolve(config: Config, data: SourceData, *, draft: bool = False) -> Resolved:
-    """Check a configuration against its data, decide what it leaves open, and make its simulation.
+    """Check a configuration against its data, complete it, and build its simulation.
 
     Args:
-        config: what to run.
+        config: the configuration.
         data: its examples.
-        draft: whether images are not shifted, which takes most of the time: for a run that is checked now and starts
-            later.
+        draft: whether to skip the shifts of images, which take most of the time: for checks of a later run.
 
     Raises:
-        InputError: too few examples, or keys that contradict each other.
+        InputError: too few examples, or contradicting keys.
     """
     _require_partition(config.data, data)
     if isinstance(data, ClientDataset):
         data = data.with_at_least((config.data.split or ClientSplit()).min_examples)
     classes = _outputs(config, data)
     if data.classes is None and config.red_team.attack == RedTeam().attack:
-        # The default attack reads posteriors, and a regression has none.
+        # The default attack reads posteriors; a regression has none.
         config = replace(config, red_team=replace(config.red_team, attack=LossThreshold()))
     network, stream, section = config.model.sized(classes), Stream(config.seed, ("data",)), config.property_attack
     indices = None
     if isinstance(data, ClientDataset):
-        with in_table("data"):
+        with located("[data]"):
             indices = (config.data.split or ClientSplit()).draw(data, stream)
     elif isinstance(data, LabelledDataset):
-        # Before anything is allocated by the number of clients, which may be any.
+        # Before an unchecked number of clients allocates memory.
         _check_partition(config, data)
     features = _features(network)
-    with in_table("model"):
+    with located("[model]"):
         scale = data.standardizer(indices) if isinstance(data, ClientDataset) and indices is not None else None
         model = _model(network, data, features, scale)
-    privacy, count = config.privacy, _clients(config, data)
-    _check_clusters(config, count)
-    with in_table("privacy"):
-        drawn = stream("preferences")
-        preferences = draw_preferences(count, privacy.thresholds, privacy.beta, drawn, privacy.view)
+    count = _count_clients(config, data)
+    with located("[privacy]"):
+        privacy = config.privacy
+        preferences = draw_preferences(count, privacy.thresholds, privacy.beta, stream("preferences"), privacy.view)
     malicious_clients, canaries = None, None
     if isinstance(data, Federation):
         federation = replace(data, preferences=preferences)
@@ -199,17 +183,18 @@ def resolve(config: Config, data: SourceData, *, draft: bool = False) -> Resolve
             groups = [replace(group, rotation=None, brightness=None, shift_per="image") for group in groups]
         federation = partition_dataset(data, _partition(config), groups, preferences, stream)
     else:
-        with in_table("property_attack"):
+        with located("[property_attack]"):
             section.check(config)
             indices = section.draw(config, data, stream)
             federation = section.federation(config, data, indices, preferences, stream)
             malicious_clients = section.malicious_clients(model, federation)
     if config.canaries is not None and config.canaries.per_client > 0:
-        with in_table("canaries"):
+        with located("[canaries]"):
             federation, canaries = config.canaries.insert(federation, stream("canaries"))
     algorithm, coordinator = config.algorithm.value, None
     if config.coordinator is not None:
         algorithm, coordinator = config.coordinator.with_server_knobs(algorithm), config.coordinator.coordinator()
+    evaluation = config.evaluation
     simulation = Simulation(
         federation=federation,
         model=model,
@@ -223,49 +208,70 @@ def resolve(config: Config, data: SourceData, *, draft: bool = False) -> Resolve
         seed=config.seed,
         participation=config.algorithm.participation,
         red_team=config.red_team,
-        evaluate_every=config.evaluation.every,
-        member_rounds=config.evaluation.member_rounds,
-        baselines=config.evaluation.baselines,
-        min_clients=config.evaluation.min_clients,
+        evaluate_every=evaluation.every,
+        member_rounds=evaluation.member_rounds,
+        baselines=evaluation.baselines,
+        min_clients=evaluation.min_clients,
         round_attack=None if section is None else section.attack,
         malicious_clients=malicious_clients,
         record_updates=0 if config.record is None else config.record.updates,
-        reference_federations=config.evaluation.reference_federations,
-        duplicates=config.evaluation.duplicates,
-        view=config.evaluation.view,
-        attacks=config.evaluation.own_attacks(),
-        metrics=config.evaluation.own_metrics(),
+        reference_federations=evaluation.reference_federations,
+        duplicates=evaluation.duplicates,
+        view=evaluation.view,
+        attacks=evaluation.own_attacks(),
+        metrics=evaluation.own_metrics(),
         canaries=canaries,
         events=config.events or (),
         forgetting=DEFAULT_FORGETTING if config.forgetting is None else config.forgetting.value,
     )
-    with in_table("engine"):
+    with located("[engine]"):
         # Shipped networks need no trial.
-        engine = config.engine.decided(simulation, tried=":" in network.name)
-    return Resolved(_decided(config, data, network, engine), data, simulation, indices)
+        engine = config.engine.resolve(simulation, trial=":" in network.name)
+    config = replace(config, model=network, engine=engine, events=config.events or None)
+    return Resolved(_complete(config, data), data, simulation, indices)
+
+
+def _features(network: Network) -> Features | None:
+    """The features of [model.features], with a user's own modules."""
+    features = network.features
+    if features is None:
+        return None
+    return replace(features, modules={name: load_code(name, "features.maps") for name in features.maps if ":" in name})
+
+
+def _count_clients(config: Config, data: SourceData) -> int:
+    """The number of clients; `InputError` where the algorithm has more clusters."""
+    if isinstance(data, LabelledDataset):
+        count = _partition(config).clients
+    else:
+        count = len(data) if isinstance(data, Federation) else len(data.client_names)
+    numbers = [table_of(base).get("clusters", 1) for base in with_bases(config.algorithm.value)]
+    clusters = max((number for number in numbers if number != "auto"), default=1)
+    require(clusters <= count, f"'algorithm.clusters' must be at most {count}, the number of clients; got {clusters}")
+    return count
 
 
 def reading_of(section: DataSection) -> Reading | None:
-    """The format of the files or the table of [data]; None: its examples are partitioned across clients."""
+    """Return the format of [data]'s files or table; None for a set that is partitioned across clients."""
     if section.partition is not None or own_source(section.source):
         return section.columns
     return section.columns or section.pictures or PictureFormat()
 
 
 def _require_partition(section: DataSection, data: SourceData) -> None:
-    """Raise `InputError` unless [data] says how many examples go where just if ``data`` is one set."""
-    have = f"the clients of '{section.source}' have their examples already"
+    """Raise `InputError` unless [data] has numbers of examples exactly for one set, which is partitioned."""
     if isinstance(data, LabelledDataset):
         require(
             section.partition is not None,
-            f"'{section.source}' is one set, which is partitioned across clients; set 'data.clients', "
-            "'data.examples_per_client' and 'data.test_examples'",
+            f"'{section.source}' is one set for all clients; set 'data.clients', 'data.examples_per_client' and "
+            "'data.test_examples'",
         )
         return
+    have = f"'{section.source}' states each client's examples"
     require(section.partition is None, f"{have}; leave 'data.clients' and the other numbers of examples out")
     require(
         section.split is None or isinstance(data, ClientDataset),
-        f"{have}, and it says what is held out; leave 'data.test_fraction' and the other fractions out",
+        f"{have} and the held-out ones; leave 'data.test_fraction' and the other fractions out",
     )
 
 
@@ -277,41 +283,36 @@ def _check_partition(config: Config, data: LabelledDataset) -> None:
         f"'data.test_examples' must be at least one for each of {len(groups)} groups; got {partition.test_examples}",
     )
     if config.property_attack is None:
-        with in_table("data"):
+        with located("[data]"):
             partition.check(data, groups)
 
 
-def _decided(config: Config, data: SourceData, network: Network, engine: EngineSettings) -> Config:
-    """The configuration with everything decided that it left open."""
-    described = config.data if isinstance(data, LabelledDataset) else _decided_data(config.data, data)
-    path = described.path
-    return replace(
-        config,
-        # So that a written configuration runs from anywhere.
-        data=replace(described, path=None if path is None else str(Path(path).expanduser().resolve())),
-        model=network,
-        # A run that records nothing is the run of a file that does not speak of it.
-        record=config.record if config.record is not None and config.record.updates else None,
-        engine=engine,
-        events=config.events or None,
-    )
+def _complete(config: Config, data: SourceData) -> Config:
+    """The configuration with all that its data decide."""
+    described = config.data if isinstance(data, LabelledDataset) else _describe_data(config.data, data)
+    # A run without recorded updates equals one whose file lacks the table.
+    record = config.record if config.record is not None and config.record.updates else None
+    # An absolute path, so that a written configuration runs from anywhere.
+    path = None if described.path is None else str(Path(described.path).expanduser().resolve())
+    return replace(config, data=replace(described, path=path), record=record)
 
 
-def _decided_data(section: DataSection, data: ClientDataset | Federation) -> DataSection:
-    """[data] with what the data decide: groups and their shares, the form of pictures, the columns that are inputs.
+def _describe_data(section: DataSection, data: ClientDataset | Federation) -> DataSection:
+    """[data] completed from the data: groups and their shares, the format of pictures, the columns of inputs.
 
     Raises:
-        InputError: groups that are not those of the files.
+        InputError: groups that differ from those of the files.
     """
     shares, name = data.shares, getattr(data, "name", f"'{section.source}'")
     groups = {name: Group(name, share) for name, share in shares.items()}
-    listed = ", ".join(f"'{name}' ({share:g} of the clients)" for name, share in shares.items())
-    default = {"all": Group("all", 1.0)}
-    stated = ", ".join(f"'{group.name}' ({group.share:g} of the clients)" for group in section.groups.values())
+
+    def sentence(groups: Mapping[str, Group]) -> str:
+        return ", ".join(f"'{group.name}' ({group.share:g} of the clients)" for group in groups.values())
+
     require(
-        section.groups in (default, groups),  # the default, or as a written configuration has them
-        f"[data]: the groups of {name} are {listed}, and 'groups' says {stated}; they are those of the data: leave "
-        "'groups' out, or give the data as they were when the configuration was written",
+        section.groups in ({"all": Group("all", 1.0)}, groups),  # the default, or those of a written configuration
+        f"[data]: the groups of {name} are {sentence(groups)}, but 'groups' has {sentence(section.groups)}; leave "
+        "'groups' out, or restore the data of the written configuration",
     )
     if isinstance(data, Federation):
         return replace(section, groups=groups)
@@ -327,21 +328,21 @@ def _decided_data(section: DataSection, data: ClientDataset | Federation) -> Dat
 
 
 def _outputs(config: Config, data: SourceData) -> int:
-    """The outputs of the network: the classes, or the targets of a regression.
+    """The number of the network's outputs: the classes, or the targets of a regression.
 
     Raises:
-        InputError: a label that none of them is for, or a property in a federation of a user's own.
+        InputError: a label outside the classes, or a property attack without a source that has properties.
     """
     name, labels = f"'{config.data.source}'", data.clients.y if isinstance(data, Federation) else data.labels
     if not isinstance(data, LabelledDataset):
         require(config.property_attack is None, f"'property_attack' needs a source with a 'task'; {name} has none")
     name, count = getattr(data, "name", name), data.classes
     if count is None:
-        targets, given = labels.shape[1], config.model.classes
+        targets = labels.shape[1]
         require(
-            given in (None, targets),
-            f"{name} is a regression of {targets} number{'s' * (targets > 1)}, and 'model.classes' is {given}; leave "
-            "it out",
+            config.model.classes in (None, targets),
+            f"{name} is a regression of {targets} number{'s' * (targets > 1)}, but 'model.classes' is "
+            f"{config.model.classes}; leave it out",
         )
         return targets
     largest, classes = int(labels.max()), config.model.classes or count
@@ -353,28 +354,25 @@ def _outputs(config: Config, data: SourceData) -> int:
     return classes
 
 
-def _clients(config: Config, data: SourceData) -> int:
-    """N."""
-    if isinstance(data, LabelledDataset):
-        return _partition(config).clients
-    return len(data) if isinstance(data, Federation) else len(data.client_names)
-
-
 def _model(network: Network, data: SourceData, features: Features | None, scale: Standardizer | None) -> Model:
-    """The model of [model], fitted to the data."""
+    """The model of [model] for the shape of the data."""
     assert network.classes is not None
     inputs = _inputs(data, scale)
-    if data.kind == "texts":
-        shape = TextShape(data.vocabulary if isinstance(data, TextDataset) else _largest_word(data), network.classes)
+    if data.kind == "texts" and isinstance(data, TextDataset):
+        shape = TextShape(data.vocabulary, network.classes)
+    elif data.kind == "texts":
+        assert isinstance(data, Federation)
+        parts = (data.clients, data.holdout, data.test, data.shadow)
+        shape = TextShape(max(int(part.x.max()) for part in parts if part.x.numel()), network.classes)
     elif data.kind == "rows":
         shape = VectorShape(inputs.shape[1], network.classes)
     else:
-        require(inputs.dim() == 4, f"inputs of shape {tuple(inputs.shape[1:])} are no images, rows or texts")
+        require(inputs.dim() == 4, f"inputs of shape {tuple(inputs.shape[1:])} are neither images, rows nor texts")
         channels, height, width = inputs.shape[1:]
         shape = Shape(channels, height, width, network.classes)
     if features is not None:
-        require(data.kind != "texts", "'features' are of numbers, and the data are texts; leave them out")
-        with in_table("features"):
+        require(data.kind != "texts", "'features' need numbers, but the data are texts; leave them out")
+        with located("[features]"):
             width = features.width((shape.inputs,) if isinstance(shape, VectorShape) else inputs.shape[1:])
         shape = VectorShape(width, network.classes)
     model = fit_features(network, shape)
@@ -382,21 +380,13 @@ def _model(network: Network, data: SourceData, features: Features | None, scale:
 
 
 def fit_features(network: Network, shape: Shape | VectorShape | TextShape) -> Model:
-    """The model of a network of Shoal's or of a user's own, fitted to ``shape``."""
-    own = ":" in network.name
-    return Model(partial(load_code(network.name, "name"), shape)) if own else network.model(shape)
-
-
-def _features(network: Network) -> Features | None:
-    """The features of [model.features], with the modules of a user's own that it names."""
-    features = network.features
-    if features is None:
-        return None
-    return replace(features, modules={name: load_code(name, "features.maps") for name in features.maps if ":" in name})
+    """Create the model of a network, Shoal's or a user's own, for a shape of inputs."""
+    custom = ":" in network.name
+    return Model(partial(load_code(network.name, "name"), shape)) if custom else network.model(shape)
 
 
 def _inputs(data: SourceData, scale: Standardizer | None) -> Tensor:
-    """The inputs of all examples, not yet scaled; of clients' tables the first two rows, by their ``scale``."""
+    """The unscaled inputs of all examples; for clients' tables the first two rows, scaled."""
     match data:
         case Federation():
             return data.clients.x
@@ -411,12 +401,6 @@ def _inputs(data: SourceData, scale: Standardizer | None) -> Tensor:
             return data.rows
         case ImageDataset():
             return data.pixels
-
-
-def _largest_word(data: SourceData) -> int:
-    assert isinstance(data, Federation)
-    parts = (data.clients, data.holdout, data.test, data.shadow)
-    return max(int(part.x.max()) for part in parts if part.x.numel())
 
 
 def _partition(config: Config) -> Partition:

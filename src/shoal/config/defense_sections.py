@@ -1,4 +1,4 @@
-"""The tables [defenses] and [coordinator]: the defences that are applied, and those that a coordinator steers."""
+"""The tables [defenses] and [coordinator]: fixed defences, and those that a coordinator steers."""
 
 from dataclasses import field, replace
 from typing import Annotated, Any
@@ -43,19 +43,18 @@ class SteerableDefenses:
     """The shipped defences that a coordinator can steer, and a user's own.
 
     Args:
-        augmentation: random transformations of the images that clients train on; an empty table has the defaults.
+        augmentation: random transformations of training images; an empty table has the defaults.
         l2: an L2 penalty.
         relaxloss: a level of the loss, and flat posteriors below it.
         flooding: a level below which the loss is raised.
         shorter_training: fewer local steps.
         mixup: mixtures of examples.
-        ccl: convex-concave loss; an empty table has the defaults. Of ``mixup``, ``flooding``, ``relaxloss`` and ``ccl``
-            only one may be given, and none together with ``dp_sgd``.
-        dp_sgd: clipping of each example's gradient, with noise; see [differential privacy](#differential-privacy). No
-            epsilon is stated for steered noise.
-        custom: your own defences, a table ``custom.NAME`` in this one for each, with ``name = "module:Name"`` and the
-            keys of that class. What is steered needs the method ``scaled``; see
-            [your own](adding.md#steered-by-a-coordinator).
+        ccl: convex-concave loss; an empty table has the defaults. ``mixup``, ``flooding``, ``relaxloss``, ``ccl`` and
+            ``dp_sgd`` exclude each other.
+        dp_sgd: clipping of each example's gradient, with noise; see [differential privacy](#differential-privacy).
+            Steered noise has no epsilon.
+        custom: your own defences, one table ``custom.NAME`` each, with ``name = "module:Name"`` and the keys of that
+            class. A steered one needs the method ``scaled``; see [your own](adding.md#steered-by-a-coordinator).
     """
 
     augmentation: Augmentation | None = None
@@ -71,12 +70,12 @@ class SteerableDefenses:
 
 @settings
 class DefensesSection(SteerableDefenses):
-    """Defences of clients and server; those that are left out are not applied.
+    """Defences of clients and server; a missing table applies none.
 
     Args:
         dropout: dropout.
         norm_clipping: clipping of updates.
-        laplace_noise: noise of the clients on what they send, by one of two scales.
+        laplace_noise: Laplace noise of each client on its update, by one of two scales.
     """
 
     dropout: Annotated[Dropout | None, Inline()] = None
@@ -84,7 +83,7 @@ class DefensesSection(SteerableDefenses):
     laplace_noise: LaplaceNoise | None = None
 
     def all(self) -> tuple[Defense, ...]:
-        """The defences, in the order in which they are applied."""
+        """List the defences in the order of their application."""
         shipped = [getattr(self, name) for name in DEFENSES]
         return (*(defense for defense in shipped if defense is not None), *(self.custom or {}).values())
 
@@ -92,16 +91,15 @@ class DefensesSection(SteerableDefenses):
 @settings
 class CoordinatorSection(SteerableDefenses):
     """A coordinator that turns measured risk into directives for the training of each cluster; see
-    [the coordinator](coordinator.md). A directive is a number for each cluster and each defence given here, from 0 (not
-    at all, and training is bit for bit what it is without) to 1 (as strong as the keys of that defence say). The server
-    gives new ones after each of the red team's estimates (``red_team.every``), sends them with the model, and they hold
-    in the cluster's next rounds.
+    [the coordinator](coordinator.md). A directive is the strength of a defence in a cluster, from 0 (training is
+    bit-identical without it) to 1 (the strength of the defence's keys). The server sets new directives after each
+    estimate of the red team (``red_team.every``) and sends them with the model for the cluster's next rounds.
 
     Args:
-        law: how it steers.
-        pooling: the largest part of the mean of all models in each model.
-        relief: prior mean of the fall of the risk by a knob at full strength, by its name.
-        cost: prior mean of the fall of held-out accuracy.
+        law: the control law.
+        pooling: the largest share of the mean of all models in each model.
+        relief: prior mean of each knob's risk reduction at full strength, by name.
+        cost: prior mean of each knob's cost in held-out accuracy at full strength, by name.
     """
 
     law: Annotated[LimitController, Inline()] = LimitController()
@@ -111,7 +109,7 @@ class CoordinatorSection(SteerableDefenses):
 
     def __post_init__(self) -> None:
         for name, defense in (self.custom or {}).items():
-            require(name not in PRIOR_EFFECTS, f"'custom.{name}' has the name of a shipped defence; call it otherwise")
+            require(name not in PRIOR_EFFECTS, f"'custom.{name}' has the name of a shipped defence; rename it")
             scalable = isinstance(defense, ScalableDefense)
             require(scalable, f"'custom.{name}' cannot be steered: {type(defense).__name__} has no method 'scaled'")
         steered = self._steered()
@@ -121,13 +119,13 @@ class CoordinatorSection(SteerableDefenses):
             f"{', '.join(PRIOR_EFFECTS)}",
         )
         losses = [name for name in ("mixup", "flooding", "relaxloss", "ccl", "dp_sgd") if name in steered]
-        require(len(losses) <= 1, f"of {' and '.join(losses)} a coordinator can steer one only; leave the others out")
+        require(len(losses) <= 1, f"a coordinator can steer only one of {' and '.join(losses)}; leave the others out")
         for key, beliefs in (("relief", self.relief), ("cost", self.cost)):
             for name in beliefs:
                 require(name in steered, f"'{key}' names '{name}', which is not steered; steer it or leave it out")
 
     def coordinator(self) -> LimitController:
-        """The coordinator with its knobs."""
+        """Build the coordinator with its knobs."""
         knobs = {}
         for name, defense in self._steered().items():
             reduction, cost = PRIOR_EFFECTS.get(name, (Knob.risk_reduction, Knob.accuracy_cost))
@@ -135,13 +133,13 @@ class CoordinatorSection(SteerableDefenses):
         return replace(self.law, knobs=knobs)
 
     def with_server_knobs(self, algorithm: Algorithm) -> Algorithm:
-        """``algorithm``, wrapped in what follows the directives of the server's own means."""
+        """Wrap ``algorithm`` for the directives that the server itself follows."""
         if self.pooling is not None:
             algorithm = Pooling(algorithm, self.pooling)
         return PricedChoice(algorithm) if self.law.min_clients else algorithm
 
     def _steered(self) -> dict[str, Any]:
-        """The defences that are steered, by name; pooling, which is the server's own, has none."""
+        """The steered defences by name; the server's own pooling has the value None."""
         shipped = {name: getattr(self, name) for name in PRIOR_EFFECTS if name != "pooling"}
-        given = {name: defense for name, defense in shipped.items() if defense is not None}
-        return given | (self.custom or {}) | ({} if self.pooling is None else {"pooling": None})
+        defenses = {name: defense for name, defense in shipped.items() if defense is not None}
+        return defenses | (self.custom or {}) | ({} if self.pooling is None else {"pooling": None})

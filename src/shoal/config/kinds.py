@@ -1,4 +1,4 @@
-"""Classes that a file names: shipped algorithms, attacks and defences by a word, a user's own by ``module:Name``."""
+"""Classes by name: a word for shipped algorithms, attacks and defences, ``module:Name`` for a user's own."""
 
 import importlib
 import sys
@@ -27,16 +27,16 @@ from shoal.simulation.simulation import RoundAttack, Simulation
 
 @runtime_checkable
 class RoundAttackSection(Protocol):
-    """Value of the table: `shoal.property.PropertyAttackSection`, or a class that ``name = "module:Name"`` names.
+    """The table of a round attack: `shoal.property.PropertyAttackSection`, or a user's class ``module:Name``.
 
-    ``config`` is the configuration, a `shoal.Config`.
+    The argument ``config`` is a `shoal.Config`.
     """
 
     attack: RoundAttack
 
     @staticmethod
     def from_simulation(simulation: Simulation) -> "RoundAttackSection | None":
-        """The table that describes the attack of a simulation in Python; None where none does."""
+        """Return the table of a simulation's attack; None where a file cannot describe it."""
         ...
 
     def check(self, config: Any) -> None:  # noqa: ANN401 - its schema has a field of this type
@@ -55,36 +55,36 @@ class RoundAttackSection(Protocol):
         preferences: Preferences,
         stream: Stream,
     ) -> Federation:
-        """The federation of these examples, as `draw` gave them."""
+        """Build the federation from the partition of `draw`."""
         ...
 
     def malicious_clients(self, model: Model, federation: Federation) -> MaliciousClients | None:
-        """Clients that train in their own way for the attack; None where it only observes."""
+        """Return the attack's malicious clients; None where it only observes."""
         ...
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Settings that a file chooses between by name."""
+    """A kind of settings; a file chooses the class by name."""
 
-    title: str  # of one of them, in sentences
-    protocol: type  # that they implement
-    group: str = ""  # of the entry points by which installed packages add some
-    shipped: Mapping[str, type] = field(default_factory=dict)  # by their names
-    default: str = ""  # the class of a table without a name, as module:Name, where it is loaded only if it is needed
+    title: str  # in sentences, with its article
+    protocol: type  # of the classes
+    group: str = ""  # of entry points in installed packages
+    shipped: Mapping[str, type] = field(default_factory=dict)  # by name
+    default: str = ""  # the class of a table without a name, as module:Name, loaded when needed
 
     @property
     def added(self) -> dict[str, str]:
-        """The names that installed packages add, each with its ``module:Name``."""
+        """The names from installed packages, each with its ``module:Name``."""
         return installed_names(self.group, self.shipped)
 
     def unnamed(self, where: str) -> type:
-        """The class of a table without a name."""
+        """Load the class of a table without a name."""
         require(bool(self.default), f"the key '{where}' is missing")
         return load_code(self.default, where)
 
     def named(self, name: object, where: str) -> type:
-        """The class called ``name``; ``where`` is the key that says so.
+        """Return the class called ``name``, the value of the key ``where``.
 
         Raises:
             InputError: no class of this kind has that name.
@@ -107,9 +107,8 @@ class Kind:
         missing = [member for member in vars(self.protocol) if not member.startswith("_") and member not in members]
         require(not missing, f"'{where}' = '{name}' is not {self.title}: it has no '{missing[0] if missing else ''}'")
         origin = name_of(cls)
-        # The name is written into config.toml, from where it must lead to the same class.
-        written = (origin, added.get(origin))
-        require(name in written, f"'{where}' = '{name}' is defined elsewhere; call it '{origin}'")
+        # The name in config.toml must lead to the same class.
+        require(name in (origin, added.get(origin)), f"'{where}' = '{name}' is defined elsewhere; call it '{origin}'")
         return cls
 
 
@@ -127,12 +126,12 @@ KINDS = {
 
 
 def kind_of(hint: object) -> Kind | None:
-    """The kind of which a field with this annotation holds one; None: of none."""
+    """Return the kind of settings of a field with this annotation; None for other fields."""
     return KINDS.get(hint) if isinstance(hint, type) else None
 
 
 def name_of(cls: type) -> str:
-    """The name of a class in a file.
+    """Return the name of a class in a file.
 
     >>> from shoal.algorithms import IFCAMIR
     >>> name_of(IFCAMIR)
@@ -145,17 +144,17 @@ def name_of(cls: type) -> str:
 
 
 def own_source(source: str) -> str | None:
-    """The ``module:Name`` of a data source of a user's own, or of an installed package; None: it is one of Shoal's."""
+    """Return the ``module:Name`` of a data source of a user or an installed package; None for one of Shoal's."""
     return source if ":" in source else installed_names("shoal.sources", SOURCES).get(source)
 
 
 def title_of(algorithm: Algorithm) -> str:
-    """An algorithm's name in text: the ``title`` that its class declares itself, or else the name of the class."""
+    """Return an algorithm's name in text: the ``title`` of its own class, or the name of the class."""
     return str(vars(type(algorithm)).get("title", type(algorithm).__name__))
 
 
 def algorithm_title(name: str) -> str:
-    """An algorithm's name in text, from its name in a file alone; see `title_of`.
+    """Return an algorithm's name in text, from its name in a file; see `title_of`.
 
     >>> algorithm_title("ifca-mir"), algorithm_title("mine:Sticky")
     ('IFCA-MIR', 'Sticky')
@@ -164,21 +163,26 @@ def algorithm_title(name: str) -> str:
 
 
 def create_from_table(name: str, where: str) -> Any:  # noqa: ANN401
-    """The value ``module:Name``, or that of a class made without arguments.
+    """Load the value ``module:Name``, or create it from a class without arguments.
 
     Raises:
-        InputError: as `load_code`, or the class needs arguments.
+        InputError: see `load_code`, or the class needs arguments.
     """
     require(":" in name, f"'{where}' must be 'module:Name'; got '{name}'")
     member = load_code(name, where, values=True)
     try:
         return member() if isinstance(member, type) else member
     except TypeError as error:
-        raise InputError(f"'{where}' = '{name}' must be a class that is made without arguments: {error}") from error
+        raise InputError(f"'{where}' = '{name}' must be a class without required arguments: {error}") from error
 
 
 def load_code(name: str, where: str, *, values: bool = False) -> Any:  # noqa: ANN401
-    """The class or function ``module:Name``, from the current directory or wherever Python finds modules; or a value.
+    """Load the class or function ``module:Name``, from the current directory or Python's path.
+
+    Args:
+        name: ``module:Name``.
+        where: the key, for errors.
+        values: whether other values than classes and functions are allowed.
 
     Raises:
         InputError: the module cannot be imported, is Python's own, or has no class or function of that name.
@@ -186,16 +190,18 @@ def load_code(name: str, where: str, *, values: bool = False) -> Any:  # noqa: A
     module, _, member = name.partition(":")
     require(
         module.partition(".")[0] not in sys.stdlib_module_names,
-        f"'{where}' = '{name}' must be of a module of yours or of an installed package, not of Python's own '{module}'",
+        f"'{where}' = '{name}' must be in your own module or an installed package, not in Python's own '{module}'",
     )
     if str(Path.cwd()) not in sys.path:
-        # Stays there, for what the module imports later and for worker processes.
+        # Permanent, for later imports of the module and for worker processes.
         sys.path.append(str(Path.cwd()))
     try:
         members = vars(importlib.import_module(module))
     except ModuleNotFoundError as error:
         missing = error.name is not None and f"{module}.".startswith(f"{error.name}.")
-        reason = f"there is no '{error.name}' in {_places()}" if missing else failure(error)
+        folders = dict.fromkeys(path for path in (str(Path.cwd()), *sys.path) if path and Path(path).is_dir())
+        places = f"{', '.join(path for path in folders if not path.startswith(_LIBRARIES))} or the installed packages"
+        reason = f"'{error.name}' is not in {places}" if missing else failure(error)
         raise InputError(f"'{where}' = '{name}': cannot import '{module}': {reason}") from error
     except Exception as error:
         raise InputError(f"'{where}' = '{name}': cannot import '{module}': {failure(error)}") from error
@@ -209,7 +215,7 @@ def load_code(name: str, where: str, *, values: bool = False) -> Any:  # noqa: A
 
 
 def own_code(table: object, key: str = "") -> set[str]:
-    """Each ``module:Name`` in a configuration's table, whose module is imported where the table becomes values."""
+    """Return the code that a configuration's table names, each as ``module:Name``."""
     if isinstance(table, dict):
         return {name for key, value in table.items() for name in own_code(value, key)}
     if isinstance(table, list | tuple):
@@ -219,26 +225,20 @@ def own_code(table: object, key: str = "") -> set[str]:
 
 
 def require_data(table: object, path: Path) -> None:
-    """Raise `InputError` where the table in a file that may be somebody else's names code."""
+    """Raise `InputError` where a table names code, since importing runs it and the file may be somebody else's."""
     code = sorted(own_code(table))
     require(
         not code,
-        f"{path}: is data and names code, {quote(code)}, which is run where it is imported; without --allow-code (in "
-        "Python: allow_code=True) Shoal's own names alone are allowed",
+        f"{path}: names code, {quote(code)}; trust it with --allow-code (in Python: allow_code=True), or keep to "
+        "Shoal's own names",
     )
 
 
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 
 
-def _places() -> str:
-    """The folders in which modules are looked for, in a sentence."""
-    folders = dict.fromkeys(path for path in (str(Path.cwd()), *sys.path) if path and Path(path).is_dir())
-    return f"{', '.join(path for path in folders if not path.startswith(_LIBRARIES))} or the installed packages"
-
-
 def failure(error: Exception) -> str:
-    """An exception of a user's code, with the last of its lines that led there, in one sentence."""
+    """Describe an exception in a user's code with the last line of that code, in one sentence."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [
         frame for frame in frames if not frame.filename.startswith(("<", str(Path(__file__).parents[1]), *_LIBRARIES))

@@ -1,6 +1,7 @@
-"""The keys of [algorithm], [model] and [forgetting] that belong to what is named there, and those of others."""
+"""Changes of keys, and the keys that belong to the algorithm, network or forgetting method that a table names."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from typing import Any
 
 from shoal.config.kinds import KINDS, Kind, kind_of, name_of
@@ -11,16 +12,20 @@ from shoal.engine import Algorithm, Forgetting
 from shoal.models.named_models import lacking_keys
 
 _KIND = KINDS[Algorithm]
-_OF_ALL = ("name", "rounds", "participation")
-_MOST_OWNERS = 4
+_COMMON_KEYS = ("name", "rounds", "participation")
 
 
 def require_own_keys(
     table: Mapping[str, Any], where: str = "algorithm", by: str = "name", kind: Kind = _KIND, default: object = None
 ) -> None:
-    """Raise `InputError` where a table, or a base in it, has a key that only others of its kind have.
+    """Raise `InputError` where a table, or a base in it, has a key of another algorithm than the named one.
 
-    ``by`` is the key that names one of the kind; ``default`` is what a table without it is.
+    Args:
+        table: of an algorithm, or another kind of settings.
+        where: its dotted key.
+        by: the key that names one of the kind.
+        kind: the shipped classes.
+        default: value of a table without that key.
 
     >>> require_own_keys({"name": "fedavg", "rounds": 2, "alpha": 0.1})
     Traceback (most recent call last):
@@ -29,59 +34,60 @@ def require_own_keys(
     """
     for _, key, path, name in _foreign_keys(table, where, default, by, kind):
         owners = [owner for owner, cls in kind.shipped.items() if key in names_of(cls)]
-        some = quote(owners[:_MOST_OWNERS]) + " and others" * (len(owners) > _MOST_OWNERS)
+        some = quote(owners[:4]) + " and others" * (len(owners) > 4)
         raise InputError(f"'{path}' is a key of {some}, not of '{name}'; leave it out")
 
 
-def names_first(changes: Iterable[str]) -> list[str]:
-    """Changes such as "algorithm.rounds=10", or their keys, with those of an algorithm's or a network's name first.
+def set_keys(table: dict[str, Any], changes: Mapping[str, object]) -> None:
+    """Set dotted keys in ``table``, names first; the keys that a new algorithm, network or method lacks are removed.
 
-    >>> names_first(["seed", "algorithm.base.name", "algorithm.name"])
-    ['algorithm.name', 'algorithm.base.name', 'seed']
+    Raises:
+        InputError: a key leads through a value that is not a table.
+
+    >>> table = {"algorithm": {"name": "apfl", "alpha": 0.1}}
+    >>> set_keys(table, {"algorithm.rounds": 5, "algorithm.name": "fedavg"})
+    >>> table
+    {'algorithm': {'name': 'fedavg', 'rounds': 5}}
     """
-
-    def place(change: str) -> tuple[bool, int]:
-        parts = _parts_of_name(change)
-        return not parts, len(parts)
-
-    return sorted(changes, key=place)
-
-
-def drop_foreign_keys(table: dict[str, Any], change: str) -> None:
-    """Where ``change`` has named another algorithm, network or forgetting method, remove the keys that it lacks."""
-    parts, section = _parts_of_name(change), table
-    for part in parts[:-1]:
-        section = section[part]
-    if parts[:1] == ["model"]:
-        for key in lacking_keys(str(section["name"])):
-            section.pop(key, None)
-    kind = {"algorithm": _KIND, "forgetting": KINDS[Forgetting]}.get("".join(parts[:1]))
-    for inside, key, _, _ in [*_foreign_keys(section, parts[0], None, parts[-1], kind)] if kind else ():
-        inside.pop(key)
+    for key, parts in sorted(((key, key_parts(key)) for key in changes), key=lambda pair: _order(pair[1])):
+        section = table
+        for part in parts[:-1]:
+            section = section.setdefault(part, {})
+            if not isinstance(section, dict):
+                raise InputError(f"'{key}': '{part}' is a value, not a table")
+        section[parts[-1]] = deepcopy(changes[key])
+        if _order(parts)[0]:
+            continue
+        if parts[0] == "model":
+            for foreign in lacking_keys(str(section["name"])):
+                section.pop(foreign, None)
+            continue
+        kind = KINDS[Forgetting] if parts[0] == "forgetting" else _KIND
+        for inside, foreign, _, _ in [*_foreign_keys(section, parts[0], None, parts[-1], kind)]:
+            inside.pop(foreign)
 
 
-def _parts_of_name(change: str) -> list[str]:
-    """The parts of the key that ``change`` sets where it names the network, the algorithm or a base; else none."""
-    parts = key_parts(str(change).partition("=")[0])
-    named = parts in (["model", "name"], ["forgetting", "method"])
-    named = named or (len(parts) > 1 and parts[0] == "algorithm" and parts[-1] == "name")
-    return parts if named else []
+def _order(parts: list[str]) -> tuple[bool, int]:
+    """The rank of a key among changes: names of networks, methods and algorithms first, those of bases after them."""
+    names = parts in (["model", "name"], ["forgetting", "method"])
+    names = names or (len(parts) > 1 and parts[0] == "algorithm" and parts[-1] == "name")
+    return not names, len(parts) if names else 0
 
 
 def _foreign_keys(
     table: Mapping[str, Any], where: str, default: object = None, by: str = "name", kind: Kind = _KIND
 ) -> Iterator[tuple[Any, str, str, str]]:
-    """Each key of others of the kind than the named one: the table it is in, its name, its path, the named one."""
+    """The keys that the named class lacks and others of its kind have: their table, key, path, and the class's name."""
     if by not in table and not isinstance(default, kind.protocol):
         return
     try:
         cls = kind.named(table[by], where) if by in table else type(default)
     except InputError:
-        # An unknown name is told by what reads the table.
+        # The reader of the table reports an unknown name.
         return
-    everybody = {name for other in kind.shipped.values() for name in names_of(other)}
-    own = {*_OF_ALL, by, *names_of(cls)}
-    yield from ((table, key, dotted(where, key), name_of(cls)) for key in table if key in everybody - own)
+    foreign = {name for other in kind.shipped.values() for name in names_of(other)}
+    foreign -= {*_COMMON_KEYS, by, *names_of(cls)}
+    yield from ((table, key, dotted(where, key), name_of(cls)) for key in table if key in foreign)
     for key in keys_of(cls):
         if kind_of(key.hint) is kind and isinstance(table.get(key.name), dict):
             yield from _foreign_keys(table[key.name], dotted(where, key.name), key.default)

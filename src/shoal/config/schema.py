@@ -1,4 +1,4 @@
-"""The schema of a run's configuration: the tables of its TOML file, made of the declarations of what they describe."""
+"""The schema of a run's configuration, built from the settings classes of its parts."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -12,11 +12,11 @@ from pydantic import Field
 from shoal.audit import RedTeam
 from shoal.config.defense_sections import CoordinatorSection, DefensesSection
 from shoal.config.kinds import KINDS, RoundAttackSection, create_from_table, name_of, own_source, require_data
-from shoal.config.named_keys import drop_foreign_keys, names_first, require_own_keys
+from shoal.config.named_keys import require_own_keys, set_keys
 from shoal.config.settings_tables import names_of, table_of
-from shoal.config.toml_files import change, key_parts, parse, read_toml
+from shoal.config.toml_files import key_parts, parse, parse_change, read_toml
 from shoal.core.entry_points import installed_names
-from shoal.core.errors import quote, require, suggest
+from shoal.core.errors import located, quote, require, suggest
 from shoal.core.settings import Count, Flag, Fraction, Inline, Positive, PositiveFloat, Range, settings
 from shoal.data import ClientSplit, Columns, Group, MislabelledCanaries, Partition, PictureFormat
 from shoal.data.preferences import View
@@ -33,7 +33,7 @@ from shoal.simulation.simulation import DEFAULT_FORGETTING
 LOG = logging.getLogger("shoal")
 
 SIMULATION = "simulation"
-"""The table of the config.toml of a run from Python about its parts, some of them without a name in a file."""
+"""The table in the config.toml of a run from Python, about parts that have no name in a file."""
 
 
 _KINDS = (Partition, ClientSplit, PictureFormat, Columns)
@@ -41,12 +41,7 @@ _OF_CLIENTS = {
     "folder": (ClientSplit, PictureFormat),
     **dict.fromkeys(("table", *NAMED_TABLES), (ClientSplit, Columns)),
 }
-"""The sources whose clients have their examples already, and the keys that each has beside `DataSection`'s own."""
-
-
-def _kinds_of(source: str) -> tuple[type, ...]:
-    """The settings of a source; a user's own may return a set, a table or a federation."""
-    return (Partition, ClientSplit, Columns) if own_source(source) else _OF_CLIENTS.get(source, (Partition,))
+"""The sources with examples by client, and their settings beside `DataSection`'s own."""
 
 
 @settings
@@ -54,32 +49,32 @@ class DataSection:
     """The examples, and how they are partitioned.
 
     Most sources are one set, partitioned across clients: ``clients``, ``examples_per_client`` and ``test_examples``
-    are required. The clients of ``folder``, ``table`` and the named tables have their examples already: of these keys
-    none is allowed, and ``test_fraction``, ``holdout_fraction`` and ``shadow_fraction`` say what is held out. ``size``
-    and ``channels`` are of ``folder``; ``client``, ``label`` (both required), ``group`` and ``inputs`` of ``table``
-    (named tables have defaults); see [own data](own-data.md).
+    are required. The files of ``folder``, ``table`` and the named tables state each example's client, so these three
+    keys are not allowed; ``test_fraction``, ``holdout_fraction`` and ``shadow_fraction`` set the held-out parts.
+    ``size`` and ``channels`` belong to ``folder``; ``client``, ``label`` (both required), ``group`` and ``inputs`` to
+    ``table`` (named tables have defaults); see [own data](own-data.md).
 
     Args:
-        source: of images: ``digits``, ``mnist``, ``fashion-mnist``, ``emnist-byclass``, ``cifar10``, ``lfw`` or ``idx``
-            (any folder in MNIST's format, given by ``path``); of texts: ``yelp``; of clients with their own: ``folder``
+        source: images: ``digits``, ``mnist``, ``fashion-mnist``, ``emnist-byclass``, ``cifar10``, ``lfw`` or ``idx``
+            (any folder in MNIST's format, given by ``path``); texts: ``yelp``; examples by client: ``folder``
             (pictures) or ``table`` (CSV or Parquet); named tables: ``hsb82``, ``azprocedure``, ``aids2``, ``chem97``,
-            ``star`` (``pip install 'shoal[tables]'``); or a function of yours, ``module:Name``, that returns a data set
-            or a pair of inputs and labels to be partitioned, a table with the keys of ``table``, or a federation.
-            ``shoal data`` lists which of them are on this machine.
-        partition: how many examples go where; None where clients have their own.
-        path: folder or archive of the source; by default it is looked for in ``--data-dir``, ``SHOAL_DATA``, the user's
+            ``star`` (``pip install 'shoal[tables]'``); or your function ``module:Name`` that returns a data set or a
+            pair of inputs and labels to partition, a table with the keys of ``table``, or a federation. ``shoal data``
+            lists those on this machine.
+        partition: numbers of examples by purpose; None where files state each example's client.
+        path: folder or archive of the source; by default Shoal looks in ``--data-dir``, ``SHOAL_DATA``, the user's
             cache and Debian's folder. ``folder`` and ``table`` require it. A relative path starts from the folder of
             the configuration file; given by ``--set``, from the working directory.
         task: ``MAIN/PROPERTY``, the label to learn and the property to infer, or ``MAIN``; see [tasks](#tasks). By
-            default the labels, except that ``lfw`` needs one. Of tables: ``classification``, the default, or
-            ``regression``, whose label is a number.
-        groups: the groups of clients, ``[data.groups.NAME]`` each, whose shares sum to 1; by default one, ``all``, a
-            name that stands for everybody in audits, so none of several groups with clients may have it. A
-            group of share 0 has test examples only, as non-members of another kind (see ``mia_against_*`` below). Of
-            ``folder`` and ``table`` they are those of the files, and left out here.
-        split: what is held out of the examples that clients have already; None where they are partitioned.
-        pictures: what every picture of ``folder`` becomes.
-        columns: which columns of a ``table`` are what.
+            default the source's labels; ``lfw`` requires a task. For tables: ``classification``, the default, or
+            ``regression``, with a number as label.
+        groups: the groups of clients, one table ``[data.groups.NAME]`` each; shares sum to 1. By default one group,
+            ``all``; with several, that name is reserved for all clients together. A group of share 0 has test examples
+            only, as non-members of another kind (see ``mia_against_*`` below). The files of ``folder`` and ``table``
+            define the groups, so leave them out there.
+        split: held-out parts of each client's examples; None for a partitioned set.
+        pictures: the format of the pictures of ``folder``.
+        columns: the roles of the columns of a ``table``.
     """
 
     source: str
@@ -93,7 +88,7 @@ class DataSection:
 
     @staticmethod
     def complete_keys(table: dict[str, Any]) -> dict[str, Any]:
-        """The table of a file, with the columns of a named table where it says no others."""
+        """Add the columns of a named table to the table of a file."""
         source = table.get("source")
         named = NAMED_TABLES.get(source) if isinstance(source, str) else None
         return table if named is None else named.complete(table)
@@ -106,12 +101,13 @@ class DataSection:
             return
         names = [*SOURCES, *installed_names("shoal.sources", SOURCES)]
         require(source in names or ":" in source, f"unknown data source '{source}'; {suggest(source, names)}")
-        kinds = _kinds_of(source)
+        # A user's own source may return a set, a table or a federation.
+        kinds = (Partition, ClientSplit, Columns) if own_source(source) else _OF_CLIENTS.get(source, (Partition,))
         allowed = {name for cls in kinds for name in names_of(cls)}
         for name in (name for cls in _KINDS for name in names_of(cls)):
             hint = suggest(name, allowed)
             known = name in allowed or name not in table
-            require(known, f"the key 'data.{name}' is of other sources than '{source}'; {hint}")
+            require(known, f"the key 'data.{name}' is not allowed with the source '{source}'; {hint}")
         for cls in set(kinds) & {Partition, Columns} if not own_source(source) else ():
             first = names_of(cls)[0]
             require(bool(set(names_of(cls)) & set(table)), f"the key 'data.{first}' is missing")
@@ -124,15 +120,15 @@ class DataSection:
 
 @settings
 class AlgorithmSection:
-    """The federated algorithm, and how long it runs. A key of another algorithm than the named one is an error.
+    """The federated algorithm and its number of rounds. A key of another algorithm is an error.
 
-    Where ``--set`` or a value of a sweep changes the ``name``, the file's own keys that the new algorithm lacks are
-    left out; keys that ``--set`` or the sweep sets must be its own.
+    When ``--set`` or a sweep changes the ``name``, keys of the file that the new algorithm lacks are dropped; keys set
+    by ``--set`` or the sweep must belong to it.
 
     Args:
-        value: which algorithm; each has keys of its own.
+        value: the algorithm; each has its own keys.
         rounds: number of rounds.
-        participation: fraction of the clients in a round, at least one client; 0: none, and rounds change nothing.
+        participation: fraction of the clients in a round, at least one client; 0: no client, and rounds change nothing.
     """
 
     value: Annotated[Algorithm, Inline("name")]
@@ -141,7 +137,7 @@ class AlgorithmSection:
 
     @staticmethod
     def check_keys(table: Mapping[str, Any]) -> None:
-        """Raise `InputError` where the table has a key of another algorithm than the one that it names."""
+        """Raise `InputError` where the table has a key of another algorithm."""
         require_own_keys(table)
 
     @property
@@ -155,13 +151,13 @@ class PrivacySection:
     """The exposure that clients tolerate.
 
     Args:
-        thresholds: the membership-inference accuracy that a client tolerates is drawn uniformly between the two; where
-            they are equal, it is every client's own. `threshold_drawn` in `clients.csv` says whether it was drawn.
-        view: the attacker that limits are about, ``outsider``, ``client`` or ``server``: one name, or a list with one
-            for each client; by default that of the run's figures (`evaluation.view`). ``violated`` and ``exceeded``
-            of a client in `clients.csv` are by its own.
-        beta: weight of risk where clients choose by it, as in ``ifca-mir``: a number, a list with one for each client,
-            or ``threshold``, which is ``(high - t_i) / (high - low)``; alpha = 1 - beta weighs the loss.
+        thresholds: range [low, high] of the clients' limits on membership-inference accuracy, drawn uniformly; two
+            equal numbers set every client's limit. `threshold_drawn` in `clients.csv` tells drawn limits from set ones.
+        view: the attacker of the limits, ``outsider``, ``client`` or ``server``: one name, or a list with one per
+            client; by default `evaluation.view`. ``violated`` and ``exceeded`` in `clients.csv` follow each client's
+            own.
+        beta: weight of risk in clients' choices, as in ``ifca-mir``: a number, a list with one per client, or
+            ``threshold``, which is ``(high - t_i) / (high - low)``; alpha = 1 - beta weighs the loss.
     """
 
     thresholds: Range = (0.5, 0.8)
@@ -175,24 +171,24 @@ class EvaluationSection:
 
     Args:
         every: rounds between evaluations on the test set.
-        member_rounds: a client's examples count as members of each model that it trained, up to so many rounds before
-            that model's last training.
-        baselines: whether a run with clusters also trains one model for all, local training and one model per group of
-            the data, for as many rounds, so that it can say whether clusters pay. Sweeps do so only where it is set.
-        min_clients: a cluster of fewer clients after the last round is named in a warning with its clients, who are the
-            most exposed. It merges nothing: `cluster-size-floor` does.
-        reference_federations: how many are trained after the last round, each for about as long as the rounds. One of
-            the attacks that they make possible (see [audits](audit.md#in-the-run-itself)), chosen without the members,
-            then decides ``mia``, ``violations`` and ``exceeded``. 0: none.
-        view: whose exposure ``exposure``, ``mia``, ``violations`` and ``exceeded`` are. An ``outsider`` has the final
+        member_rounds: a client's examples count as members of a model if the client trained it at most this many rounds
+            before the model's last training.
+        baselines: whether a run with clusters also trains one model for all, local training and one model per group,
+            for the same number of rounds, to tell whether clustering pays. In sweeps the default is false.
+        min_clients: a warning names each cluster with fewer clients after the last round; these clients are the most
+            exposed. `cluster-size-floor` is the algorithm that merges such clusters.
+        reference_federations: number of reference federations after the last round, each about as expensive as the
+            rounds. The strongest attack that they allow (see [audits](audit.md#in-the-run-itself)), chosen without the
+            members, then decides ``mia``, ``violations`` and ``exceeded``. 0: none.
+        view: the attacker of ``exposure``, ``mia``, ``violations`` and ``exceeded``. An ``outsider`` has the final
             models; a ``client`` also the initial model and every round's models of all clusters; the ``server`` also
             each client's updates. The attacks of ``client`` and ``server`` repeat rounds after the last one, with or
             without reference federations.
-        duplicates: "leave-out": these attacks, and audits, leave out every record of which a client, or the test,
-            hold-out or shadow set, has a copy with the same inputs and label.
-        attacks: your own attacks of audits, each ``module:Name``, a class that is made without arguments; see
+        duplicates: "leave-out" excludes from these attacks and from audits every record with a copy (same inputs and
+            label) at another client or in the test, hold-out or shadow set.
+        attacks: your own attacks for audits, each ``module:Name`` of a class without required arguments; see
             [adding](adding.md).
-        metrics: your own metrics, in the same way; `summary.json` and the page have them.
+        metrics: your own metrics, named in the same way, for `summary.json` and the page.
     """
 
     every: Positive = 1
@@ -206,17 +202,17 @@ class EvaluationSection:
     metrics: tuple[str, ...] | None = None
 
     def own_attacks(self) -> tuple[Any, ...]:
-        """The values of ``attacks``."""
+        """Create the values of ``attacks``."""
         return tuple(create_from_table(name, "evaluation.attacks") for name in self.attacks or ())
 
     def own_metrics(self) -> tuple[Any, ...]:
-        """The values of ``metrics``."""
+        """Create the values of ``metrics``."""
         return tuple(create_from_table(name, "evaluation.metrics") for name in self.metrics or ())
 
 
 @settings
 class CheckpointSection:
-    """Checkpoints, from which an interrupted run is resumed.
+    """Checkpoints, for resuming an interrupted run.
 
     Args:
         every: rounds between checkpoints.
@@ -227,15 +223,15 @@ class CheckpointSection:
 
 @settings
 class RecordSection:
-    """A record of the rounds, for attacks of an honest-but-curious server (see [traces](trace.md)); it changes no
-    bit of training.
+    """Recording of rounds, for attacks of an honest-but-curious server (see [traces](trace.md)); training is
+    bit-identical without it.
 
     Args:
         updates: rounds from one recorded round to the next; 1: every round, 0: none. Each client's update is written as
             the server received it, after the client's defences and before the server's own, into ``updates/`` of the
             run directory.
-        max_megabytes: what the updates may take, at 4 bytes a parameter, client and recorded round; a run that would
-            take more is refused. The models before each recorded round come on top.
+        max_megabytes: limit on the size of the updates, 4 bytes per parameter, client and recorded round; a larger run
+            is refused. The models before each recorded round are not counted.
     """
 
     updates: Count = 0
@@ -244,36 +240,36 @@ class RecordSection:
 
 @settings
 class ForgettingSection:
-    """What is done with the models when clients leave (`[[events]]`).
+    """The forgetting of clients that leave (`[[events]]`).
 
-    No method fits anew what was fitted with the leavers' rows before the first round, such as the scales of a table's
-    columns or features.
+    No method changes what was fitted before the first round with the rows of a client that leaves, such as the scales
+    of a table's columns or features.
 
     Args:
-        value: which method; each has keys of its own.
+        value: the method; each has its own keys.
     """
 
     value: Annotated[Forgetting, Inline("method")] = DEFAULT_FORGETTING
 
     @staticmethod
     def check_keys(table: Mapping[str, Any]) -> None:
-        """Raise `InputError` where the table has a key of another method than the one that it names."""
+        """Raise `InputError` where the table has a key of another method."""
         require_own_keys(table, "forgetting", "method", KINDS[Forgetting], DEFAULT_FORGETTING)
 
 
 @settings
 class SecureAggregationSection:
-    """Secure aggregation on several machines: the server learns the sum of the updates of each cluster's clients, and
-    neither a client's update nor its choice; see [secure aggregation](secure-aggregation.md). A simulation adds
-    plain numbers; what it says of the server's view is then of a server without secure sums.
+    """Secure aggregation on several machines: the server learns the sum of the updates in each cluster, but neither a
+    client's update nor its choice; see [secure aggregation](secure-aggregation.md). A simulation adds plain numbers, so
+    its figures for the server's view apply to a server without secure sums.
 
     Args:
-        min_clients: a cluster that fewer clients chose in a round is not opened to anybody, and stays as it is.
+        min_clients: a cluster with fewer clients in a round keeps its model, and its sum stays secret.
         max_update_norm: L2 norm to which each client clips its update, in units of parameters; also the range of the
-            integers that are added.
-        max_examples: largest number of examples that a client says it has; more count as so many.
-        threshold: share of a round's clients of whom more must answer to the end, so that a sum can be opened; the
-            others may fall silent. At 2 / 3, a server that a third of the clients help cannot open single ones.
+            integers in the sum.
+        max_examples: largest number of examples that a client reports; larger numbers are cut to it.
+        threshold: opening a sum takes answers from more than this share of the round's clients; the others may drop
+            out. With 2 / 3, a server that colludes with a third of the clients cannot open single updates.
     """
 
     min_clients: Annotated[int, Field(ge=2, strict=True)] = 3
@@ -291,8 +287,8 @@ class Config:
     `secure_aggregation`, `forgetting`.
 
     Args:
-        seed: of everything random.
-        events: clients that leave for good or join later, ``[[events]]`` each; left out: all are there always.
+        seed: of all random draws.
+        events: clients that leave for good or join later, one table ``[[events]]`` each; None: all clients stay.
 
     Example:
         >>> import shoal
@@ -303,7 +299,7 @@ class Config:
         >>> config = parse_config(table, "the example")
         >>> isinstance(config, shoal.Config), config.algorithm.value.clusters, config.local.batch_size
         (True, 3, 32)
-        >>> parse_config(config.table(), "the same again") == config
+        >>> parse_config(config.table(), "the same table") == config
         True
     """
 
@@ -328,21 +324,21 @@ class Config:
     seed: Count = 0
 
     def table(self) -> dict[str, Any]:
-        """The table that gives the configuration back; keys without a value are left out."""
+        """Return the table of the configuration, without keys that have no value."""
         return table_of(self)
 
     def toml(self) -> str:
-        """`table` as a file."""
+        """Return `table` as TOML."""
         return tomli_w.dumps(self.table())
 
 
 def read_config(path: str | Path, changes: Iterable[str] = (), *, allow_code: bool | None = None) -> Config:
-    """The configuration in a TOML file, with ``changes`` such as "algorithm.rounds=10" made to it.
+    """Read a configuration from a TOML file.
 
     Args:
-        path: of the file.
-        changes: made to it.
-        allow_code: whether the file may name code (``module:Name``), which is then imported; None: unless it lies in a
+        path: the file.
+        changes: changes of keys, such as "algorithm.rounds=10".
+        allow_code: whether to import the code that the file names (``module:Name``); None: unless the file is in a
             run's directory, which may be somebody else's.
 
     Raises:
@@ -362,26 +358,24 @@ def read_config(path: str | Path, changes: Iterable[str] = (), *, allow_code: bo
         >>> config.algorithm.rounds, config.red_team.every
         (5, 5)
     """
-    table, path, changes = read_toml(path), Path(path), list(changes)
-    require_named_parts(table, path, [wish.partition("=")[0].strip() for wish in changes if isinstance(wish, str)])
+    table, path, pairs = read_toml(path), Path(path), [parse_change(change) for change in changes]
+    require_named_parts(table, path, [key for key, _ in pairs])
     of_run = path.name == "config.toml" and any((path.parent / name).exists() for name in ("run.log", "checkpoint"))
     if allow_code is False or (allow_code is None and of_run):
         require_data(table, path)
     base = table.get("base")
     require(base is None, f"{path}: is a sweep of many runs; give its 'base', '{base}', or run it with 'shoal sweep'")
     table = with_data_path(table, path.parent)
-    keys = [tuple(key_parts(wish.partition("=")[0])) for wish in changes if isinstance(wish, str)]
-    twice = [".".join(key) for key in keys if keys.count(key) > 1]
-    for key in dict.fromkeys(twice):
-        LOG.warning("--set changes '%s' more than once; the last value counts", key)
-    for wish in names_first(changes):
-        change(table, wish)
-        drop_foreign_keys(table, wish)
+    keys = [tuple(key_parts(key)) for key, _ in pairs]
+    for key in dict.fromkeys(key for key in keys if keys.count(key) > 1):
+        LOG.warning("--set changes '%s' more than once; the last value counts", ".".join(key))
+    with located("--set"):
+        set_keys(table, dict(pairs))
     return parse_config(table, str(path))
 
 
 def with_data_path(table: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The table of a file in ``folder``, from which a relative `data.path` starts."""
+    """Resolve a relative `data.path` against ``folder``, that of the file."""
     data = table.get("data")
     given = data.get("path") if isinstance(data, dict) else None
     if not isinstance(given, str) or not given.isprintable() or Path(given).expanduser().is_absolute():
@@ -393,18 +387,18 @@ def require_named_parts(table: dict[str, Any], path: Path, keys: Iterable[str]) 
     """Remove [simulation] from the table of a run from Python.
 
     Raises:
-        InputError: parts of the run have no name in the file, and ``keys``, which are changed, name none for them.
+        InputError: parts of the run have no name in the file, nor among the changed ``keys``.
     """
     about, given = table.pop(SIMULATION, None), list(keys)
     unnamed = about.get("unnamed", ()) if isinstance(about, dict) else ()
     lacking = [part for part in unnamed if not any(f"{key}.".startswith(f"{part}.") for key in given)]
     require(
         not lacking,
-        f"{path}: was run from Python, with parts that have no name in a file: {quote(lacking)}; name each, such as "
-        "--set data.source=module:Name, or run and audit it in Python (shoal.simulate, Result.audit)",
+        f"{path}: describes a simulation in Python whose parts {quote(lacking)} have no name in a file; name each, "
+        "such as --set data.source=module:Name, or run and audit it in Python (shoal.simulate, Result.audit)",
     )
 
 
 def parse_config(table: Mapping[str, Any], where: str) -> Config:
-    """The configuration that a table describes; ``where`` names it in error sentences."""
+    """Parse a configuration; ``where`` names the table in errors."""
     return parse(Config, table, where)

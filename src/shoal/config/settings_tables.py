@@ -1,12 +1,11 @@
-"""Tables of a file as settings, and settings as tables: the keys are the fields of the declaration.
+"""Conversion between tables of a file and settings; keys are the fields of the settings.
 
-A field whose annotation is a protocol of `KINDS` holds one of several classes, and its table names which by ``name``.
+A field annotated with a protocol of `KINDS` holds one of several classes; the key ``name`` in its table chooses.
 """
 
 import inspect
 import re
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from types import NoneType
@@ -15,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 from pydantic.fields import FieldInfo
 
 from shoal.config.kinds import Kind, kind_of, name_of
-from shoal.core.errors import InputError, located, require, suggest
+from shoal.core.errors import InputError, require, suggest
 from shoal.core.settings import Explicit, FieldError, Inline, Internal, spell_value
 
 _Settings = TypeVar("_Settings")
@@ -23,19 +22,19 @@ _Settings = TypeVar("_Settings")
 
 @dataclass(frozen=True)
 class Key:
-    """A field of settings as a file has it."""
+    """A field of settings as a key of a file."""
 
     field: str  # its name in Python
-    name: str  # in the file; of an inline field of several kinds, the key that names the kind
+    name: str  # in the file; of an inline field of several classes, the key that names the class
     hint: Any  # its annotation, without None and the marks of the field
-    inline: bool  # whether the keys of its own fields stand in the same table
+    inline: bool  # whether the keys of its own fields are in the same table
     optional: bool  # whether it may be None
-    default: Any  # if the file says nothing; MISSING: the file must say something
+    default: Any  # without the key; MISSING: the key is required
 
 
 @cache
 def keys_of(cls: type) -> tuple[Key, ...]:
-    """The keys that describe settings, in order."""
+    """List the keys of settings in order."""
     hints, keys = get_type_hints(cls, include_extras=True), []
     for field in fields(cls):
         info = FieldInfo.from_annotation(hints[field.name])
@@ -43,7 +42,7 @@ def keys_of(cls: type) -> tuple[Key, ...]:
         members = [member for member in get_args(info.annotation) if member is not NoneType]
         optional = NoneType in get_args(info.annotation)
         hint = unmarked(members[0])[0] if optional and len(members) == 1 else info.annotation
-        # A word by which a file chooses the class is no key of the class.
+        # The name of a class is not a key of the class.
         word = field.name == "name" and get_origin(hint) is Literal and len(members) == 1
         if Internal in marks or word:
             continue
@@ -62,7 +61,7 @@ def keys_of(cls: type) -> tuple[Key, ...]:
 
 
 def meanings(cls: type) -> dict[str, str]:
-    """The entries of the Args of a class and its bases, by field."""
+    """Return the entries of the Args of a class and its bases, by field."""
     texts = {}
     for base in reversed(cls.__mro__):
         block = re.search(r"^Args:\n((?: +.*\n?|\n(?= ))+)", inspect.cleandoc(base.__doc__ or ""), flags=re.MULTILINE)
@@ -75,20 +74,20 @@ def meanings(cls: type) -> dict[str, str]:
 
 
 def docstring_as_markdown(docstring: str) -> str:
-    """A docstring's text as Markdown, for readers of a file, where nothing is None."""
+    """Convert a docstring's text to Markdown for readers of a file, where a missing key replaces None."""
     text = re.sub(r"``(.+?)``", r"`\1`", docstring, flags=re.DOTALL)
     return text.replace(". None: ", ". Left out: ").replace("None: ", "left out: ")
 
 
 def unmarked(hint: Any) -> tuple[Any, list[Any]]:  # noqa: ANN401
-    """An annotation, and its marks."""
+    """Split an annotation into type and marks."""
     return (get_args(hint)[0], list(get_args(hint)[1:])) if get_origin(hint) is Annotated else (hint, [])
 
 
 def names_of(cls: type, table: Mapping[str, Any] | None = None, where: str = "") -> list[str]:
-    """The keys that may stand in the table of settings.
+    """List the allowed keys of settings.
 
-    Where a class is chosen in it these are the keys of all classes, so that a file can vary the name alone.
+    A table that chooses a class allows the keys of all classes, so that a file can vary the name alone.
     """
     names = []
     for key in keys_of(cls):
@@ -104,34 +103,34 @@ def names_of(cls: type, table: Mapping[str, Any] | None = None, where: str = "")
 
 
 def read(cls: type[_Settings], value: object, where: str = "", *, name: str | None = None) -> _Settings:
-    """The settings that a table describes.
+    """Convert a table to settings.
 
     Args:
-        cls: settings.
+        cls: class of the settings.
         value: the table.
         where: its dotted key; "" for the whole file.
-        name: value of the field ``name``, where that is a key above the table and none in it.
+        name: value of the field ``name``, if that is the table's own key.
 
     Raises:
         InputError: a key is unknown or missing, or has a value that is not allowed.
     """
     table = getattr(cls, "complete_keys", lambda table: table)(_table(value, where))
     _refuse_unknown(table, [key for key in names_of(cls, table, where) if name is None or key != "name"], where)
-    # Keys that do not go together are told before one of them is said to miss others.
+    # Contradicting keys are reported before missing ones.
     getattr(cls, "check_keys", lambda _: None)(table)
-    return _made(cls, table if name is None else table | {"name": name}, where)
+    return _create(cls, table if name is None else table | {"name": name}, where)
 
 
-def _made(cls: type[_Settings], table: Mapping[str, Any], where: str) -> _Settings:
-    """The settings of ``cls`` from their keys in ``table``; other keys are left alone."""
+def _create(cls: type[_Settings], table: Mapping[str, Any], where: str) -> _Settings:
+    """The settings of ``cls`` from their keys in ``table``; other keys are ignored."""
     values, paths = {}, {}
     for key in keys_of(cls):
         paths[key.field] = path = dotted(where, key.name)
         if key.inline:
             kind = kind_of(key.hint)
             if kind is not None or not key.optional or set(names_of(key.hint)) & set(table):
-                inside = key.hint if kind is None else _chosen(kind, key.name, table, where, key.default)
-                values[key.field] = _made(inside, table, where)
+                inside = key.hint if kind is None else _choose(kind, key.name, table, where, key.default)
+                values[key.field] = _create(inside, table, where)
         elif key.name in table:
             values[key.field] = _value(key.hint, table[key.name], path, key.default)
         else:
@@ -149,29 +148,29 @@ def _value(hint: Any, value: object, where: str, default: Any, name: str | None 
     kind = kind_of(hint)
     if kind is not None:
         table = _table(value, where)
-        cls = _chosen(kind, "name", table, where, default)
+        cls = _choose(kind, "name", table, where, default)
         choices = (*kind.shipped.values(), cls)
         _refuse_unknown(table, ["name", *(key for choice in choices for key in names_of(choice))], where)
-        return _made(cls, table, where)
+        return _create(cls, table, where)
     if is_dataclass(hint):
-        named = any(field.name == "name" for field in fields(hint))
-        return read(hint, value, where, name=name if named else None)  # pyright: ignore[reportArgumentType]
+        has_name = any(field.name == "name" for field in fields(hint))
+        return read(hint, value, where, name=name if has_name else None)  # pyright: ignore[reportArgumentType]
     if (inside := item_of(hint)) is not None and isinstance(value, list):
         return tuple(read(inside, item, f"{where}[{i}]") for i, item in enumerate(value))
     if get_origin(hint) is dict:
         inside, table = get_args(hint)[1], _table(value, where)
-        return {each: _value(inside, member, dotted(where, each), None, each) for each, member in table.items()}
+        return {key: _value(inside, member, dotted(where, key), None, key) for key, member in table.items()}
     return value
 
 
 def item_of(hint: Any) -> Any:  # noqa: ANN401
-    """The settings of one table of a list of tables, ``[[NAME]]``, by its annotation; None where it is no such list."""
+    """Return the settings in a list of tables, ``[[NAME]]``, by its annotation; None for other annotations."""
     several = get_origin(hint) is tuple and Ellipsis in get_args(hint) and is_dataclass(get_args(hint)[0])
     return get_args(hint)[0] if several else None
 
 
-def _chosen(kind: Kind, key: str, table: Mapping[str, Any], where: str, default: object) -> type:
-    """The class that the table names by ``key``, or that of the default."""
+def _choose(kind: Kind, key: str, table: Mapping[str, Any], where: str, default: object) -> type:
+    """The class under ``key`` in the table, or that of the default."""
     if key in table:
         return kind.named(table[key], dotted(where, key))
     return kind.unnamed(dotted(where, key)) if default is MISSING or default is None else type(default)
@@ -190,11 +189,11 @@ def _refuse_unknown(table: Mapping[str, Any], allowed: list[str], where: str) ->
 
 
 class UnknownKeyError(InputError):
-    """A table has a key that is none of its own.
+    """An unknown key.
 
     Attributes:
-        name: of the key.
-        path: its dotted key.
+        name: its last part.
+        path: the whole key.
     """
 
     def __init__(self, name: str, path: str, hint: str) -> None:
@@ -203,13 +202,13 @@ class UnknownKeyError(InputError):
 
 
 def described_by(hint: Any) -> Any:  # noqa: ANN401
-    """The settings of a table that names no class, by its annotation; the annotation itself where it is no kind's."""
+    """Return the settings of a table without a name, by its annotation; other annotations are returned unchanged."""
     kind = kind_of(hint)
     return hint if kind is None or not kind.default else kind.unnamed("")
 
 
 def tables_with(cls: type, name: str, where: str = "") -> list[str]:
-    """The tables of a file with the settings ``cls`` that have a key ``name``."""
+    """List the tables of a file with the settings ``cls`` that have a key ``name``."""
     tables = [where] if name in names_of(cls) else []
     for key in keys_of(cls):
         path, several = dotted(where, key.name), get_origin(key.hint) is dict
@@ -221,29 +220,24 @@ def tables_with(cls: type, name: str, where: str = "") -> list[str]:
 
 
 def dotted(where: str, name: str) -> str:
-    """The key ``name`` of a table."""
+    """Join the dotted key of a table and a key in it."""
     return f"{where}.{name}" if where else name
 
 
-def in_table(where: str) -> AbstractContextManager[None]:
-    """Say in `InputError`s of which table their arguments are."""
-    return located(f"[{where}]")
-
-
 def table_of(value: object) -> dict[str, Any]:
-    """The table that describes settings, with every key that has a value; `read` gives the settings back."""
+    """Convert settings to a table with every key that has a value; `read` restores them."""
     table: dict[str, Any] = {}
     for key in keys_of(type(value)):
         part = getattr(value, key.field)
         if part is not None and key.inline:
             table |= ({} if kind_of(key.hint) is None else {key.name: name_of(type(part))}) | table_of(part)
         elif part is not None:
-            table[key.name] = _written(key.hint, part)
+            table[key.name] = _file_value(key.hint, part)
     return table
 
 
-def _written(hint: Any, value: Any) -> Any:  # noqa: ANN401
-    """The form of a value in a file, by its annotation."""
+def _file_value(hint: Any, value: Any) -> Any:  # noqa: ANN401
+    """A value as a file has it, by its annotation."""
     if (kind := kind_of(hint)) is not None:
         name = name_of(type(value))
         return ({} if name == kind.default else {"name": name}) | table_of(value)
@@ -251,7 +245,7 @@ def _written(hint: Any, value: Any) -> Any:  # noqa: ANN401
         return table_of(value)
     if get_origin(hint) is dict:
         inside = get_args(hint)[1]
-        tables = {name: _written(inside, member) for name, member in value.items()}
+        tables = {name: _file_value(inside, member) for name, member in value.items()}
         if is_dataclass(inside):
             for table in tables.values():
                 table.pop("name", None)

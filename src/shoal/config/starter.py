@@ -1,4 +1,4 @@
-"""A configuration to begin with: the named data and algorithm, and in comments what else can be asked for."""
+"""A first configuration with named data and algorithm; comments list further keys."""
 
 import json
 from dataclasses import is_dataclass
@@ -15,7 +15,7 @@ _PARTITION = """clients = 50
 examples_per_client = 20
 test_examples = {test}
 shadow_examples = 400      # the server's own, on which its red team trains shadow models
-# Groups of clients whose images differ; an algorithm is not told of them, and the results show whether it finds them.
+# Groups of clients with different images. Algorithms do not see the groups; the results show whether they find them.
 # [data.groups.few]
 # share = 0.2
 # rotation = [0, 0]        # degrees, from and to
@@ -24,7 +24,7 @@ shadow_examples = 400      # the server's own, on which its red team trains shad
 # rotation = [180, 180]
 """
 
-_OWN = "shadow_fraction = 0.2      # of each client's, for the server's red team, which trains shadow models on them\n"
+_FRACTION = "shadow_fraction = 0.2      # share of each client's examples for the red team's shadow models\n"
 
 SOURCES = {
     "digits": (_PARTITION.format(test=300), "digits-cnn"),
@@ -34,47 +34,47 @@ SOURCES = {
     "cifar10": (_PARTITION.format(test=2000), "vgg11"),
     "folder": (
         'path = "pictures"          # CLIENT/CLASS/*.png, or a CSV file with the columns client, class and path\n'
-        f"# size = [64, 64]         # height and width, where pictures differ\n{_OWN}",
+        f"# size = [64, 64]         # height and width, where pictures differ\n{_FRACTION}",
         "mlp",
     ),
     "table": (
         'path = "patients.csv"      # or .parquet\n'
         'client = "clinic"          # the column with the clients\' names\n'
         'label = "outcome"          # the column to predict: words or integers\n'
-        f'# group = "area"           # the column with groups of clients\n{_OWN}',
+        f'# group = "area"           # the column with groups of clients\n{_FRACTION}',
         "mlp",
     ),
     **{
-        name: (f"# client: {table.client}; label: {table.label}; inputs: {', '.join(table.inputs)}\n{_OWN}", "mlp")
+        name: (f"# client: {table.client}; label: {table.label}; inputs: {', '.join(table.inputs)}\n{_FRACTION}", "mlp")
         for name, table in NAMED_TABLES.items()
     },
 }
-"""The keys of [data] below its source, and a network, for each source that a file can begin with."""
+"""The keys of [data] below its source, and a network, by source."""
 
 
 def write_starter(path: Path, source: str = "digits", algorithm: str = "ifca-mir") -> None:
-    """Write a configuration to begin with.
+    """Write a first configuration.
 
     Raises:
-        InputError: ``path`` exists or cannot be written, or there is no such source or algorithm.
+        InputError: ``path`` exists or cannot be written, or the source or algorithm is unknown.
     """
     text = starter(source, algorithm, path.name)
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError as error:
-        raise InputError(f"{path}: exists already and is left as it is; name another file") from error
+        raise InputError(f"{path}: exists already; name another file") from error
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def starter(source: str, algorithm: str, name: str = "run.toml") -> str:
-    """The text of a configuration with these two, in a file called ``name``."""
-    require(source in SOURCES, f"'--data' cannot begin with '{source}'; {suggest(source, SOURCES)}")
+    """Return the text of a first configuration, a file called ``name``."""
+    require(source in SOURCES, f"'--data' cannot be '{source}'; {suggest(source, SOURCES)}")
     data, network = SOURCES[source]
     kind = KINDS[Algorithm]
     names = [*kind.shipped, *kind.added]
-    require(algorithm in names, f"there is no algorithm '{algorithm}'; {suggest(algorithm, names)}")
+    require(algorithm in names, f"the algorithm '{algorithm}' is unknown; {suggest(algorithm, names)}")
     alternatives = ", ".join(name for name in names if name != algorithm)
     return f"""\
 # shoal data {name}      what the data are
@@ -83,7 +83,7 @@ def starter(source: str, algorithm: str, name: str = "run.toml") -> str:
 seed = 0
 
 [data]
-# 'shoal data' lists the sources that are on this machine.
+# 'shoal data' lists the sources on this machine.
 source = "{source}"
 {data}
 [model]
@@ -100,7 +100,7 @@ batch_size = 10
 learning_rate = 0.1
 
 [red_team]
-every = 5                  # rounds from one estimate of the models' exposure to the next
+every = 5                  # rounds between estimates of the models' exposure
 """
 
 

@@ -1,8 +1,8 @@
-"""TOML files as checked values: every mistake is one sentence with the key, what was given and what is allowed."""
+"""TOML files as checked values; every error is one sentence with the key, its value and the allowed ones."""
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ Root = TypeVar("Root")
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """The table in a TOML file.
+    """Read a TOML file.
 
     Raises:
         InputError: the file is missing or not TOML, or has an integer of more than 64 bits.
@@ -25,14 +25,14 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         table = parse_toml(text)
     except OSError as error:
         raise InputError(f"{escape_text(path)}: cannot be read: {read_error(path, error)}") from error
-    # A ValueError is text that is no UTF-8 or no TOML, or a number of thousands of digits.
+    # A ValueError: not UTF-8, not TOML, or a number with thousands of digits.
     except ValueError as error:
         at = re.search(r"\(at (?:line (\d+)|end of document)", str(error))
         escape = at is not None and "\\" in text.split("\n")[int(at[1] or 0) - 1]
         twice = re.match(r"Cannot (overwrite a value|declare .* twice)", str(error))
         if twice is not None and at is not None:
             where = f"line {at[1]}" if at[1] else "the last line"
-            raise InputError(f"{path}: is not TOML: {where} sets what is set above it; keep one of the two") from error
+            raise InputError(f"{path}: is not TOML: {where} repeats a key or table; keep one of the two") from error
         raise InputError(f"{path}: is not TOML: {error}{BACKSLASH if escape else ''}") from error
     _require_64_bits(table, str(path))
     return table
@@ -45,39 +45,33 @@ _TOKEN = re.compile(
     rf"({_PART}(?:[ \t]*+\.[ \t]*+{_PART})*+)",
     re.DOTALL,
 )
-"""A comment, a string of several lines, or, as a group, names with dots between them, which may be a key."""
+"""A comment, a multi-line string, or (the group) dotted names that may be a key."""
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The table in a text of TOML.
+    """Parse TOML.
 
     Raises:
-        ValueError: it is not TOML, or nested too deeply.
+        ValueError: the text is not TOML, or nested too deeply.
     """
     for token in _TOKEN.finditer(text):
-        # Python's parser takes time by the square of a key's parts.
+        # The time of Python's parser grows with the square of a key's parts.
         if (token[1] or "").count(".") > MAX_DEPTH and len(re.findall(_PART, token[1])) > MAX_DEPTH:
             raise ValueError(f"a key has more than {MAX_DEPTH} parts")
     return parse_shallow(tomllib.loads, text)
 
 
 def _require_64_bits(value: object, where: str) -> None:
-    """Raise `InputError` where ``value`` has a larger integer, which no other reader of TOML need understand."""
-    large = next(_large(value), None)
-    require(large is None, f"{where}: has an integer of {(large or 0).bit_length()} bits; at most 64 are allowed")
-
-
-def _large(value: object) -> Iterator[int]:
-    """The integers in ``value`` that take more than 64 bits."""
+    """Raise `InputError` where ``value`` holds a larger integer: TOML only guarantees 64 bits."""
     if isinstance(value, dict | list):
         for member in value.values() if isinstance(value, dict) else value:
-            yield from _large(member)
+            _require_64_bits(member, where)
     elif isinstance(value, int) and not -(2**63) <= value < 2**64:
-        yield value
+        raise InputError(f"{where}: has an integer of {value.bit_length()} bits; at most 64 are allowed")
 
 
 def parse(root: type[Root], table: Mapping[str, Any], where: str) -> Root:
-    """Read a file's table as the settings ``root``; ``where`` names the file in error sentences.
+    """Parse a file's table as the settings ``root``; ``where`` names the file in errors.
 
     Raises:
         InputError: a key is unknown or missing, or has a value that is not allowed.
@@ -94,13 +88,13 @@ def parse(root: type[Root], table: Mapping[str, Any], where: str) -> Root:
 
 
 def key_parts(key: str) -> list[str]:
-    """The names in a dotted key, read as TOML reads it; none where it is no key.
+    """Split a dotted key of TOML into names; an invalid key has none.
 
     >>> key_parts('data.groups."far north".share')
     ['data', 'groups', 'far north', 'share']
     """
     try:
-        # A heading can have neither a value nor, in the key's place, a line of its own.
+        # As a heading too, since a heading excludes values and line breaks.
         table: Any = parse_toml(f"{key} = 0")
         parse_toml(f"[{key}]")
     except ValueError:
@@ -114,21 +108,8 @@ def key_parts(key: str) -> list[str]:
     return parts
 
 
-def change_key(table: dict[str, Any], parts: Sequence[str], value: object) -> None:
-    """Set the key with these names in ``table``, making the tables that lead there.
-
-    Raises:
-        InputError: one of the names leads to a value that is not a table.
-    """
-    for part in parts[:-1]:
-        table = table.setdefault(part, {})
-        if not isinstance(table, dict):
-            raise InputError(f"'{part}' is a value, not a table")
-    table[parts[-1]] = value
-
-
 def remove_section(table: dict[str, Any], parts: Sequence[str]) -> bool:
-    """Remove the section with these names from ``table``; returns whether there was one.
+    """Remove the section with these names from ``table``; return whether it had one.
 
     >>> table = {"defenses": {"clipping": {"norm": 1.0}}}
     >>> remove_section(table, ["defenses", "clipping"]), table
@@ -143,23 +124,18 @@ def remove_section(table: dict[str, Any], parts: Sequence[str]) -> bool:
     return True
 
 
-def change(table: dict[str, Any], wish: str) -> None:
-    """Make a change such as "algorithm.rounds=10" to ``table``; a value that is not TOML is text.
+def parse_change(change: str) -> tuple[str, Any]:
+    """Parse a change such as "algorithm.rounds=10" into key and value; a value that is not TOML is text.
 
     Raises:
-        InputError: it is no such change, has an integer of more than 64 bits, or one of its names leads to a value
-            that is not a table.
+        InputError: the change has another form, or an integer of more than 64 bits.
     """
-    require_instance("changes", wish, str, "such as 'algorithm.rounds=10'")
-    key, equals, text = wish.partition("=")
-    parts = key_parts(key)
-    require(bool(equals and parts), f"--set takes KEY=VALUE, such as algorithm.rounds=10; got '{wish}'")
+    require_instance("changes", change, str, "such as 'algorithm.rounds=10'")
+    key, equals, text = change.partition("=")
+    require(bool(equals and key_parts(key)), f"--set takes KEY=VALUE, such as algorithm.rounds=10; got '{change}'")
     try:
         value = parse_toml(f"value = {text}")["value"]
     except ValueError:
         value = text
-    _require_64_bits(value, f"--set {wish}")
-    try:
-        change_key(table, parts, value)
-    except InputError as error:
-        raise InputError(f"--set {wish}: {error}") from error
+    _require_64_bits(value, f"--set {change}")
+    return key.strip(), value

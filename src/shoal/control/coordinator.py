@@ -374,10 +374,10 @@ class RecordedDirectives:
     attacker knows them.
 
     Args:
-        coordinator: that of the attacked run, which gives the first directives.
-        by_round: (K,) float64 of each directive, by the round after which it was given. Where a round is missing, or K
-            differs, directives stay.
-        stream: the root of the attacked run's random streams, by which its clients answered before the first round.
+        coordinator: of the attacked run, for the first directives.
+        by_round: (K,) float64 of each directive, by the round before it. Where a round is missing, or K differs,
+            directives stay.
+        stream: the root of the attacked run's random streams, for the clients' answers before the first round.
 
     Example:
         >>> import shoal

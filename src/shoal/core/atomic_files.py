@@ -73,7 +73,7 @@ def open_to_append(path: str | Path) -> TextIO:
     """Open ``path`` to append text in UTF-8.
 
     Raises:
-        InputError: it is a symbolic link, by which a stranger's run directory would have another file written to.
+        InputError: it is a symbolic link, which could redirect a write to another file.
     """
 
     def without_links(name: str, flags: int) -> int:

@@ -165,7 +165,7 @@ def path_of(name: str, value: object) -> Path:
     if not isinstance(value, str | PathLike):
         raise InputError(f"'{name}' must be a path, such as 'runs/mine'; got {describe(value)}")
     require(value != "", f"'{name}' must be a path, such as 'runs/mine'; got ''")
-    require("\0" not in str(value), f"{str(value)!r} is no path: it has a zero byte")
+    require("\0" not in str(value), f"{str(value)!r} is not a path: it has a zero byte")
     return Path(value)
 
 

@@ -87,7 +87,7 @@ class Layout:
         """The places of the tensors called ``names`` in the flat vector, neighbours joined, in order.
 
         Raises:
-            InputError: there is no such tensor.
+            InputError: no tensor has this name.
         """
         missing = sorted(set(names) - {slot.name for slot in self.slots})
         require(not missing, f"the model has no tensors {missing}")

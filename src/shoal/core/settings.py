@@ -63,7 +63,7 @@ class Inline:
 
 @dataclass(frozen=True)
 class Internal:
-    """Marks a field that only Python code sets; it is no key of a file."""
+    """A mark of a field that only Python code sets, without a key in files."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ _EXPECTED = {
 def _expected(error: ErrorDetails) -> str:
     context, value = error.get("ctx", {}), error["input"]
     if isinstance(value, float) and math.isnan(value):
-        # Not a question of bounds, of which NaN breaks the first that it meets.
+        # NaN breaks the first bound that it meets, whatever the bound.
         return "a finite number"
     if error["type"] in ("too_short", "too_long"):
         length = int(context.get("max_length", context.get("min_length", 1)))

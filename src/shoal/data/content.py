@@ -28,7 +28,7 @@ def fingerprint(data: SourceData | tuple[Tensor, ...]) -> str:
 def fingerprint_up_to_rounding(data: SourceData) -> str:
     """`fingerprint` that is the same on processors whose last bits differ, as those of rotated images do.
 
-    Of a tensor of floats it takes the shape, and mean and deviation to three decimals, in the place of the values.
+    A tensor of floats counts by shape, and by mean and deviation to three decimals, not by its values.
     """
     return _digest(data, lambda value: _moments_of(value) if value.is_floating_point() else _bytes_of(value))
 
@@ -195,7 +195,7 @@ class ExampleHashes:
         )
 
     def repeated(self) -> NDArray[np.uint64]:
-        """The hashes of which the federation has several examples, in whatever sets."""
+        """Return the hashes of repeated examples, over all sets of the federation."""
         value, count = np.unique(
             np.concatenate([self.clients, self.holdout, self.test, self.shadow]), return_counts=True
         )

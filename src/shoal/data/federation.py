@@ -48,7 +48,7 @@ class Federation:
 
     Args:
         clients: training examples, one shard per client.
-        ids: (N,) int64, distinct names of the clients, by which their random streams are named.
+        ids: (N,) int64, distinct numbers of the clients, which name their random streams.
         group: (N,) int64, each client's true group, which no algorithm sees; with ``row_groups`` its largest one.
         groups: names of the groups, also of those without clients.
         preferences: thresholds and betas.
@@ -168,6 +168,18 @@ class Federation:
             preferences=self.preferences.take(clients),
             names=None if self.names is None else tuple(self.names[i] for i in clients.tolist()),
         )
+
+    def tested(self, clients: Tensor) -> "Federation":
+        """The federation without the test examples of clients that are not at the positions (n,) int64.
+
+        Examples of nobody stay, and those of a group that would have none.
+        """
+        test = self.test
+        if test.client is None:
+            return self
+        counted = (test.client < 0) | torch.isin(test.client, self.ids[clients])
+        counted |= ~torch.isin(test.group, test.group[counted])
+        return replace(self, test=test.take(torch.nonzero(counted).flatten().to(test.y.device)))
 
     def mapped(self, function: Callable[[Tensor], Tensor]) -> "Federation":
         """The federation of other inputs: ``function`` of all inputs (M, ...), which is asked once for each tensor."""

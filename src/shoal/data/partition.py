@@ -97,7 +97,7 @@ class Partition:
         for group, count in zip(groups, counts, strict=True):
             require(
                 count > 0 or group.share == 0,
-                f"group '{group.name}' has a share of {group.share:g} of {self.clients} clients, which is no client; "
+                f"group '{group.name}' has a share of {group.share:g} of {self.clients} clients, less than one client; "
                 "raise its 'share', or 'clients'",
             )
         per_client = self.examples_per_client + self.holdout_examples

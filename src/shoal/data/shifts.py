@@ -38,7 +38,7 @@ class Group:
         brightness: [low, high] of factors, clipped to [0, 1]; drawn as angles are. None: unchanged.
         shift_per: ``image``: each image has an angle and a factor of its own; ``client``: all training and hold-out
             images of a client have the client's. Test and shadow images belong to no client and always have their own.
-        label_shift: s: every example of the group has the label (y + s) mod C in the place of y, C the number of
+        label_shift: s: every example of the group has the label (y + s) mod C instead of y, C the number of
             classes; so groups of the same images differ in what they mean (concept shift). None: unchanged.
         shadow_share: weight of the group in the server's shadow set, which may be of other groups than the clients; 0:
             none of its examples. None: ``share``.

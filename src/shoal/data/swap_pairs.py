@@ -147,10 +147,10 @@ def pair_records(federation: Federation, stream: Stream, duplicates: Duplicates 
     Args:
         federation: see `PairedRecords`.
         stream: of the pairs.
-        duplicates: "leave-out": no example is paired of which the federation has a copy, in whatever set.
+        duplicates: "leave-out": do not pair examples that any set of the federation has twice.
 
     Raises:
-        InputError: there is no pair.
+        InputError: no pair is possible.
     """
     held_out, source, within = held_out_examples(federation)
     entry, other = _drawn_pairs(federation, stream, duplicates)
@@ -271,7 +271,7 @@ def _strata(places: Tensor, key: Tensor, label: Tensor) -> dict[tuple[int, int],
 
 @dataclass(frozen=True, eq=False)
 class Canaries:
-    """M mislabelled examples, of which some are trained on.
+    """M mislabelled examples, some in training.
 
     Args:
         x: (M, ...) their inputs.

@@ -88,8 +88,7 @@ def client_epsilons(
     Args:
         counted: local trainings.
         rule: the privacy of their steps.
-        choice_noise: the noise multiplier of the Gaussian mechanism by which a client's cluster was chosen; None: there
-            is none.
+        choice_noise: the noise multiplier of the Gaussian mechanism that chose a client's cluster; None: none.
         copies: those of each client's most frequent record (N,) int64; None: 1.
         of: what is computed of the steps in place of epsilon. Shuffled batches are then counted without approximation:
             a record is in one batch of each pass, as if it were a step on all examples.

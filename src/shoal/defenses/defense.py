@@ -106,7 +106,7 @@ def apply_defenses(setup: TrainingSetup, defenses: Sequence[Defense]) -> Trainin
 
 
 class Scaled:
-    """A defence of which a directive's strength multiplies one field, `scales`: 0 is no defence."""
+    """A defence with one field, `scales`, that a directive's strength multiplies; 0 turns it off."""
 
     scales: ClassVar[str] = "strength"
 

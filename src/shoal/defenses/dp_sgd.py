@@ -154,7 +154,7 @@ class DPSGD:
             sizes: (n,) int64, their numbers of examples.
 
         Raises:
-            InputError: what is sent is no sum of clipped gradients that weigh alike.
+            InputError: updates are not sums of clipped gradients with equal weights.
         """
         if self.noise == "client":
             return plan

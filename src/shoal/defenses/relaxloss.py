@@ -17,10 +17,10 @@ from shoal.models.model import Loss
 class RelaxLoss(LossDefense):
     """A step minimises ``|L - alpha|`` of the batch's mean loss L in even passes over the data, counted from 0.
 
-    In odd passes it does so where L is above alpha; below, it minimises the cross-entropy towards the posterior with
-    the probability of the label kept and the rest spread evenly over the other classes, by which no gradient passes. A
-    client's passes are counted over all rounds, so with one epoch a round even and odd rounds differ. It is for
-    classification by cross-entropy, without DP-SGD, in the ``loop`` backend.
+    In odd passes it does so if L is above alpha. Below alpha it minimises the cross-entropy to a flattened posterior,
+    which keeps the label's probability, spreads the rest evenly over the other classes, and passes no gradient. A
+    client's passes count over all rounds, so with one epoch per round even and odd rounds differ. It needs
+    classification by cross-entropy, without DP-SGD, and the ``loop`` backend.
 
     Args:
         alpha: the level of the mean loss, in nats; 0: plain training.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.settings import settings
-from shoal.engine import Algorithm, Departure, Leaving, LocalSGD, Release, State
+from shoal.engine import Algorithm, Departure, Leaving, LocalSGD, Release, State, Training
 from shoal.engine.state import UNKNOWN_RISK
 from shoal.forgetting.past_rounds import BYTES, new_draws, same_draws, trains_clusters_alone
 
@@ -56,9 +56,13 @@ class Exact:
 
     def forget(self, leaving: Leaving) -> tuple[State, Departure]:
         """See the class."""
-        training = leaving.training
-        alone = trains_clusters_alone(training.algorithm) and training.coordinator is None and training.release is None
-        return _by_cluster(self.name, leaving) if alone else _whole(self.name, leaving)
+        return (_by_cluster if self.by_cluster(leaving.training) else _whole)(self.name, leaving)
+
+    @staticmethod
+    def by_cluster(training: Training) -> bool:
+        """Whether single models are retrained; else the whole federation is."""
+        alone = training.coordinator is None and training.release is None
+        return alone and trains_clusters_alone(training.algorithm)
 
 
 def _whole(name: str, leaving: Leaving) -> tuple[State, Departure]:

@@ -1,15 +1,15 @@
-"""The limit that differential privacy sets on every attack on the membership of a record, also on unknown ones.
+"""The limit that differential privacy sets on every attack on the membership of a record.
 
-Such an attack tests whether one record was used or left out, the two cases of the guarantee (add/remove). Any test of
-the two has at most the balanced accuracy ``(1 + TV) / 2``, where TV is their total variation distance, and at most the
-AUC above their trade-off curve. Both also limit means over many records with one threshold, since the curve is convex.
+Such an attack tests whether one record was used or left out, the two cases of the guarantee (add/remove). Any test has
+at most the balanced accuracy ``(1 + TV) / 2``, where TV is their total variation distance, and at most the AUC above
+their trade-off curve. Both also limit means over many records with one threshold, since the curve is convex.
 
-An audit asks for each record alone, a member or a non-member. A client's number of examples is fixed, so another record
-is in the place of one that is left out. That adds nothing for an attacker who does not know the other one. An attacker
-who knows that exactly one of two given records was used tests a replacement. It is two changes at once: the limit of a
-Gaussian mechanism is then that of ``2 mu``, and no function here states it.
+An audit tests each record alone. A client's number of examples is fixed, so another record replaces one that is left
+out. This does not help an attacker who does not know the other record. An attacker who knows that exactly one of two
+records was used tests a replacement, which is two changes: the limit of a Gaussian mechanism is then that of ``2 mu``,
+and no function here computes it.
 
-The other way round, an attack's answers refute every smaller epsilon.
+Conversely, the accuracy of an attack refutes every smaller epsilon.
 
 Sources: Dong, Roth and Su, "Gaussian Differential Privacy", arXiv:1905.02383, sections 2.1 and 2.3; of the bound on
 epsilon Jagielski, Ullman, Oprea 2020, arXiv:2006.07709, section 3 (from Clopper and Pearson's intervals) and Nasr,

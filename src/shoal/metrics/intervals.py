@@ -76,7 +76,7 @@ class Estimate(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
-        """The answer of a balanced accuracy or an AUC, 0.5 of which is chance; see `AT_CHANCE`.
+        """The answer for a balanced accuracy or an AUC, with chance at 0.5; see `AT_CHANCE`.
 
         >>> [Estimate(0.55, *ends).verdict for ends in ((0.51, 0.59), (0.49, 0.6), (0.45, 0.7), (nan, nan))]
         ['exposed', 'at chance', 'not decided', 'not decided']

@@ -223,7 +223,7 @@ def gap_accuracy(train_accuracy: float, test_accuracy: float) -> float:
 def roc(scores: Floats, is_member: Bools, weights: Floats | None = None) -> tuple[Floats, Floats]:
     """The ROC curve: false and true positive rates at every threshold, both increasing.
 
-    Rates of which there is no example are NaN.
+    Rates without examples are NaN.
 
     Raises:
         InputError: scores that are not finite, or no example.
@@ -258,7 +258,7 @@ def roc_with_auc(scores: Floats, is_member: Bools, weights: Floats | None = None
 
 
 def _area(false: Floats, true: Floats) -> float:
-    """Under the curve through these positives, of which there are some of each kind."""
+    """Return the area under the curve through these positives, with some of each kind."""
     if len(false) > 2:
         # Points on a straight piece of the curve do not change the area; left out, there are fewer to add up.
         corner = np.concatenate([[True], (np.diff(false, 2) != 0) | (np.diff(true, 2) != 0), [True]])

@@ -1,6 +1,6 @@
 """A run's metrics as a value, and as the flat keys of `summary.json`.
 
-Undefined figures are left out: the exposure of a model that no client chose is no number.
+Undefined figures are left out: a model that no client chose has no exposure.
 """
 
 import re

@@ -349,7 +349,7 @@ def changes_frozen(name: str) -> str:
 
 
 def _copied(network: nn.Module, shared: Mapping[int, Tensor]) -> nn.Module:
-    """A copy of a network, with other tensors in the place of those whose ids are in ``shared``."""
+    """Copy a network, with other tensors for those whose ids are in ``shared``."""
     try:
         return deepcopy(network, dict(shared))
     except (RuntimeError, TypeError) as error:

@@ -141,7 +141,7 @@ def _require_trains(model: Model, x: Tensor, y: Tensor) -> None:
         was, copy = before[name]
         require(
             now is was,
-            f"the network puts another tensor in the place of its buffer '{name}' in training, which no client's model "
+            f"the network replaces its buffer '{name}' by another tensor in training, which no client's model "
             f"would know of; write into it, as self.{name}.copy_(...) does",
         )
         if name in model.frozen and not torch.equal(now, copy):

@@ -79,10 +79,10 @@ MIN_EXAMPLES = 100
 """Examples below which moments say nothing."""
 
 _EXAMPLES, _FEWER_EXAMPLES, _LARGE = 2000, 400, 1 << 21
-"""Examples by which moments are computed; of a network of so many parameters, fewer."""
+"""Examples for moments; fewer for a network with at least ``_LARGE`` parameters."""
 
 _SCORED = 120
-"""Examples whose scores are predicted, and by which the mean term is known."""
+"""Examples with predicted scores, which also give the mean term."""
 
 _PAIRED = 60
 """Examples by whose pairs the variance of single terms is known."""
@@ -397,7 +397,7 @@ def exposure_rule(layer: LayerShape, moves: Moves, terms: ExampleTerms | None = 
     expected = auc()
     if expected > SURE_AUC and moves.copies == 1 and moves.merged == 1:
         return replace(most, verdict="recognised", rounds=1, expected=expected)
-    # What the span shows besides, where there is no noise.
+    # The further signal of the span without noise.
     besides = 0.0 if moves.noise else sqrt(2) * largest
     expected = auc(rounds=moves.rounds)
     if auc(rounds=moves.rounds, besides=besides) < UNSURE_AUC:
@@ -409,7 +409,7 @@ def exposure_rule(layer: LayerShape, moves: Moves, terms: ExampleTerms | None = 
 def most_exposed_layer(
     layers: Iterable[LayerShape], moves: Moves, terms: Mapping[str, ExampleTerms] | None = None
 ) -> Exposure | None:
-    """The layer that gives records away first, or else says most; None: there is no layer that the rule is of."""
+    """Return the exposure of the layer that recognises records first, or shows most; None without a covered layer."""
     exposures = [exposure_rule(layer, moves, (terms or {}).get(layer.name)) for layer in layers]
     return min(exposures, key=_rank_of, default=None)
 

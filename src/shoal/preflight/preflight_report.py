@@ -74,7 +74,7 @@ class GroupExposure:
         return "records may be recognised" + ("" if isnan(expected) else f" (AUC up to {expected:.2f})")
 
     def sentence(self) -> str:
-        """What the rule says of the group, without its name, and by which layer."""
+        """Describe the group's exposure and the deciding layer, without the group's name."""
         one, layer = self.exposure, self.exposure.layer
         after = "" if self.view == OUTSIDER else f" after {_rounds(one.rounds)}"
         shown = f"'{layer.name}', a layer of {count(layer.inputs)} inputs and {count(layer.outputs)} outputs"
@@ -152,11 +152,11 @@ class _Option:
 
 
 def protection_advice(seen: VisibleMoves, worst: GroupExposure) -> Iterator[str]:
-    """The least change of each setting by which a group's records are no longer surely recognised, and by which hidden.
+    """List the smallest change of each setting after which a group's records are not surely recognised, or are hidden.
 
     Args:
-        seen: what a simulation shows.
-        worst: the group of a view that shows most.
+        seen: the moves that a simulation shows.
+        worst: the most exposed group of a view.
     """
     if worst.exposure.verdict == "hidden":
         return
@@ -360,7 +360,7 @@ def preflight(seen: VisibleMoves, *, first_round: int = 1, steered: bool = False
 
 
 def _together(found: Sequence[GroupExposure], said: Callable[[GroupExposure], str]) -> list[str]:
-    """What is said of groups, once for all of which the same is said; of all groups, without their names."""
+    """One sentence for all groups that share it; without names where all groups do."""
     groups: dict[str, list[str]] = defaultdict(list)
     for one in found:
         groups[said(one)].append(one.group)

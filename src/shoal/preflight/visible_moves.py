@@ -30,7 +30,7 @@ from shoal.preflight.exposure_rule import (
 )
 
 _EXAMPLES = 2000
-"""Examples by which the rank of what layers read is computed, and the moments of gradients."""
+"""Examples for the rank of layers' inputs and the moments of gradients."""
 
 _LINEAR_OPTIMIZERS = ("SGD", "ASGD")
 """Optimizers whose steps are sums of gradients."""
@@ -107,7 +107,7 @@ class VisibleMoves:
         # Transformed images have all dimensions, also where those as they are lack some.
         layers = layer_shapes(self.setup.model, self._examples[0], ranks=self.copies == 1)
         layout = self.setup.model.layout
-        own = [base.kept(layout) for base in with_bases(self.algorithm) if isinstance(base, OwnLayers)]
+        own = [base.own_mask(layout) for base in with_bases(self.algorithm) if isinstance(base, OwnLayers)]
         kept = {slot.name for part in own for slot in layout.slots if bool(part[slot.start])}
         return tuple(layer for layer in layers if f"{layer.name}.weight" not in kept)
 

@@ -96,7 +96,7 @@ class PropertyAttack:
         otherwise = [part for part in with_bases(algorithm) if not getattr(part, "moves_by_average", True)]
         require(
             not otherwise,
-            "a property attack takes single updates out of the mean by which a model moves, and "
+            "a property attack needs models that move by the mean of updates, and "
             f"{', '.join(type(part).__name__ for part in otherwise)} moves models otherwise; choose another algorithm",
         )
 

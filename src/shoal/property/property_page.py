@@ -77,7 +77,7 @@ def _reading(clusters: int) -> str:
     )
     several = (
         " Where the victim trains only some of the models, merely telling models apart can give a high AUC over all of "
-        "them; over one model, or over rounds, that is no help."
+        "them; it does not help over one model, or over rounds."
     )
     return text + several * (clusters > 1)
 
@@ -268,9 +268,9 @@ def updates_by_cluster(updates: pd.DataFrame) -> dict[int, pd.DataFrame]:
 
 
 def running_auc(updates: pd.DataFrame, score: str = "score") -> pd.Series:
-    """The AUC of all updates up to a round by their ``score``, by round; empty where one kind of updates never occurs.
+    """Return the AUC of all updates up to a round, by round; empty where one kind of updates never occurs.
 
-    It begins with the first round by which there are both kinds, and has at most `CHECKPOINTS` values.
+    It begins with the first round that completes both kinds, and has at most `CHECKPOINTS` values.
 
     >>> frame = pd.DataFrame({"round": [1, 2, 3], "cluster": 0, "present": [1, 0, 0], "score": [0.5, 0.5, 0.1]})
     >>> running_auc(frame).to_dict()

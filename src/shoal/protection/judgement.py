@@ -26,10 +26,10 @@ from shoal.protection.seed_test import LEVEL, SeedTest
 from shoal.reports.exposure import limit_sentence
 
 SLACK = 0.02
-"""Accuracy and exposure by which one seed may be misleading: protections this close to price and limit stay."""
+"""The tolerance for one seed's accuracy and exposure: protections this close to price and limit stay."""
 
 MAX_JUDGED = 3
-"""Protections, at most, that are judged one after another, beside the federation as it is."""
+"""The largest number of protections to judge, in addition to the unchanged federation."""
 
 EQUAL = 2
 """Decimals of accuracy to which protections are equal; of equals the one with the lowest epsilon is taken."""

@@ -9,8 +9,8 @@ from typing import Any
 
 from scipy.optimize import brentq
 
+from shoal.config.named_keys import set_keys
 from shoal.config.schema import Config
-from shoal.config.toml_files import change_key
 from shoal.data.preferences import View
 from shoal.defenses.accounting import gaussian_epsilon
 from shoal.models import Features
@@ -56,7 +56,7 @@ COPIES = 4
 """Augmented copies of an image in each step."""
 
 SMALLEST_IMAGE = 8
-"""Pixels a side of which wavelets make features."""
+"""The smallest side, in pixels, of images with wavelet features."""
 
 _ONE_STEP: dict[str, Any] = {"steps": 1, "batch_size": "all"}
 _ROUNDS = ("rounds", "participation")
@@ -68,10 +68,10 @@ class Rung:
 
     Args:
         name: in tables.
-        words: what it changes, as the rest of a sentence after "the federation with".
+        words: its change, the rest of a sentence after "the federation with".
         changes: values, or whole tables, by dotted key.
-        rates: learning rates of local training, of which the most accurate one is taken; none: that of ``changes``.
-        slow: whether it trains the configuration's own network, or more; it is tried where quicker ones do not do.
+        rates: learning rates of local training to try; the most accurate one is used. Empty: that of ``changes``.
+        slow: whether it trains the configuration's own network or a larger one; quicker ones are tried first.
 
     Example:
         >>> from shoal.protection import Rung
@@ -87,19 +87,18 @@ class Rung:
     slow: bool = False
 
     def applied(self, table: Mapping[str, Any]) -> dict[str, Any]:
-        """The table of a configuration with these changes."""
+        """Apply the changes to the table of a configuration."""
         changed = copy.deepcopy(dict(table))
-        for key, value in self.changes.items():
-            change_key(changed, key.split("."), copy.deepcopy(value))
+        set_keys(changed, self.changes)
         return changed
 
     def extended(self, name: str, words: str, changes: Mapping[str, Any], rates: tuple[float, ...]) -> "Rung":
-        """The rung with further changes."""
-        named, said = (", ".join(filter(None, parts)) for parts in ((self.name, name), (self.words, words)))
-        return Rung(named, said, {**self.changes, **changes}, rates)
+        """Add further changes to the rung."""
+        name, words = (", ".join(filter(None, parts)) for parts in ((self.name, name), (self.words, words)))
+        return Rung(name, words, {**self.changes, **changes}, rates)
 
     def at_rates(self) -> tuple["Rung", ...]:
-        """The rung at each of its learning rates, under names of their own; itself without any."""
+        """List the rung at each of its learning rates; without any, the rung itself."""
         local = self.changes.get("local", {})
         at_rates = (
             self.extended(f"rate {rate:g}", "", {"local": {**local, "learning_rate": rate}}, ()) for rate in self.rates
@@ -113,16 +112,16 @@ UNPROTECTED = Rung("as it is", "nothing changed", {})
 
 @dataclass(frozen=True)
 class Ladder:
-    """What decides which protections fit a configuration.
+    """The protections that fit a configuration.
 
     Args:
-        config: to be protected.
+        config: the configuration to protect.
         inputs: the shape of an example.
-        clients: their number in a round.
-        smallest: of those the ones in the smallest group.
+        clients: number of clients in a round.
+        smallest: number of clients of the smallest group in a round.
         public: examples of the shadow set.
-        view: whom a promise is about.
-        mu: the most that is promised, of Gaussian mechanisms; None: nothing need be.
+        view: the attacker of a guarantee.
+        mu: largest mu of Gaussian mechanisms in the guarantee; None: no guarantee is required.
     """
 
     config: Config
@@ -272,7 +271,7 @@ class Ladder:
 
 
 def mu_of(epsilon: float, delta: float) -> float:
-    """The ``mu`` of Gaussian mechanisms whose `gaussian_epsilon` is ``epsilon``.
+    """Return the ``mu`` of Gaussian mechanisms with `gaussian_epsilon` equal to ``epsilon``.
 
     >>> round(gaussian_epsilon(mu_of(2.0, 1e-5), 1e-5), 6)
     2.0
@@ -285,7 +284,7 @@ def mu_of(epsilon: float, delta: float) -> float:
 
 
 def mu_of_accuracy(accuracy: float) -> float:
-    """The ``mu`` of Gaussian mechanisms by which no attack has more than this balanced accuracy, in (0.5, 1).
+    """Return the ``mu`` of Gaussian mechanisms that limits every attack to a balanced accuracy in (0.5, 1).
 
     >>> round(mu_of_accuracy(0.55), 3)
     0.251

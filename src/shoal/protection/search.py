@@ -44,7 +44,7 @@ from shoal.protection.judgement import (
 from shoal.protection.ladder import UNPROTECTED, Ladder, Rung
 from shoal.reports.protection_page import protection_page
 from shoal.reports.run.description import metric_of_task
-from shoal.runs.directory import repeated_warnings_dropped
+from shoal.runs.directory import drop_repeated_warnings
 from shoal.sweeps.plan import planned_runs
 from shoal.sweeps.runner import SweepWatch, finish_runs, run_one
 from shoal.sweeps.sweep_file import SweepPoint
@@ -96,7 +96,7 @@ def protect(config: Config, place: Workplace[SweepWatch], demand: Demand) -> Pro
     _write_base(out, measured)
     groups = [federation.groups[g] for g in federation.groups_with_clients]
     search = _Search(replace(place, out=out / "runs"), measured, groups, demand)
-    with repeated_warnings_dropped():
+    with drop_repeated_warnings():
         best = search.judge(UNPROTECTED.name) if demand.mu is None else None
         if best is not None and best.outcome == "within the limit":
             best = replace(best, searched=False)

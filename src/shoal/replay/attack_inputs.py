@@ -159,7 +159,7 @@ def _fitted(attacked: AttackedRun, attack: MembershipAttack, used: Sequence[_Use
     x, (scores, thresholds) = records.federation.clients.x, torch.empty(2, 2 * len(records), dtype=torch.float64)
     for k, parameters, inside in used:
         rows, of_reference = records.rows_on_device(inside), shadows[k].reference
-        query = Query.unseen(
+        query = Query.offline(
             engine.outputs(parameters, x, rows).cpu(),
             records.labels[inside],
             None if of_reference is None else of_reference.evaluate(x, rows, engine),
@@ -206,7 +206,7 @@ def trajectory_attack(attacked: FederationScores, references: Sequence[Federatio
     # Of the two that trained on opposite records the other one may be fitted on: a regression does not know records.
     everyone, parts = range(len(losses)), np.array_split(np.arange(len(losses)), min(FOLDS, len(losses)))
     reference = np.empty((len(losses[0]), len(losses)))
-    # Few federations, of which some may have no member, are not fitted on in turn: no stack is made of them.
+    # Without cross-validation for few federations, some without members; stacks need more of them.
     for part in parts if len(losses) >= Stack.least else []:
         others = fitted([r for r in everyone if r not in part])
         reference[:, part] = np.stack([others.score(losses[r]) for r in part], axis=1)

@@ -4,6 +4,8 @@ Both kinds begin at the run's first models, have its other clients and events, i
 directives that it recorded. Cohorts, batches and noise are drawn anew.
 """
 
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import ClassVar
@@ -12,18 +14,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.attacks import Candidates, ModelSpan
+from shoal.attacks import Candidates, ModelJoint, ModelSpan
 from shoal.attacks.queries.augmented_queries import mean_confidence
 from shoal.core.errors import InputError, require
 from shoal.core.randomness import Stream
 from shoal.data import GroupedExamples
 from shoal.data.shards import gather
 from shoal.data.swap_pairs import PairedRecords, pair_records
-from shoal.engine import Departure, Engine, State
+from shoal.engine import Departure, Deployed, Engine, State, Training
 from shoal.metrics.intervals import Floats
-from shoal.replay.reference_federations import POPULATION, SNAPSHOTS, FederationScores
+from shoal.replay.reference_federations import (
+    POPULATION,
+    SNAPSHOTS,
+    AttackedRun,
+    FederationScores,
+    confidence,
+    population_of,
+)
+from shoal.replay.span_scores import knowledge_of
 from shoal.replay.stages import recorded_rules
-from shoal.simulation.baselines import GroupValues, group_values
 from shoal.simulation.distillation import apply_release
 from shoal.simulation.play import SimulationState, initial_state
 from shoal.simulation.simulation import Simulation
@@ -71,12 +80,22 @@ class LeaverRun:
         state = apply_release(simulation.release, training, progress.state)
         shared = training.take(rest).deployed(state.take(rest))[0].models is state.models
         require(shared, "--left: clients have models of their own, and the leaver's is gone with it")
-        stream, shadow = Stream(simulation.seed)("audit"), federation.shadow
-        drawn = torch.randperm(len(shadow), generator=stream("population").generator())[:POPULATION]
-        records = pair_records(federation.take(position), stream("records"), simulation.duplicates)
+        stream = Stream(simulation.seed)("audit", "records")
+        records = pair_records(federation.take(position), stream, simulation.duplicates)
         require(len(records) > 1, f"--left: client '{client}' needs two examples with a held-out one of their label")
-        population = shadow.take(drawn.to(shadow.y.device))
-        return LeaverRun(simulation, progress, state, leaver, records, population)
+        return LeaverRun(simulation, progress, state, leaver, records, population_of(simulation))
+
+    def others(self, engine: Engine) -> AttackedRun | None:
+        """The attack on those who stay, with the score before the client left as a trajectory; None without records."""
+        if self.departure is None:
+            return None
+        try:
+            run = AttackedRun.from_run(self.simulation, self.state, self.progress.rows, engine)
+        except InputError:
+            return None
+        stays = torch.isin(run.records.client[: len(run.records)], self.staying)
+        run = replace(run, records=run.records.take(stays), snapshots=(self.round - 1,))
+        return run if len(run.records) else None
 
     @property
     def round(self) -> int:
@@ -100,8 +119,9 @@ class LeaverRun:
         numbers in other federations, and the client is nobody's member any more.
 
         Returns:
-            ``score`` of the final model; one row of ``trajectory``, the mean over the models that were sent in the
-            first round without the client and at most `SNAPSHOTS` later ones; ``population`` (2, Z) of both.
+            ``score`` of the final model; in ``trajectory`` (2, 2 Q) the mean over the models that were sent in the
+            first round without the client and at most `SNAPSHOTS` later ones, and the score of the last model before
+            the client left; ``population`` (3, Z) of all three.
         """
         del spans
         simulation, member, last = self.simulation, number % 2 == 0, self.simulation.last_round
@@ -112,42 +132,43 @@ class LeaverRun:
         drawn = {"stream": Stream(simulation.seed)("audit", "leaver")(number), "first_state": state, "record_every": 0}
         training = replace(training, risk_estimator=risks, coordinator=directives, presence=presence, **drawn)
         taken, seen = {ceil(r) for r in np.linspace(self.round - 1, last, SNAPSHOTS + 1)[1:]}, list[Tensor]()
+        before = state
         for after, report in training.rounds(state, last):
             if after.round == self.round:
+                before = state
                 seen.append(state.models if report.departure is None else report.departure.after)
             state = after if after.round < last else apply_release(simulation.release, training, after)
             if state.round in taken:
                 seen.append(state.models)
-        return self._scores(seen, engine, member=member)
+        return self._scores([before.models, *seen], engine, member=member)
 
-    def _scores(self, seen: list[Tensor], engine: Engine, *, member: bool) -> FederationScores:
-        """The scores of the last of the models (K, P) that were ``seen``, and the mean over all of them."""
+    def _scores(self, seen: Sequence[Tensor], engine: Engine, *, member: bool) -> FederationScores:
+        """The scores of the last of the models (K, P) that were ``seen``, the mean over those after the first, and the
+        scores of the first.
+        """
         x, labels, size = self.population.x, self.population.y.cpu(), 2 * len(self.records)
         rows, columns = torch.arange(len(x), device=x.device), list[Tensor]()
         for models in seen:
             best, score = self._best(models, engine)
             z = mean_confidence(engine, models[best], x, labels, rows, 1) if len(x) else score[:0]
             columns.append(torch.cat([score, z]))
-        both = torch.stack([columns[-1], torch.stack(columns).mean(dim=0)])
+        parts = torch.stack([columns[-1], torch.stack(columns[1:] or columns).mean(dim=0), columns[0]])
         trained = (torch.arange(size) < len(self.records)) & member
         # The field ``model`` is of clients of their own choice, of whom there are none here.
-        return FederationScores(both[0, :size], trained, torch.empty(0), both[:, size:], both[1:, :size])
+        return FederationScores(parts[0, :size], trained, torch.empty(0), parts[:, size:], parts[1:, :size])
 
     def _best(self, models: Tensor, engine: Engine) -> tuple[int, Tensor]:
         """The model of the highest mean confidence on the records, and this confidence (2 Q,)."""
-        scores = torch.stack([self._confidence(model, engine) for model in models])
+        scores = torch.stack([confidence(model, self.records, engine) for model in models])
         best = int(scores.mean(dim=1).argmax())
         return best, scores[best]
-
-    def _confidence(self, model: Tensor, engine: Engine) -> Tensor:
-        rows = self.records.rows_on_device(torch.arange(2 * len(self.records)))
-        return mean_confidence(engine, model, self.records.federation.clients.x, self.records.labels, rows, 1)
 
     def pair_scores(self, engine: Engine) -> dict[str, Floats]:
         """Scores (2 Q,) of whoever kept the models before the client left, by attack.
 
         The other models are those that forgetting gave; where it changed none, the final ones. ``drop`` is the
-        confidence that was lost, ``span-pair`` the span attack on the difference. Empty without two such models.
+        confidence that was lost, ``span-pair`` and ``joint-pair`` attack the difference as the sum of the client's
+        gradients, where the network has a dense layer. Empty without two such models.
         """
         departure = self.departure
         if departure is None:
@@ -157,27 +178,48 @@ class LeaverRun:
         if before.shape != after.shape:
             return {}
         best, score = self._best(before, engine)
-        scores = {"drop": (score - self._confidence(after[best], engine)).numpy()}
-        x, z = self.records.federation.clients.x, self.population
-        rows = self.records.rows_on_device(torch.arange(2 * len(self.records)))
-        asked = Candidates(gather(x, rows), z.x if len(z) else None, y=self.records.labels, known_y=z.y.cpu())
-        try:
-            # From the model without the client to the one with it: its records were trained on between them.
-            found = ModelSpan().score(torch.stack([after[best], before[best]])[:, None], asked, engine).score[0]
-        except InputError:
-            return scores
-        return scores | ({"span-pair": found} if np.isfinite(found).all() else {})
+        found = {"drop": (score - confidence(after[best], self.records, engine)).numpy()}
+        # From the model without the client to the one with it: its records were trained on between them.
+        moves, client = torch.stack([after[best], before[best]])[:, None], self.simulation.federation.ids[[self.leaver]]
+        known = replace(knowledge_of(self.simulation.on(engine), self.state), server=None, pooling=0.0)
+        listed, merged = self._listed(client), [(client, torch.ones(1, 1))]
+        attacks: dict[str, Callable[[], Floats]] = {
+            "span-pair": lambda: ModelSpan().score(moves, listed, engine).score[0],
+            "joint-pair": lambda: ModelJoint().score(moves, merged, listed, engine, known)[0],
+        }
+        for name, attack in attacks.items():
+            with suppress(InputError):
+                found[name] = attack()[: len(score)]
+        return {name: values for name, values in found.items() if np.isfinite(values).all()}
 
-    def others(self, engine: Engine) -> tuple[dict[str, GroupValues], dict[str, GroupValues]]:
-        """The accuracy of clients that were there before and stay to the end, by group: with the models before the
-        client left, and with the final ones. Clients choose among both by the rule and risks of the last round.
+    def _listed(self, client: Tensor) -> Candidates:
+        """The 2 Q records, and then what else may explain the move, as if it were of this ``client`` (1,): its unpaired
+        examples, and at most `POPULATION` of the others'.
         """
-        presence, departure, training = self.simulation.presence, self.departure, self.simulation.on(engine)
-        if presence is None or departure is None or departure.before.shape != self.state.models.shape:
-            return {}, {}
-        there = presence.present(self.round - 1)
-        rest = there[torch.isin(there, presence.present(self.simulation.last_round))]
-        training, state = training.take(rest), self.state.take(rest)
-        both = [training.deployed(now)[0] for now in (replace(state, models=departure.before), state)]
-        before, after = (group_values(deployed, training.federation, engine) for deployed in both)
-        return before, after
+        shards, z, stream = self.simulation.federation.clients, self.population, Stream(self.simulation.seed)("audit")
+        own, others = (shards.indices[of] for of in (shards.owners() == self.leaver, shards.owners() != self.leaver))
+        drawn = others[torch.randperm(len(others), generator=stream("listed").generator())[:POPULATION]]
+        rows = torch.cat([self.records.rows, own[~torch.isin(own, self.records.rows)], drawn])
+        both, place, size = self.records.federation.clients, rows.to(shards.y.device), shards.sizes[[self.leaver]]
+        return Candidates(
+            gather(both.x, place), z.x if len(z) else None, y=both.y[place].cpu(), known_y=z.y.cpu(),
+            client=client.expand(len(rows)), examples=size.expand(len(rows)),
+        )  # fmt: skip
+
+    @property
+    def staying(self) -> Tensor:
+        """Positions (n,) of the clients that were there before the client left and stay to the end."""
+        assert self.simulation.presence is not None
+        there, last = map(self.simulation.presence.present, (max(1, self.round - 1), self.simulation.last_round))
+        return there[torch.isin(there, last)]
+
+    def deployed(self, engine: Engine) -> tuple[Training, list[Deployed]]:
+        """The training of those who stay, and the models that they use: of those before the client left, and of the
+        final ones. They choose among both by the rule and risks of the last round. Empty where the number of models
+        changed or the client never took part.
+        """
+        departure, rest = self.departure, self.staying
+        training, state = self.simulation.on(engine).take(rest), self.state.take(rest)
+        if departure is None or departure.before.shape != state.models.shape:
+            return training, []
+        return training, [training.deployed(now)[0] for now in (replace(state, models=departure.before), state)]

@@ -1,13 +1,22 @@
-"""Whether scores of federations that had a client differ from those of federations that never had it."""
+"""Whether scores of federations that had a client differ from those of federations that never had it; and how the
+clients that stay fare.
+"""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pandas as pd
+from torch import Tensor
 
 from shoal.attacks import RMIA, LiRA, Population, ReferenceAttack, ReferenceScores
+from shoal.audit import record_exposure
 from shoal.core.errors import InputError
+from shoal.data import Federation
+from shoal.engine import Deployed, Engine
 from shoal.metrics.intervals import Bools, Estimate, Floats
 from shoal.metrics.run_auc import auc_over_runs
+from shoal.replay.reference_federations import AttackedRun, FederationScores
+from shoal.simulation.round_metrics import metric_values
 
 
 def attacks_on_leaver(scores: Floats, population: Floats) -> dict[str, Estimate]:
@@ -64,3 +73,29 @@ def strongest_attack(attacks: Mapping[str, Estimate]) -> tuple[str, Estimate]:
     certain = any(estimate.low > 0.5 for estimate in wider.values())
     name = max(wider, key=lambda name: wider[name].low if certain else wider[name].high)
     return name, wider[name]
+
+
+def exposures_of_others(others: AttackedRun, trained: Sequence[FederationScores]) -> tuple[Floats, Floats]:
+    """The mean exposure (N,) of each client's records before the leaver left, and at the end; NaN of clients without
+    records. The same federations measure both.
+    """
+    count, member = len(others.records), np.stack([each.member.numpy() for each in trained], axis=1)
+    client, one = others.records.client[:count].numpy(), np.zeros(2 * count, dtype=np.int64)
+
+    def exposure(scores: Sequence[Tensor]) -> Floats:
+        score = np.stack([each.numpy() for each in scores], axis=1)
+        matrix = ReferenceScores(score[:, 0], member[:, 0], score[:, 1:], member[:, 1:], one)
+        of_records = pd.Series(record_exposure(matrix, None)[0][:count]).groupby(client).mean()
+        return np.asarray(of_records.reindex(range(len(others.simulation.federation))), dtype=np.float64)
+
+    return exposure([each.trajectory[0] for each in trained]), exposure([each.score for each in trained])
+
+
+def client_accuracies(deployed: Deployed, federation: Federation, engine: Engine) -> Floats:
+    """(N,) the accuracy of each client's model on the client's own test examples, or else on those of its group."""
+    test, found = federation.test, np.full(len(federation), np.nan)
+    values = [metric_values(model, federation, engine) for model in deployed.models]
+    for i, (k, g) in enumerate(zip(deployed.model.tolist(), federation.group.tolist(), strict=True)):
+        rows = test.group == g if test.client is None else test.client == federation.ids[i]
+        found[i] = float(values[k][rows].mean())
+    return found

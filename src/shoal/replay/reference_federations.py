@@ -1,8 +1,8 @@
-"""Reference federations: the whole run again, clustering included, with other examples in the place of some.
+"""Reference federations: the whole run again, clustering included, with some examples exchanged.
 
-A membership-inference attack that compares a record's score with what models that did and did not train on it give
-(LiRA, RMIA) needs such models. Here each is the outcome of a federation like the attacked one, so that a record's score
-contains the choice of a cluster that the record causes. Source: Carlini et al. 2022, arXiv:2112.03570, section IV, for
+Attacks such as LiRA and RMIA compare a record's score with those of models with and without it. Here each such model is
+the result of a federation like the attacked one, so that a record's score includes its effect on the choice of
+clusters. Source: Carlini et al. 2022, arXiv:2112.03570, section IV, for
 centralised training.
 
 Risks and directives of the attacked run are replayed: steered by its own risks, a reference federation would train
@@ -101,20 +101,22 @@ class FederationScores:
 
 @dataclass(frozen=True, eq=False)
 class AttackedRun:
-    """A run whose members are attacked, and the records by which its reference federations differ from it.
+    """A run under attack, and the records that its reference federations exchange.
 
     Args:
-        simulation: that was run, with its data where the engine wants them (`move_to_engine`).
-        state: after its last round, with the models as they are released.
-        deployed: what its clients use then.
-        risks: that it published, by round.
-        directives: that its coordinator gave, by round; None without one.
-        records: whose membership is asked: of clients that are members of the model that they trained last. A pair
-            of another client would count as two non-members, although one of them was trained on.
-        population: examples that nobody trained on.
-        notes: what must be known of the records, in sentences without a full stop.
-        rows: of `rounds.csv`, by which rounds that are trained again are known to be those of the run.
-        queries: copies in which each record and each of the population is asked; trajectories are of the record itself.
+        simulation: moved to the engine.
+        state: after its last round, with the released models.
+        deployed: the models in use then.
+        risks: published risks by round.
+        directives: of its coordinator, by round; None without one.
+        records: the attacked records, of clients that are members of the model that they trained last; a pair of
+            another client would count as two non-members.
+        population: non-members of every model.
+        notes: caveats about the records, in sentences without a full stop.
+        rows: of `rounds.csv`, to verify repeated rounds.
+        queries: number of copies of each record to query; trajectories use the record itself.
+        snapshots: rounds of trajectories, with the model that each client trained last by then; empty: evenly spaced
+            rounds, and the last model of all.
     """
 
     simulation: Simulation
@@ -127,6 +129,7 @@ class AttackedRun:
     notes: tuple[str, ...] = ()
     rows: tuple[RoundRow, ...] = ()
     queries: int = 1
+    snapshots: tuple[int, ...] = ()
 
     @staticmethod
     def from_run(
@@ -135,18 +138,15 @@ class AttackedRun:
         """The attack on a finished simulation with these ``rows`` of `rounds.csv`.
 
         Raises:
-            InputError: a property attack, whose victim's examples are not the same in every round, no example that
-                can be paired, or several ``queries`` of what is no image.
+            InputError: a property attack, whose victim changes its examples; no exchangeable example; or several
+                ``queries`` of data other than images.
         """
         queries = require_queries(queries, simulation.federation.clients.x.shape[1:])
         require(
             simulation.round_attack is None and simulation.malicious_clients is None,
             "reference federations cannot replay a run with a property attack; audit a run without [property_attack]",
         )
-        root, shadow = Stream(simulation.seed), simulation.federation.shadow
-        stream = root("audit")
-        drawn = torch.randperm(len(shadow), generator=stream("population").generator())[:POPULATION]
-        training = simulation.on(engine)
+        stream, training = Stream(simulation.seed)("audit"), simulation.on(engine)
         deployed, _ = training.deployed(state)
         member = Membership.of_deployed(state, deployed, simulation.member_rounds).latest >= 0
         present = torch.isin(torch.arange(len(member)), training.present(simulation.last_round))
@@ -174,7 +174,7 @@ class AttackedRun:
             risks=risks,
             directives=directives,
             records=records,
-            population=shadow.take(drawn.to(shadow.y.device)),
+            population=population_of(simulation),
             notes=tuple(notes),
             rows=tuple(rows),
             queries=queries,
@@ -214,6 +214,8 @@ class AttackedRun:
     @cached_property
     def snapshot_rounds(self) -> list[int]:
         """The rounds after which models are scored for a trajectory: evenly spaced, the last one too."""
+        if self.snapshots:
+            return [*self.snapshots]
         first, last = self.stages[0].simulation.first_round, self.simulation.last_round
         return sorted({round(after) for after in np.linspace(first, last, SNAPSHOTS + 1)[1:]})
 
@@ -352,7 +354,7 @@ class AttackedRun:
         """Whether a round's clients, losses and accuracies are those in `rounds.csv`, to the last bit."""
         recorded = [row for row in self.rows if row["round"] == state.round]
         evaluated = any(not isnan(row["accuracy"]) for row in recorded)
-        trained = round_metrics(state, report, self.simulation.federation, engine, evaluated=evaluated)
+        trained = round_metrics(state, report, self.simulation.tested(state.round), engine, evaluated=evaluated)
         names = [name for name in trained[0] if name.partition(".")[0] in ("clients", "train_loss", "accuracy")]
         values = [np.array([[row[name] for name in names] for row in table]) for table in (trained, recorded)]
         return np.array_equal(*values, equal_nan=True)
@@ -385,7 +387,7 @@ class AttackedRun:
 
         def followed(snapshot: Tensor, assignment: Tensor) -> Tensor:
             # Of another number of models, those that clients trained then became the ones that they trained last.
-            same = len(snapshot) == len(state.models)
+            same = len(snapshot) == len(state.models) and not self.snapshots
             return snapshot[(scores.model if same else assignment.clamp(min=0))[client], everyone]
 
         return replace(scores, trajectory=torch.stack([followed(*snapshot) for snapshot in of_rounds]))
@@ -427,7 +429,7 @@ class AttackedRun:
         client, score = self.records.client, torch.empty(2 * len(self.records), dtype=torch.float64)
         for s in model[client].unique().tolist():
             inside = torch.nonzero(model[client] == s).flatten()
-            score[inside] = self._confidence(deployed.models[s], engine, self.queries, inside)
+            score[inside] = confidence(deployed.models[s], self.records, engine, inside, self.queries)
         models = () if is_personal(deployed) else deployed.models
         x, y = self.population.x, self.population.y.cpu()
         rows = torch.arange(len(y), device=x.device)
@@ -443,12 +445,23 @@ class AttackedRun:
 
     def _of_all(self, models: Tensor, engine: Engine, queries: int) -> Tensor:
         """(K, 2 Q)."""
-        return torch.stack([self._confidence(model, engine, queries) for model in models])
+        return torch.stack([confidence(model, self.records, engine, queries=queries) for model in models])
 
-    def _confidence(self, model: Tensor, engine: Engine, queries: int, records: Tensor | None = None) -> Tensor:
-        records = torch.arange(2 * len(self.records)) if records is None else records
-        x, rows = self.records.federation.clients.x, self.records.rows_on_device(records)
-        return mean_confidence(engine, model, x, self.records.labels[records], rows, queries)
+
+def population_of(simulation: Simulation) -> GroupedExamples:
+    """At most `POPULATION` examples of the shadow set."""
+    shadow, stream = simulation.federation.shadow, Stream(simulation.seed)("audit", "population")
+    drawn = torch.randperm(len(shadow), generator=stream.generator())[:POPULATION]
+    return shadow.take(drawn.to(shadow.y.device))
+
+
+def confidence(
+    model: Tensor, records: PairedRecords, engine: Engine, asked: Tensor | None = None, queries: int = 1
+) -> Tensor:
+    """The logit-scaled confidence of a model (P,) on the records ``asked`` (m,), or on all (2 Q,)."""
+    asked = torch.arange(2 * len(records)) if asked is None else asked
+    x, rows = records.federation.clients.x, records.rows_on_device(asked)
+    return mean_confidence(engine, model, x, records.labels[asked], rows, queries)
 
 
 def _first_rounds(spans: Collection[str]) -> FirstRounds:

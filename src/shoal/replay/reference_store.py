@@ -228,7 +228,7 @@ def attack_with_references(
 
 
 def _warn_of_unmeasured_views(simulation: Simulation, attacked: AttackedRecords) -> None:
-    """Say of which views that are asked for no attack was measured."""
+    """Name the requested views without a measured attack."""
     asked = {simulation.view, *simulation.federation.preferences.views(simulation.view)}
     for view in sorted(asked - {OUTSIDER, *attacked.views.values()}):
         LOG.warning(
@@ -261,7 +261,7 @@ def view_scores(
     Args:
         attacked: the run.
         target: its own scores, which the repeated run must give again.
-        references: of its reference federations, of which there may be none.
+        references: scores of its reference federations, possibly none.
         engine: with its network.
         view: the view.
         folder: where the scores of the run repeated are kept; None: they are not.
@@ -321,4 +321,5 @@ def _digest(attacked: AttackedRun | LeaverRun, target: FederationScores) -> str:
     content = b"".join(tensor.contiguous().numpy().tobytes() for tensor in tensors)
     about = f"{state.round} {attacked.simulation.seed} {_VERSION}"
     about += f" {attacked.queries} queries" if attacked.queries > 1 else ""
+    about += " leaver 2" if isinstance(attacked, LeaverRun) else ""
     return hashlib.sha256(content + about.encode()).hexdigest()[:16]

@@ -80,10 +80,10 @@ class ChainLink:
 
 
 def warm_start_chain(simulation: Simulation, records: PairedRecords) -> list[ChainLink]:
-    """The simulations that ``simulation``, whose ``records`` are attacked, went on from, the first one first.
+    """List the simulations before the ``start`` of ``simulation``, the first one first, for its attacked ``records``.
 
     Raises:
-        InputError: it went on from models of which it is not known how they were trained.
+        InputError: the training of the start is unknown.
     """
     require_known(simulation)
     stages = []

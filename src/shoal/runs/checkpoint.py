@@ -1,4 +1,4 @@
-"""Checkpoints: one file a round, whole or absent, that says itself whether it is damaged."""
+"""Checkpoints: one file per round, with a hash in its name that reveals damage."""
 
 import hashlib
 import json
@@ -29,27 +29,27 @@ _FIGURES = tuple(
 )
 """The fields of a departure that are not tensors."""
 
-KEPT = 2
-"""Checkpoints kept: the last, and the one before in case the last is damaged."""
-
 
 def save_checkpoint(
     folder: Path, progress: SimulationState, observations: Mapping[int, Tensors] | None = None, frozen: str = ""
 ) -> None:
-    """Write ``progress`` into ``folder`` and remove all but the newest checkpoints.
+    """Write a checkpoint and remove all but the newest two.
 
-    ``observations`` are what a round attack kept since the last checkpoint, by round. They are many and never change,
-    so each is written once, to a file that stays; `stored_observations` reads them all. ``frozen`` is
-    `Model.frozen_hash`.
+    Args:
+        folder: of checkpoints.
+        progress: the state to store.
+        observations: of a round attack since the last checkpoint, by round. They never change, so each is written once,
+            to a file that stays; `stored_observations` reads them all.
+        frozen: `Model.frozen_hash`.
     """
     state = progress.state
     if observations:
-        seen = {
+        new = {
             f"{number}.{name}": tensor.contiguous()
-            for number, kept in observations.items()
-            for name, tensor in kept.items()
+            for number, tensors in observations.items()
+            for name, tensor in tensors.items()
         }
-        write_bytes(folder / f"observations-{state.round:06d}.safetensors", serialize(seen))
+        write_bytes(folder / f"observations-{state.round:06d}.safetensors", serialize(new))
     names = list(progress.rows[0]) if progress.rows else []
     tensors = {
         "models": state.models.contiguous(),
@@ -63,10 +63,10 @@ def save_checkpoint(
     for kind in _BY_NAME:
         tensors |= {f"{kind}/{name}": tensor.contiguous() for name, tensor in getattr(state, kind).items()}
     for left in progress.departures:
-        named = {"clients": left.clients, "before": left.before, "after": left.after}
-        named |= {f"cohort.{i:06d}": cohort for i, cohort in enumerate(left.cohorts)}
-        # Copies: a tensor is not stored twice, and a method may leave models as they are.
-        tensors |= {f"departure/{left.round}/{name}": tensor.clone() for name, tensor in named.items()}
+        stored = {"clients": left.clients, "before": left.before, "after": left.after}
+        stored |= {f"cohort.{i:06d}": cohort for i, cohort in enumerate(left.cohorts)}
+        # Copies: safetensors refuses shared memory, and a method may return the models as they are.
+        tensors |= {f"departure/{left.round}/{name}": tensor.clone() for name, tensor in stored.items()}
     for name, vectors in state.personal.items():
         first, tensors[f"row/{name}"] = vectors.distinct()
         tensors[f"personal/{name}"] = vectors[first]
@@ -85,10 +85,11 @@ def save_checkpoint(
     path = folder / f"round-{state.round:06d}-{_digest(content)}.safetensors"
     write_bytes(path, content)
     for twin in folder.glob(f"round-{state.round:06d}-*"):
-        # A damaged checkpoint of this round, which was repeated.
+        # A damaged checkpoint of the same round.
         if twin != path:
             twin.unlink()
-    keep_newest_checkpoints(folder, KEPT)
+    # The one before the last, in case the last is damaged.
+    keep_newest_checkpoints(folder, 2)
 
 
 def keep_newest_checkpoints(folder: Path, count: int) -> None:
@@ -98,7 +99,7 @@ def keep_newest_checkpoints(folder: Path, count: int) -> None:
 
 
 def stored_observations(folder: Path) -> dict[int, Tensors]:
-    """All observations that `save_checkpoint` stored, by round."""
+    """Read all stored observations, by round."""
     rounds: dict[int, dict[str, Tensor]] = {}
     for path in sorted(folder.glob("observations-*.safetensors")):
         for key, tensor in parse(path.read_bytes()).items():
@@ -108,13 +109,12 @@ def stored_observations(folder: Path) -> dict[int, Tensors]:
 
 
 def load_checkpoint(folder: Path, frozen: str | None = None) -> SimulationState | None:
-    """The newest undamaged checkpoint of ``folder``; None where there is none at all.
+    """Load the newest undamaged checkpoint of ``folder``; None without checkpoints.
 
-    A damaged one is passed over with a warning. ``frozen`` is the hash of the frozen tensors that the model has now;
-    None: it is not compared.
+    A damaged one is skipped with a warning. ``frozen`` is the present `Model.frozen_hash`; None: it is not compared.
 
     Raises:
-        InputError: there are checkpoints, and all are damaged; or it is of models with other frozen tensors.
+        InputError: all checkpoints are damaged, or the frozen tensors have changed.
     """
     checkpoints = _newest_first(folder)
     for path in checkpoints:
@@ -122,27 +122,27 @@ def load_checkpoint(folder: Path, frozen: str | None = None) -> SimulationState 
         if progress is not None:
             require(
                 frozen in (None, before),
-                f"{path}: is of models with other frozen tensors than the network has now (hash {before[:8] or 'none'} "
-                f"then, {(frozen or '')[:8] or 'none'} now); build the same body, or run in another directory",
+                f"{path}: the network's frozen tensors have changed (hash {before[:8] or 'none'} then, "
+                f"{(frozen or '')[:8] or 'none'} now); build the same network, or run in another directory",
             )
             _remove_observations(folder, progress.state.round)
             return progress
-        LOG.warning("checkpoint %s is damaged; going back to the one before", path.name)
+        LOG.warning("checkpoint %s is damaged; using the one before", path.name)
     if checkpoints:
-        raise InputError(f"{folder}: every checkpoint is damaged; start again with another --out")
+        raise InputError(f"{folder}: every checkpoint is damaged; run again in another --out")
     _remove_observations(folder, 0)
     return None
 
 
 def _remove_observations(folder: Path, number: int) -> None:
-    """Remove those of rounds after ``number``, which will be repeated."""
+    """Remove observations after round ``number``: these rounds will be repeated."""
     for path in folder.glob("observations-*.safetensors"):
         if int(path.stem.rpartition("-")[2]) > number:
             path.unlink()
 
 
 def _read(path: Path) -> tuple[SimulationState | None, str]:
-    """Read a checkpoint and the hash of its models' frozen tensors; None where it is not what was written."""
+    """Read a checkpoint and the hash of its models' frozen tensors; None where it is damaged."""
     content = path.read_bytes()
     if path.stem.rpartition("-")[2] != _digest(content):
         return None, ""
@@ -152,16 +152,16 @@ def _read(path: Path) -> tuple[SimulationState | None, str]:
             about = file.metadata()
     except (SafetensorError, ValueError):
         return None, ""
-    memory = {name.partition("/")[2]: tensor for name, tensor in tensors.items() if name.startswith("memory/")}
+    by_kind = {
+        kind: {name.partition("/")[2]: tensor for name, tensor in tensors.items() if name.startswith(f"{kind}/")}
+        for kind in (*_BY_NAME, "memory")
+    }
+    memory = by_kind.pop("memory")
     columns, integers = json.loads(about["columns"]), set(json.loads(about["whole"]))
     rows = tuple(
         {name: int(value) if name in integers else value for name, value in zip(columns, row, strict=True)}
         for row in tensors["rows"].tolist()
     )
-    by_kind = {
-        kind: {name.partition("/")[2]: tensor for name, tensor in tensors.items() if name.startswith(f"{kind}/")}
-        for kind in _BY_NAME
-    }
     personal = dict[str, ClientVectors]()
     for key, number in tensors.items():
         kind, _, name = key.partition("/")
@@ -189,11 +189,11 @@ def _read(path: Path) -> tuple[SimulationState | None, str]:
 
 def _departure(figures: dict[str, Any], tensors: Tensors) -> Departure:
     prefix = f"departure/{figures['round']}/"
-    own: dict[str, Any] = {
+    cohorts: dict[str, Any] = {
         name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)
     }
-    models = {name: own.pop(name) for name in ("clients", "before", "after")}
-    return Departure(**figures, **models, cohorts=tuple(own[name] for name in sorted(own)))
+    models = {name: cohorts.pop(name) for name in ("clients", "before", "after")}
+    return Departure(**figures, **models, cohorts=tuple(cohorts[name] for name in sorted(cohorts)))
 
 
 def _newest_first(folder: Path) -> list[Path]:

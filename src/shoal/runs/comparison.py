@@ -1,4 +1,4 @@
-"""Finished runs side by side: what was asked of each, what came out, and the differences in words."""
+"""Finished runs side by side: their settings, their metrics, and their differences in sentences."""
 
 import json
 import tomllib
@@ -27,15 +27,14 @@ ROWS = (
 )  # fmt: skip
 """The rows of a comparison: metrics of the run or of each group, and, after ``clusters.``, of the models."""
 
-
-ONE_SEED = (
-    "Intervals are of 95 %, over records and for all differences of a sentence at once. One pair of runs is one seed: "
-    "whether another seed gives the same, shoal sweep says."
+CAVEAT = (
+    "Intervals are 95 % intervals over records, simultaneous for all differences of a sentence. A pair of runs is one "
+    "seed; shoal sweep compares several."
 )
-"""The reservation of every comparison."""
+"""The last sentence of every comparison."""
 
 MODELS = "clusters."
-"""Before the keys of metrics of models."""
+"""The prefix of rows about models."""
 
 ABSENT = "-"
 """The cell of a run without the metric or the key."""
@@ -46,18 +45,15 @@ class Comparison:
     """Finished runs side by side; both tables have one column per run.
 
     Args:
-        settings: one row per key of the configuration in which the runs differ, but for those that only decide how
-            fast a run goes.
-        metrics: one row per metric that one of the runs has.
-        sentences: one for each run but the first, against the first; then what such intervals leave out.
+        settings: one row per key in which the configurations differ, without keys that only change the speed.
+        metrics: one row per metric of any run.
+        sentences: one for each run but the first, against the first; then a caveat.
         summaries: of each run, by its column's name.
 
     Example:
-        >>> import shoal
-        >>> one = ([[-1.0], [1.0]], [0, 1])
-        >>> federation = shoal.Federation.from_tensors([one] * 3, test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> runs = [shoal.simulate(federation, model, shoal.FedAvg(), shoal.LocalSGD(), rounds=r) for r in (1, 2)]
+        >>> import shoal.toy
+        >>> federation, model, local = shoal.toy.one_group()
+        >>> runs = [shoal.simulate(federation, model, shoal.FedAvg(), local, rounds=rounds) for rounds in (1, 2)]
         >>> shoal.compare(runs).settings.loc["algorithm.rounds"].to_dict()
         {'run 1': '1', 'run 2': '2'}
     """
@@ -80,19 +76,16 @@ def compare(runs: Sequence[str | Path | Result], *, allow_code: bool = False) ->
 
     Args:
         runs: at least two directories of finished runs, or results.
-        allow_code: as of `shoal.load`.
+        allow_code: see `shoal.load`.
 
     Raises:
-        InputError: fewer than two runs, one that is not finished or is damaged, or runs of other data or with
-            another metric.
+        InputError: fewer than two runs, an unfinished or damaged run, or runs with different data or metrics.
 
     Example:
-        >>> import shoal
-        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
-        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
+        >>> import shoal.toy
+        >>> federation, model, local = shoal.toy.two_groups()
         >>> algorithms = shoal.FedAvg(), shoal.IFCA(clusters=2)
-        >>> results = [shoal.simulate(federation, model, choice, shoal.LocalSGD(), rounds=2) for choice in algorithms]
+        >>> results = [shoal.simulate(federation, model, algorithm, local, rounds=2) for algorithm in algorithms]
         >>> comparison = shoal.compare(results)
         >>> comparison.metrics.loc["train accuracy, all"].to_dict()
         {'FedAvg': '0.500', 'IFCA': '1.000'}
@@ -107,25 +100,28 @@ def compare(runs: Sequence[str | Path | Result], *, allow_code: bool = False) ->
     first, *rest = summaries
     for name, other in zip(names[1:], rest, strict=True):
         same = list(other.by_group) == list(first.by_group) and other.run["dataset"] == first.run["dataset"]
-        require(same, f"{name}: is a run on other data or groups than {names[0]}; compare runs of the same federation")
+        require(same, f"{name}: its data or groups differ from {names[0]}; compare runs of the same federation")
     for name, metric in zip(names, metrics, strict=True):
-        require(
-            metric == metrics[0], f"{name}: reports {metric}, but {names[0]} {metrics[0]}; compare runs of one metric"
-        )
-    titles = _titles(names, [result.description.algorithm_title for result in results])
+        fits = metric == metrics[0]
+        require(fits, f"{name}: reports {metric}, but {names[0]} {metrics[0]}; compare runs with the same metric")
+    algorithms, folders = (
+        [result.description.algorithm_title for result in results],
+        [Path(name).name for name in names],
+    )
+    titles = next((names for names in (algorithms, folders) if len(set(names)) == len(names)), names)
     declared = {metric.key: metric for result in results for metric in result.description.metrics}
-    asked = _differing([decisive_settings(tomllib.loads(result.description.settings)) for result in results])
+    settings = _differences([decisive_settings(tomllib.loads(result.description.settings)) for result in results])
     table = {"view of exposure": [summary.view for summary in summaries]} | _metrics(summaries, metrics[0], declared)
     table |= _verdicts(results)
     return Comparison(
-        settings=pd.DataFrame.from_dict(asked, orient="index", columns=titles),
+        settings=pd.DataFrame.from_dict(settings, orient="index", columns=titles),
         metrics=pd.DataFrame.from_dict(table, orient="index", columns=titles),
         sentences=(
             *(
                 describe_difference(first, other, (accuracies[0], accuracy), titles[0], title, metrics[0])
                 for other, accuracy, title in zip(rest, accuracies[1:], titles[1:], strict=True)
             ),
-            ONE_SEED,
+            CAVEAT,
         ),
         summaries=dict(zip(titles, summaries, strict=True)),
     )
@@ -141,39 +137,37 @@ def _read(out: Path, *, allow_code: bool) -> Result:
 def _accuracy(result: Result) -> Estimate:
     """A run's accuracy over all clients, with an interval.
 
-    Each group's test examples count by its share of the clients, so together they are worth ``1 / sum(share^2 / n)``.
+    Each group's test examples count by its share of the clients; the effective number is ``1 / sum(share^2 / n)``.
     """
-    shares = result.clients["group"].value_counts(normalize=True)
+    shares, effective = result.clients["group"].value_counts(normalize=True), 0.0
     examples = of_groups(result.summary, "test_examples")
-    worth = 1 / sum(shares[group] ** 2 / n for group, n in examples.items()) if set(shares.index) == {*examples} else 0
-    return Estimate.of_rate(result.summary.overall["accuracy.overall"], worth)
+    if set(shares.index) == {*examples}:
+        effective = 1 / sum(shares[group] ** 2 / n for group, n in examples.items())
+    return Estimate.of_rate(result.summary.overall["accuracy.overall"], effective)
 
 
-def _titles(names: Sequence[str], algorithms: Sequence[str]) -> list[str]:
-    """The runs' algorithms; where two have the same, the names of their directories, or else their paths."""
-    last = [Path(name).name for name in names]
-    return next((titles for titles in (list(algorithms), last) if len(set(titles)) == len(titles)), list(names))
+def _differences(configurations: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """The keys whose values differ, with the value in each configuration."""
 
+    def cell(value: object) -> str:
+        return ABSENT if value is None else value if isinstance(value, str) else json.dumps(value)
 
-def _differing(asked: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """The keys whose values are not all the same, with the value in each configuration."""
-    keys = dict.fromkeys(key for settings in asked for key in settings)
-    rows = {key: [_setting(settings.get(key)) for settings in asked] for key in keys}
+    keys = dict.fromkeys(key for settings in configurations for key in settings)
+    rows = {key: [cell(settings.get(key)) for settings in configurations] for key in keys}
     return {key: cells for key, cells in rows.items() if len(set(cells)) > 1}
 
 
-def _setting(value: object) -> str:
-    """A configuration's value as its file has it, but for quotes around words."""
-    if value is None:
-        return ABSENT
-    return value if isinstance(value, str) else json.dumps(value)
-
-
 def _metrics(summaries: Sequence[Summary], measured: str, declared: Mapping[str, Metric]) -> dict[str, list[str]]:
-    """The cells by label; ``measured`` is the runs' metric, accuracy or another."""
+    """The cells by label; ``measured`` is the runs' metric, such as accuracy."""
     models = sorted({k for summary in summaries for k in summary.by_cluster})
     table: dict[str, list[str]] = {}
-    for row in dict.fromkeys([*ROWS, *_further(summaries)]):
+    of_models = [
+        f"{MODELS}{key}" for summary in summaries for metrics in summary.by_cluster.values() for key in metrics
+    ]
+    further = [key for key in of_models if key.startswith(f"{MODELS}{DIRECTIVE_COLUMN}")]
+    of_runs = [key for summary in summaries for part in (summary.overall, *summary.by_group.values()) for key in part]
+    further += [key for key in [*of_runs, *of_models] if not is_declared(key.removeprefix(MODELS))]
+    for row in dict.fromkeys([*ROWS, *further]):
         key = row.removeprefix(MODELS)
         metric = metric_of(key, measured=measured, declared=declared)
         of_groups = [[summary.by_group[group].get(key) for summary in summaries] for group in summaries[0].by_group]
@@ -190,35 +184,22 @@ def _metrics(summaries: Sequence[Summary], measured: str, declared: Mapping[str,
 
 
 def _verdicts(results: Sequence[Result]) -> dict[str, list[str]]:
-    """The cells on exposure by view and group: of each run's audit, or of its own attack without one."""
-    audits = [result.audit_in_directory for result in results]
-    found = [
-        run_findings(result.summary) if audit is None else findings(audit)
-        for result, audit in zip(results, audits, strict=True)
-    ]
-    cells = [{f"{one.group}, to {BY[one.view]}": f"{one.verdict}: {one.accuracy.figure}" for one in of} for of in found]
-    rows = dict.fromkeys(row for of in cells for row in of)
-    return {row: [of.get(row, ABSENT) for of in cells] for row in rows}
-
-
-def _further(summaries: Sequence[Summary]) -> list[str]:
-    """Rows that depend on the runs: the directives that clusters were given last, and the user's own metrics."""
-    of_models = [
-        f"{MODELS}{key}" for summary in summaries for metrics in summary.by_cluster.values() for key in metrics
-    ]
-    of_others = [
-        key for summary in summaries for metrics in (summary.overall, *summary.by_group.values()) for key in metrics
-    ]
-    directives = [key for key in of_models if key.startswith(f"{MODELS}{DIRECTIVE_COLUMN}")]
-    return [*directives, *(key for key in [*of_others, *of_models] if not is_declared(key.removeprefix(MODELS)))]
+    """The cells on exposure by view and group, from each run's audit, or without one from its own attack."""
+    columns: list[dict[str, str]] = []
+    for result in results:
+        audit = result.audit_in_directory
+        rows = run_findings(result.summary) if audit is None else findings(audit)
+        columns.append({f"{row.group}, to {BY[row.view]}": f"{row.verdict}: {row.accuracy.figure}" for row in rows})
+    labels = dict.fromkeys(label for column in columns for label in column)
+    return {label: [column.get(label, ABSENT) for column in columns] for label in labels}
 
 
 def describe_difference(
     first: Summary, other: Summary, accuracies: tuple[Estimate, Estimate], first_title: str, title: str, metric: str
 ) -> str:
-    """The second run's accuracy (or other metric), exposure and limits against the first's.
+    """Describe how the second run's metric, exposure and limits differ from the first's.
 
-    Only a difference whose interval is off 0 is said to be one; the intervals hold for all differences at once.
+    A difference counts when its simultaneous interval excludes 0.
     """
     same_view = first.view == other.view
     exposed = {
@@ -230,7 +211,7 @@ def describe_difference(
     if metric == ACCURACY:
         parts = [_change("accuracy", *accuracies, "gains", "loses", among=1 + len(exposed))]
     else:
-        # Which difference of it would be noticed depends on its unit, and no examples tell its spread.
+        # No interval: the examples do not tell the spread of another metric.
         parts = [f"has {metric} {number(after)} (against {number(before)})"]
     parts += [
         _change(f"the {METRICS['mia'].name} on {group}", *ends, "raises", "lowers", among=1 + len(exposed))
@@ -243,7 +224,7 @@ def describe_difference(
         parts.append(f"{whose}, so exposure and limits are not compared")
     elif before[0] != after[0]:
         federations = f"has {after[0]} reference federations (against {before[0]})"
-        parts.append(f"{federations}, so exposure and limits are not by the same attacks")
+        parts.append(f"{federations}, so the attacks on both differ")
     minority = "clients in a cluster where another group is in the majority"
     if same_view:
         parts.append(

@@ -1,4 +1,4 @@
-"""A run directory while somebody runs in it: made or opened again, locked, logged, prolonged, and finished."""
+"""Run directories: creation, locking, logs, and the extension of a finished run to more rounds."""
 
 import logging
 import sys
@@ -16,13 +16,7 @@ from shoal.config.toml_files import read_toml
 from shoal.core.atomic_files import open_to_append, remove_unfinished, write_text
 from shoal.core.errors import InputError, require
 from shoal.reports.run.description import RunDescription
-from shoal.runs.files import (
-    HASHES,
-    differences,
-    require_same_examples,
-    require_unchanged,
-    write_hashes,
-)
+from shoal.runs.files import HASHES, differences, require_same_examples, require_unchanged, write_hashes
 from shoal.runs.updates import FOLDER
 from shoal.simulation.play import SimulationState
 from shoal.simulation.round_metrics import not_evaluated
@@ -34,11 +28,11 @@ except ImportError:  # Windows has none; runs there go unlocked.
 
 LOG = logging.getLogger("shoal")
 
-OUTCOME = (
+RESULT_FILES = (
     "summary.json", "clients.csv", "rounds.csv", "roc.csv", "canaries.csv", "presence.csv", "models.safetensors",
     "samples.safetensors", "report.html",
 )  # fmt: skip
-"""Files that a run writes at its end. The summary, without which a run is one that was killed, is removed first."""
+"""Files that a run writes at its end. The summary, the mark of a finished run, is removed first."""
 
 
 def is_finished(out: Path) -> bool:
@@ -47,41 +41,37 @@ def is_finished(out: Path) -> bool:
 
 
 def is_begun(out: Path) -> bool:
-    """Return whether the existing ``out`` has its config.toml, which is the first file that a run writes.
+    """Return whether ``out`` holds config.toml, the first file of a run.
 
     Raises:
-        InputError: ``out`` is somebody else's directory.
+        InputError: ``out`` is not the directory of a run.
     """
     require(out.is_dir(), f"{out}: is not a directory; choose another --out")
     if (out / "config.toml").exists():
         return True
-    foreign = [path for path in out.iterdir() if not _is_first(path)]
-    require(not foreign, f"{out}: is not a run directory (no config.toml); choose another --out")
+    for path in out.iterdir():
+        early = path.name == "checkpoint" or path.name.startswith(".config.toml.")
+        early = path.stat().st_size == 0 if path.name == "run.log" else early
+        require(early, f"{out}: is not a run directory (no config.toml); choose another --out")
     return False
-
-
-def _is_first(path: Path) -> bool:
-    """Return whether a run may have made this before its config.toml."""
-    if path.name == "run.log":
-        return path.stat().st_size == 0
-    return path.name == "checkpoint" or path.name.startswith(".config.toml.")
 
 
 def existing_directory_error(out: Path) -> InputError:
     """The error of a new run in a directory that exists."""
     return InputError(
-        f"{out}: exists already; choose another directory, or go on in it with --resume (in Python: resume=True)"
+        f"{out}: exists already; choose another directory, or resume the run in it with --resume (in Python: "
+        "resume=True)"
     )
 
 
 @contextmanager
 def lock_folder(out: Path) -> Iterator[None]:
-    """Keep every other process, and every other run of this one, out of the run directory ``out``.
+    """Lock the run directory ``out`` against other runs, in this process too.
 
-    What is locked is run.log: the directory needs no file for it, and the kernel unlocks the file of a killed process.
+    The lock is on run.log, so it needs no file of its own, and the kernel releases it when a process is killed.
 
     Raises:
-        InputError: another run is going on in it.
+        InputError: another run has the lock.
     """
     if fcntl is None:
         yield
@@ -90,11 +80,9 @@ def lock_folder(out: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise InputError(
-                f"{out}: another run is going on in it; wait until it ends, or choose another --out"
-            ) from error
+            raise InputError(f"{out}: another run uses it; wait until that ends, or choose another --out") from error
         except OSError as error:
-            # Some network file systems have no locks; a run there is still worth having.
+            # Some network file systems have no locks; runs there are allowed.
             LOG.warning("%s: cannot be locked (%s); start no second run in it", out, error.strerror)
         yield
 
@@ -103,22 +91,22 @@ def lock_folder(out: Path) -> Iterator[None]:
 def open_run_dir(
     out: Path, config: str, require_same: Callable[[], object], *, resume: bool, examples: str | None = None
 ) -> Iterator[Path]:
-    """Make the run directory, or open it again, and lock it; gives its folder of checkpoints.
+    """Make or reopen a run directory and lock it; yield its folder of checkpoints.
 
     Args:
         out: the directory.
         config: the text of its config.toml.
-        require_same: raises unless ``out`` holds the same run; asked once the directory is locked, since it may have
-            become another run's since it was looked at first.
-        resume: whether it may exist.
+        require_same: raises unless ``out`` holds the same run; called under the lock, since another run may have
+            started in it meanwhile.
+        resume: whether the directory may exist.
         examples: the hash of the federation; None: its examples are on other machines.
     """
     checkpoints = out / "checkpoint"
-    with ExitStack() as held:
+    with ExitStack() as stack:
         new = not out.exists()
         try:
             out.mkdir(parents=True, exist_ok=resume)
-            held.enter_context(lock_folder(out))
+            stack.enter_context(lock_folder(out))
             require_same()
             checkpoints.mkdir(exist_ok=True)
             for folder in (out, checkpoints, out / FOLDER):
@@ -132,17 +120,18 @@ def open_run_dir(
         except OSError as error:
             raise InputError(f"{out}: cannot be written: {error.strerror}; choose another --out") from error
         if new and resume:
-            LOG.warning("%s: there is nothing to resume; the run starts anew", out)
+            LOG.warning("%s: nothing to resume; the run starts from the beginning", out)
         yield checkpoints
 
 
 def rounds_before(out: Path, description: RunDescription, rounds: int) -> int:
-    """The rounds that the run in the existing ``out`` was asked for last; ``rounds`` where it was not begun.
+    """Return the configured rounds of the run in the existing ``out``; ``rounds`` if it has no config.toml yet.
+
+    Keys that only change the speed may differ, data may have moved, and the run may have fewer rounds, since no round
+    depends on later ones.
 
     Raises:
-        InputError: it holds no run that ``description`` describes, or its files were changed since it was finished.
-            What only decides how fast it goes may differ, the data may have moved, and the run may be one of fewer
-            rounds: nothing in a round depends on how many follow.
+        InputError: ``out`` holds another run than ``description``, or a finished run with changed files.
     """
     if not is_begun(out):
         return rounds
@@ -154,14 +143,10 @@ def rounds_before(out: Path, description: RunDescription, rounds: int) -> int:
             continue
         if _concerns_later_rounds(key, before, now):
             continue
-        require(
-            key != "algorithm.rounds",
-            f"{out}: holds a run of {old} rounds, which can be prolonged but not shortened: 'algorithm.rounds' must be "
-            f"at least {old}; got {new}",
-        )
+        require(key != "algorithm.rounds", f"{out}: 'algorithm.rounds' must be at least {old} to resume; got {new}")
         short = len(f"{old}{new}") <= 120 and "\n" not in f"{old}{new}"
-        other = f"{key} = {old!r}, but this one has {new!r}" if short else f"another '{key}'"
-        raise InputError(f"{out}: holds a run with {other}; choose another --out")
+        change = f"{key} = {old!r}, but this one has {new!r}" if short else f"another '{key}'"
+        raise InputError(f"{out}: holds a run with {change}; choose another --out")
     require_same_examples(out, description.examples)
     if is_finished(out):
         require_unchanged(out)
@@ -169,8 +154,8 @@ def rounds_before(out: Path, description: RunDescription, rounds: int) -> int:
 
 
 def _concerns_later_rounds(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether a key says of rounds after those of the run ``before`` alone: who leaves or joins then, and how models
-    forget, where nobody left before.
+    """Whether a key only affects rounds after those of the run ``before``: later events, or the forgetting method where
+    no client has left.
     """
     done = before["algorithm"]["rounds"]
     old, new = ([event for event in table.get("events", ()) if event["round"] <= done] for table in (before, now))
@@ -182,37 +167,37 @@ def _concerns_later_rounds(key: str, before: Mapping[str, Any], now: Mapping[str
 def extend_rounds(
     out: Path, description: RunDescription, progress: SimulationState | None, before: int, every: int
 ) -> SimulationState | None:
-    """Make a run of ``before`` rounds one of more; returns its progress as if it had been that from the start.
+    """Extend a run to more rounds; return its state as if it had been the longer run from the start.
 
     Args:
         out: its directory.
         description: of the longer run.
-        progress: of the shorter one; None: it has no checkpoint.
-        before: its rounds.
+        progress: state of the shorter run; None without a checkpoint.
+        before: rounds of the shorter run.
         every: rounds between evaluations.
 
     Raises:
-        InputError: the run is finished and its last checkpoint is gone.
+        InputError: the run is finished and its last checkpoint is missing.
     """
     if is_finished(out):
         require(
             progress is not None and progress.state.round == before,
-            f"{out}: cannot be prolonged, since the checkpoint of its last round is gone; choose another --out",
+            f"{out}: cannot be extended without the checkpoint of its last round; choose another --out",
         )
         attack = () if description.attack_table is None else (f"{description.attack_table[0]}.csv",)
-        for name in (*OUTCOME, *attack):
+        for name in (*RESULT_FILES, *attack):
             (out / name).unlink(missing_ok=True)
     write_text(out / "config.toml", description.settings)
     write_hashes(out, description.examples)
-    LOG.info("prolonged from %d rounds to %d", before, tomllib.loads(description.settings)["algorithm"]["rounds"])
+    LOG.info("extended from %d rounds to %d", before, tomllib.loads(description.settings)["algorithm"]["rounds"])
     if progress is None or before % every == 0:
         return progress
-    # The last round is always evaluated, but this one is the last no longer.
+    # The shorter run evaluated this round as its last.
     return replace(progress, rows=tuple(not_evaluated(row) if row["round"] == before else row for row in progress.rows))
 
 
 class _RunLog(logging.FileHandler):
-    """A file that the run ends with if it cannot be written, as with any other; logging prints a traceback instead."""
+    """A log file whose write errors end the run, where `logging` would print a traceback."""
 
     def _open(self) -> TextIOWrapper:
         return cast("TextIOWrapper", open_to_append(self.baseFilename))
@@ -234,7 +219,7 @@ class _RunLog(logging.FileHandler):
 
 
 class _Warnings(logging.Handler):
-    """Keeps the sentences of warnings."""
+    """A handler that collects the sentences of warnings."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -242,14 +227,14 @@ class _Warnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.sentences.append(record.getMessage())
-        # As logging does where nobody listens: that this does must not silence a warning.
+        # Without another handler, logging prints warnings by its last resort; this handler must not silence them.
         if logging.lastResort is not None and LOG.handlers == [self] and not logging.getLogger().handlers:
             logging.lastResort.handle(record)
 
 
 @contextmanager
 def collect_warnings() -> Iterator[list[str]]:
-    """The warnings that Shoal logs meanwhile."""
+    """Collect the warnings that Shoal logs inside the block."""
     handler = _Warnings()
     LOG.addHandler(handler)
     try:
@@ -259,8 +244,8 @@ def collect_warnings() -> Iterator[list[str]]:
 
 
 @contextmanager
-def repeated_warnings_dropped() -> Iterator[None]:
-    """Print a warning of many runs once, whatever its numbers; the log of each run has it all the same."""
+def drop_repeated_warnings() -> Iterator[None]:
+    """Print each warning of many runs once, ignoring its numbers; the log of each run still has it."""
     filters = [(handler, _NewWarnings()) for handler in logging.getLogger().handlers]
     for handler, new in filters:
         handler.addFilter(new)
@@ -272,7 +257,7 @@ def repeated_warnings_dropped() -> Iterator[None]:
 
 
 class _NewWarnings(logging.Filter):
-    """Drops warnings that differ from an earlier one in numbers alone."""
+    """A filter of warnings that differ from an earlier one in numbers alone."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -287,7 +272,7 @@ class _NewWarnings(logging.Filter):
 
 @contextmanager
 def log_to_file(path: Path) -> Iterator[None]:
-    """Append what Shoal logs to ``path``."""
+    """Append Shoal's log to ``path`` inside the block."""
     handler = _RunLog(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
     level = LOG.level

@@ -1,9 +1,9 @@
-"""The files of a run, read back and checked, and hashes.json: SHA-256 of its examples and files.
+"""Readers of a run's files, and hashes.json with SHA-256 hashes of its examples and files.
 
-In hashes.json ``examples`` is `shoal.data.fingerprint` of the federation: every input, label, group and limit, and who
-has which. A finished run has ``files`` too: the hash of each file that later steps read, by its path in the run
-directory. That of config.toml is of the keys that decide the result; where the data are is none of them, so they may
-move. A checkpoint has a hash of its own in its name.
+In hashes.json ``examples`` is `shoal.data.fingerprint` of the federation: every client's inputs, labels, group and
+limit. A finished run also has ``files``, the hash of each file that later steps read, by its path in the run directory.
+The hash of config.toml covers the keys that decide the result, so the data may move. A checkpoint has its own hash in
+its name.
 """
 
 import hashlib
@@ -28,36 +28,37 @@ from shoal.core.formats import from_cells
 from shoal.metrics.summary import TEXT_KEYS, FlatSummary, Summary, parse_summary
 from shoal.runs.updates import FOLDER
 
-NEEDED = ("algorithm", "dataset", "seed", "rounds", "accuracy.overall", "violations.total", "migrated", "seconds.total")
+REQUIRED_KEYS = (
+    "algorithm",
+    "dataset",
+    "seed",
+    "rounds",
+    "accuracy.overall",
+    "violations.total",
+    "migrated",
+    "seconds.total",
+)
 """Keys that every summary has."""
 
 TEXT_COLUMNS = ("group", "non_members", "attack", "name", "view", "method")
 """Columns of text; all others hold numbers."""
 
 FROZEN = "frozen"
-"""In models.safetensors, in the place of a cluster's number, of tensors that all models share."""
+"""The prefix in models.safetensors of tensors that all models share; others have their cluster's number."""
 
 HASHES = "hashes.json"
 
 _UNHASHED = (
-    "report.html",
-    "run.log",
-    "audit.json",
-    "audit.csv",
-    "audit.html",
-    "scores.csv",
-    "card.json",
-    "card.html",
-    HASHES,
-)
-"""Files that are written or grow after a run, or that no later step reads."""
+    "report.html", "run.log", "audit.json", "audit.csv", "audit.html", "scores.csv", "card.json", "card.html", HASHES,
+)  # fmt: skip
+"""Files that grow or are written after a run, or that no later step reads."""
 
 COMPLETE = ("round", "cluster", "clients", "present", "group", "non_members")
 """Columns without gaps."""
 
 
 def read_run(out: Path) -> FlatSummary:
-    """The summary of a finished run, as the flat keys of its file.
+    """Read the flat keys of summary.json.
 
     Raises:
         InputError: ``out`` is not the directory of a finished run.
@@ -66,9 +67,9 @@ def read_run(out: Path) -> FlatSummary:
     if (out / "config.toml").exists():
         instead = "finish it with shoal run --resume"
     elif (out / "sweep.toml").exists():
-        instead = "it is a sweep, whose runs are in its folder 'runs'"
+        instead = "it is a sweep with its runs in the folder 'runs'"
     else:
-        instead = "name the directory of a run" if out.exists() else "there is no such directory"
+        instead = "name the directory of a run" if out.exists() else "the directory does not exist"
         instead = "it is a file; name the directory of a run" if out.is_file() else instead
     require(path.exists(), f"{out}: is not a finished run (no summary.json); {instead}")
     try:
@@ -76,7 +77,7 @@ def read_run(out: Path) -> FlatSummary:
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from error
     require(isinstance(flat, dict), f"{path}: is damaged: it must hold numbers under flat keys")
-    missing = [key for key in NEEDED if key not in flat]
+    missing = [key for key in REQUIRED_KEYS if key not in flat]
     require(not missing, f"{path}: is damaged: {', '.join(missing)} missing")
     numbers = [value for key, value in flat.items() if key not in TEXT_KEYS]
     numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in numbers)
@@ -85,17 +86,17 @@ def read_run(out: Path) -> FlatSummary:
 
 
 def read_summary(out: Path) -> Summary:
-    """The summary of a finished run.
-
-    Raises:
-        InputError: ``out`` is not the directory of a finished run.
-    """
+    """Read summary.json; raises as `read_run`."""
     return parse_summary(read_run(out))
 
 
 def read_table(path: Path, columns: Sequence[str], *, empty: bool = False) -> pd.DataFrame:
-    """A CSV file of a run, with these ``columns`` at least; only an ``empty`` one may be without rows. Only an empty
-    cell is NaN: a group may be called "NA".
+    """Read a CSV file of a run; only an empty cell is NaN, since a group may be called "NA".
+
+    Args:
+        path: the file.
+        columns: required columns.
+        empty: whether it may have no rows.
 
     Raises:
         InputError: the file is missing or damaged.
@@ -105,20 +106,20 @@ def read_table(path: Path, columns: Sequence[str], *, empty: bool = False) -> pd
         frame = pd.read_csv(path, keep_default_na=False, na_values=[""], dtype=dict.fromkeys(TEXT_COLUMNS, str))
         frame = from_cells(frame, TEXT_COLUMNS)
     missing = [name for name in columns if name not in frame]
-    require(not missing, f"{path}: is damaged: no {', '.join(missing)} among its columns")
+    require(not missing, f"{path}: is damaged: its columns lack {', '.join(missing)}")
     numeric = [str(name) for name in frame if name not in TEXT_COLUMNS]
     if empty and len(frame) == 0:
         return frame.astype(dict.fromkeys(numeric, float))
     strange = [name for name in numeric if not pd.api.types.is_numeric_dtype(frame[name])]
-    require(not strange, f"{path}: is damaged: not only numbers in its columns {', '.join(strange)}")
+    require(not strange, f"{path}: is damaged: its columns {', '.join(strange)} hold more than numbers")
     gaps = [name for name in COMPLETE if name in frame and frame[name].isna().any()]
-    require(not gaps, f"{path}: is damaged: gaps in its columns {', '.join(gaps)}")
+    require(not gaps, f"{path}: is damaged: its columns {', '.join(gaps)} have gaps")
     require(len(frame) > 0, f"{path}: is damaged: it has no rows")
     return frame
 
 
 def read_warnings(path: Path) -> tuple[str, ...]:
-    """The warnings in the log of a run, each once; none where there is no log."""
+    """Read the warnings in a run's log, each once; none without a log."""
     if not path.exists():
         return ()
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -127,7 +128,7 @@ def read_warnings(path: Path) -> tuple[str, ...]:
 
 
 def read_samples(path: Path) -> dict[str, NDArray[Any]]:
-    """The images (B, channels, height, width) of samples.safetensors, by group.
+    """Read the images (B, channels, height, width) of samples.safetensors, by group.
 
     Raises:
         InputError: the file is missing or damaged.
@@ -138,7 +139,7 @@ def read_samples(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def read_models(path: Path) -> tuple[dict[int, dict[str, Tensor]], tuple[str, ...]]:
-    """The tensors of models.safetensors by cluster and name, and the names of those that are frozen.
+    """Read the tensors of models.safetensors by cluster and name, and the names of the frozen ones.
 
     Raises:
         InputError: the file is missing or damaged.
@@ -158,46 +159,43 @@ def read_models(path: Path) -> tuple[dict[int, dict[str, Tensor]], tuple[str, ..
 
 
 def write_hashes(out: Path, examples: str, summary: str | None = None) -> None:
-    """Write hashes.json: of a run that has begun, or, with the text of its summary.json, of one that is finished."""
+    """Write hashes.json; ``summary``, the text of summary.json, marks a finished run."""
     about: dict[str, Any] = {"examples": examples}
     if summary is not None:
-        there = [path for folder in (out, out / FOLDER) if folder.is_dir() for path in sorted(folder.iterdir())]
-        named = {str(path.relative_to(out)): path for path in there if path.is_file() and path.name not in _UNHASHED}
-        hashes = {name: _hash(path) for name, path in named.items() if not path.name.startswith(".")}
+        paths = [path for folder in (out, out / FOLDER) if folder.is_dir() for path in sorted(folder.iterdir())]
+        files = {str(path.relative_to(out)): path for path in paths if path.is_file() and path.name not in _UNHASHED}
+        hashes = {name: _hash(path) for name, path in files.items() if not path.name.startswith(".")}
         about["files"] = hashes | {"summary.json": hashlib.sha256(summary.encode()).hexdigest()}
     write_text(out / HASHES, json.dumps(about, indent=2) + "\n")
 
 
 def stored_examples(out: Path) -> str:
-    """The hash of the examples that the run in ``out`` was begun with; "" where it has none."""
+    """Return the hash of the examples of the run in ``out``; "" without one."""
     return _read_hashes(out)["examples"]
 
 
 def stored_files(out: Path) -> Mapping[str, str]:
-    """The hashes of the files of the finished run in ``out``, by path; none where it has no hashes."""
+    """Return the hashes of the files of the finished run in ``out``, by path."""
     return _read_hashes(out).get("files", {})
 
 
 def require_same_examples(out: Path, examples: str) -> None:
-    """Raise `InputError` where the run in ``out`` was begun with other examples than those of the hash ``examples``."""
+    """Raise `InputError` unless ``examples`` is the hash of the examples of the run in ``out``."""
     before = stored_examples(out)
     require(
         before in ("", examples),
-        f"{out}: was run on other examples than the data have now (hash {before[:8]} then, {examples[:8]} now); "
-        "restore the data, or run in another directory",
+        f"{out}: its examples have changed since the run (hash {before[:8]} then, {examples[:8]} now); restore the "
+        "data, or run in another directory",
     )
 
 
 def require_unchanged(out: Path) -> None:
-    """Raise `InputError` where a file of the finished run in ``out`` is missing or not what the run wrote."""
-    require((out / HASHES).exists(), f"{out}: has no {HASHES}, the hashes of its examples and files; run it anew")
+    """Raise `InputError` where a file of the finished run in ``out`` is missing or has changed."""
+    require((out / HASHES).exists(), f"{out}: has no {HASHES}, the hashes of its examples and files; run it again")
     for name, expected in stored_files(out).items():
-        path = out / name
-        require(path.exists(), f"{path}: is missing; restore it, or run in another directory")
-        require(
-            _hash(path) == expected,
-            f"{path}: has changed since the run was finished; restore it, or run in another directory",
-        )
+        path, remedy = out / name, "restore it, or run in another directory"
+        require(path.exists(), f"{path}: is missing; {remedy}")
+        require(_hash(path) == expected, f"{path}: has changed since the run was finished; {remedy}")
 
 
 def _read_hashes(out: Path) -> dict[str, Any]:
@@ -224,9 +222,9 @@ def _hash(path: Path) -> str:
 
 
 def decisive_settings(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a config.toml by dotted key, but for the keys that change no result.
+    """Return the values of a config.toml by dotted key, without the keys that change no result.
 
-    A run without baselines is one whose file does not speak of them.
+    ``evaluation.baselines = false`` is left out too: older files lack the key.
     """
     free = (
         "engine.threads", "record.max_megabytes", "checkpoint.every", "simulation.unnamed", "evaluation.min_clients",
@@ -236,7 +234,7 @@ def decisive_settings(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The keys in which two config.toml differ, with both values; None where one of them has no value."""
+    """Return the keys in which two config.toml differ, with both values; None for a missing one."""
     old, new = decisive_settings(before), decisive_settings(now)
     return {key: (old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)}
 

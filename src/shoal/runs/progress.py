@@ -130,7 +130,7 @@ def _mean_accuracy(rows: tuple[RoundRow, ...]) -> str:
     return decimal(sum(row["accuracy"] * row["clients"] for row in measured) / clients) if clients else "-"
 
 
-def shown_to_a_person() -> Display | None:
+def default_display() -> Display | None:
     """A display of a simulation where somebody watches, in a terminal or a notebook; None: elsewhere."""
     console = Console(stderr=True)
     return Display(console) if console.is_terminal or console.is_jupyter else None

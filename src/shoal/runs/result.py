@@ -1,4 +1,4 @@
-"""The result of a simulation or a run: in memory, as a directory, as a page, as a picture, and back."""
+"""The result of a simulation or a run, its directory, its page and its plot."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -37,7 +37,7 @@ from shoal.runs.audits.audit_files import AboutAudited, Attack, AuditRequest, st
 from shoal.runs.audits.audit_members import audit_members
 from shoal.runs.files import FROZEN, read_models, read_samples, read_summary, read_table, read_warnings, write_hashes
 from shoal.runs.run_description import read_description
-from shoal.runs.updates import recorded_in
+from shoal.runs.updates import find_updates
 from shoal.simulation.measure import CLIENT_COLUMNS, EXPOSURE_COLUMNS, PRESENCE_COLUMNS, ROC_COLUMNS, ROUND_COLUMNS
 from shoal.simulation.play import SimulationState
 from shoal.simulation.round_metrics import RoundRow
@@ -51,7 +51,7 @@ SAMPLES = 8
 """Images of each group in the report."""
 
 FEATURES = "features.safetensors"
-"""The file of the map before the models."""
+"""The file of the feature map before the models."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,34 +60,31 @@ class Result:
 
     Args:
         summary: the metrics of `summary.json`.
-        clients: one row per client, as in `clients.csv`; of a simulation in this process also ``train_accuracy``.
+        clients: one row per client, as in `clients.csv`; also ``train_accuracy`` after a simulation in this process.
         rounds: one row per round and cluster, as in `rounds.csv`.
         roc: ROC curves of the configured attack by group, as in `roc.csv`.
         models: the final model of each cluster, for `torch.nn.Module.load_state_dict`. With ``features`` their inputs
             are features; ``torch.nn.Sequential(result.features, network)`` takes raw inputs.
-        frozen: the names of tensors in ``models`` that are frozen, and the same tensors in all of them.
-        description: how it was made.
+        frozen: the names of frozen tensors in ``models``, which are the same in all of them.
+        description: the settings for reports.
         samples: test images (B, channels, height, width) uint8 of each group; empty where the data are not images.
-        state: after the last round, with the algorithm's own tensors, and the models before their release; its
-            assignment is what each client trained last, where `clients` has what it uses. None where it was read from
-            a directory, which has no tensors of the algorithm.
+        state: the state after the last round, with the algorithm's tensors and the models before their release. Its
+            assignment is the cluster that each client trained last; `clients` has the one that it uses. None after
+            `load`, since a directory has no tensors of the algorithm.
         updates: the rows of a round attack's table, such as `property.csv`; None without one.
         canaries: one row per canary, as in `canaries.csv`; None without canaries.
         presence: one row per client that left or joined, as in `presence.csv`; None without events.
         recorded: clients' updates in the run's directory; None without them, or without a directory.
-        warnings: sentences that were said while it ran.
-        features: the fitted map before the models; None without one, or where it was read from a directory and has a
-            module of your own.
+        warnings: the sentences of the run's warnings.
+        features: the fitted feature map before the models; None without one, or after `load` if it has a user's module.
         audit_in_directory: the audit of these models in the run's directory; None without one.
-        simulation: that it came out of, with its examples; None where it was read from a directory or unpickled.
-        engine: that computed it, perhaps closed; None like ``simulation``.
+        simulation: the simulation with its examples; None after `load` or unpickling.
+        engine: the engine that computed it, perhaps closed; None like ``simulation``.
 
     Example:
-        >>> import shoal
-        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
-        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> result = shoal.simulate(federation, model, shoal.IFCA(clusters=2), shoal.LocalSGD(), rounds=2)
+        >>> import shoal.toy
+        >>> federation, model, local = shoal.toy.two_groups()
+        >>> result = shoal.simulate(federation, model, shoal.IFCA(clusters=2), local, rounds=2)
         >>> result.summary.overall["train_accuracy.overall"], result.clients["cluster"].tolist()
         (1.0, [0, 0, 1, 1])
         >>> network = model.network()
@@ -117,23 +114,23 @@ class Result:
     frozen: Collection[str] = ()
 
     def __getstate__(self) -> dict[str, Any]:
-        """The pickled attributes, as after `load`, since a simulation has functions that pickle does not take."""
+        """Return the attributes without simulation and engine, since pickle cannot store their functions."""
         return vars(self) | {"simulation": None, "engine": None}
 
     def __copy__(self) -> "Result":
         return replace(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Result":
-        copied: dict[str, Any] = deepcopy(self.__getstate__(), memo)
+        attributes: dict[str, Any] = deepcopy(self.__getstate__(), memo)
         # Both are shared: nothing changes a simulation, and an engine has no copy.
-        return Result(**copied | {"simulation": self.simulation, "engine": self.engine})
+        return Result(**attributes | {"simulation": self.simulation, "engine": self.engine})
 
     def start(self, *, public: bool = False) -> WarmStart:
-        """These models as the ``start`` of another `Simulation`.
+        """Return these models as the ``start`` of another `Simulation`.
 
         Args:
-            public: whether no example of that simulation's clients had a part in them, as in models trained on public
-                data. The models alone are taken over then, and reference federations begin at them too.
+            public: whether the models were trained without that simulation's clients, as on public data. Then only the
+                models are taken over, and reference federations start from them too.
         """
         require_instance("public", public, bool, "True or False")
         state = self.state
@@ -148,12 +145,12 @@ class Result:
         return [{str(name): value for name, value in row.items()} for row in self.rounds.to_dict("records")]
 
     def __str__(self) -> str:
-        """The answer in at most five lines; the exposure is that of the directory's audit, where there is one."""
+        """Return the answer in at most five lines, with the exposure of the directory's audit if it has one."""
         from shoal.reports.run.run_verdict import answer  # noqa: PLC0415
 
         about, audit = self.description, self.audit_in_directory
-        found = findings(audit) if audit is not None else []
-        return answer(self.summary, about.kind, about.metric, found)
+        exposures = findings(audit) if audit is not None else []
+        return answer(self.summary, about.kind, about.metric, exposures)
 
     def _repr_html_(self) -> str:
         groups = pd.DataFrame(dict(self.summary.by_group)).T.dropna(axis="columns", how="all")
@@ -164,13 +161,12 @@ class Result:
         return shorten(f"Result({', '.join(f'{key}={value}' for key, value in figures.items() if '.' not in key)})")
 
     def save(self, directory: str | Path) -> Path:
-        """Write a run directory, which `shoal report`, `shoal compare` and `load` take; returns its path.
+        """Write a run directory for `shoal report`, `shoal compare` and `load`; return its path.
 
-        In the config.toml of a simulation in Python the table ``[simulation]`` lists the parts without a name, which
-        `shoal run` asks for.
+        The table ``[simulation]`` in config.toml lists the parts without a name in a file; `shoal run` asks for them.
 
         Raises:
-            InputError: ``directory`` exists or cannot be written; nothing is left behind then.
+            InputError: ``directory`` exists or cannot be written; nothing stays behind.
         """
         out = path_of("directory", directory)
         require(not out.exists(), f"{out}: exists already; save to another directory")
@@ -179,12 +175,12 @@ class Result:
         return out
 
     def report(self, path: str | Path) -> Path:
-        """Write the HTML page, whole or not at all, over an older one if there is one; returns its path.
+        """Write the HTML page, replacing an older one; return its path.
 
         Raises:
             InputError: ``path`` cannot be written.
         """
-        # Here and below, so that what needs no report does not load matplotlib and jinja2.
+        # Here and below, so that only reports load matplotlib and jinja2.
         from shoal.reports.run.run_page import run_page  # noqa: PLC0415
 
         path = path_of("path", path)
@@ -221,13 +217,13 @@ class Result:
         """Attack the members with every attack, as `shoal audit` does.
 
         Args:
-            out: directory of the audit's files, made where it is missing. The scores of reference federations are kept
-                there, so that an audit goes on where it was interrupted. None: no files are kept.
-            references, duplicates, queries, jobs, cluster, watch, attacks: as of `shoal.audit_run`.
+            out: directory of the audit's files, made if missing. It stores the scores of reference federations, so that
+                an interrupted audit resumes. None: no files are written.
+            references, duplicates, queries, jobs, cluster, watch, attacks: see `shoal.audit_run`.
 
         Raises:
-            InputError: the result was read from a directory, had a property attack, or began at models that it is not
-                known how to train again; or ``out`` cannot be written.
+            InputError: the result was read from a directory, had a property attack, or started from models that cannot
+                be trained again; or ``out`` cannot be written.
         """
         references = integer("references", references, "such as 16", 0)
         request = AuditRequest((), attacks, references, duplicates, queries)
@@ -235,14 +231,13 @@ class Result:
         require(watch is None or callable(watch), f"'watch' must be a function; got {describe(watch)}")
         if self.simulation is None or self.state is None or self.engine is None:
             raise InputError(
-                "the result was read from a directory or unpickled, and neither has the examples of every run; give "
-                "the directory of a configuration's run to shoal.audit_run"
+                "the result was read from a directory or unpickled and has no examples; audit the run's directory with "
+                "shoal.audit_run"
             )
-        stated = stated_guarantee(self.summary.overall)
-        about = AboutAudited(f"Audit of {self.description.title}", stated)
+        about = AboutAudited(f"Audit of {self.description.title}", stated_guarantee(self.summary.overall))
         progress = SimulationState(self.state, tuple(self._rows()))
-        opened = TemporaryDirectory() if out is None else nullcontext(path_of("out", out))
-        with opened as folder, self.engine.reopened() as engine:
+        directory = TemporaryDirectory() if out is None else nullcontext(path_of("out", out))
+        with directory as folder, self.engine.reopened() as engine:
             place = Workplace(Path(folder), workers, watch=watch)
             return audit_members(self.simulation, progress, engine, request, place, about).audit
 
@@ -250,7 +245,7 @@ class Result:
         """Draw accuracy, exposure and size of each cluster by round.
 
         Returns:
-            Three axes of matplotlib, in a figure of their own (``axes[0].figure``).
+            Three matplotlib axes of one figure, ``axes[0].figure``.
         """
         from shoal.reports.run.run_charts import plot_rounds  # noqa: PLC0415
 
@@ -258,17 +253,17 @@ class Result:
 
 
 def named_models(model: Model, state: State) -> dict[int, dict[str, Tensor]]:
-    """The tensors of each cluster's model, for `torch.nn.Module.load_state_dict`."""
+    """Return the tensors of each cluster's model, for `torch.nn.Module.load_state_dict`."""
     return {k: model.state_dict(row) for k, row in enumerate(state.models)}
 
 
 def load(directory: str | Path, *, allow_code: bool = False) -> Result:
-    """The result in the directory of a finished run, of `shoal run`, `simulate` or `Result.save`.
+    """Load the result in the directory of a finished run, of `shoal run`, `simulate` or `Result.save`.
 
     Args:
-        directory: of the run.
-        allow_code: whether code that its configuration names (``module:Name``) is imported, and so run; for runs of
-            yours, or of those whom you trust.
+        directory: the run's directory.
+        allow_code: whether to import, and so run, the code that its configuration names (``module:Name``); only for
+            your own runs or those of people you trust.
 
     Raises:
         InputError: it is not the directory of a finished run, or one of its files is missing or damaged.
@@ -282,7 +277,7 @@ def load(directory: str | Path, *, allow_code: bool = False) -> Result:
 
 
 def read_tables(out: Path, *, allow_code: bool = False) -> Result:
-    """Read as `load` does, but without the models, which may be large."""
+    """Load a result without the models, which may be large; see `load`."""
     summary, description = read_summary(out), read_description(out, allow_code=allow_code)
     clients_by_group = [f"clients.{name}" for name in description.groups_with_clients]
     table, columns = description.attack_table or ("", ())
@@ -297,25 +292,19 @@ def read_tables(out: Path, *, allow_code: bool = False) -> Result:
         updates=read_table(out / f"{table}.csv", columns, empty=True) if table else None,
         canaries=read_table(out / "canaries.csv", CANARY_COLUMNS) if "canaries.members" in summary.overall else None,
         presence=read_table(out / "presence.csv", PRESENCE_COLUMNS) if "left" in summary.overall else None,
-        recorded=recorded_in(out),
+        recorded=find_updates(out),
         warnings=read_warnings(out / "run.log"),
         audit_in_directory=_audit_in(out, summary),
     )
 
 
 def report_of(out: Path, *, allow_code: bool = False) -> Path:
-    """Write report.html of the finished run in ``out``, whole or not at all; returns the path of the page.
-
-    ``allow_code`` is as of `load`.
-
-    Raises:
-        InputError: ``out`` is not the directory of a finished run, or one of its files is missing or damaged.
-    """
+    """Write report.html of the finished run in ``out``; return its path. Arguments and errors are those of `load`."""
     return read_tables(out, allow_code=allow_code).report(out / "report.html")
 
 
 def _audit_in(out: Path, summary: Summary) -> pd.DataFrame | None:
-    """The rows of audit.csv in a run's directory; None where there is no audit, or one of other rounds."""
+    """The rows of audit.csv in a run's directory; None without an audit after the same rounds."""
     try:
         rounds = read_json(out / "audit.json").get("rounds")
         words = dict.fromkeys(("view", "attack", "scope", "name", "title"), str)
@@ -328,7 +317,7 @@ def _audit_in(out: Path, summary: Summary) -> pd.DataFrame | None:
 
 
 def write_files(out: Path, result: Result) -> None:
-    """Write all files of a finished run; the summary last, since it marks the run as finished."""
+    """Write all files of a finished run; summary.json last, since it marks the run as finished."""
     if not (out / "config.toml").exists():
         write_text(out / "config.toml", result.description.settings)
     if result.warnings and not (out / "run.log").exists():
@@ -355,22 +344,22 @@ def write_files(out: Path, result: Result) -> None:
 
 
 def write_models(out: Path, models: Mapping[int, Mapping[str, Tensor]], frozen: Collection[str] = ()) -> Path:
-    """Write models.safetensors; returns its path. Tensors called ``frozen`` are written once, of the first model."""
-    named, written = dict[str, Tensor](), set[int]()
+    """Write models.safetensors, ``frozen`` tensors once; return its path."""
+    stored, addresses = dict[str, Tensor](), set[int]()
     for k, tensors in models.items():
         for name, tensor in tensors.items():
             if name in frozen and k > 0:
                 continue
-            # A tensor that layers share is written under each of its names.
-            own = tensor.clone() if tensor.data_ptr() in written else tensor
-            named[f"{FROZEN if name in frozen else k}.{name}"] = own.contiguous()
-            written.add(tensor.data_ptr())
-    write_bytes(out / "models.safetensors", serialize(named))
+            # A tensor that layers share is written under each of its names, and safetensors refuses shared memory.
+            copy = tensor.clone() if tensor.data_ptr() in addresses else tensor
+            stored[f"{FROZEN if name in frozen else k}.{name}"] = copy.contiguous()
+            addresses.add(tensor.data_ptr())
+    write_bytes(out / "models.safetensors", serialize(stored))
     return out / "models.safetensors"
 
 
 def samples_of(federation: Federation) -> dict[str, NDArray[Any]]:
-    """A few test images of each group; empty where the examples are no images."""
+    """Return a few test images of each group; empty where the examples are not images."""
     samples = {}
     for g, name in enumerate(federation.groups):
         images = federation.test.of_group(g).x[:SAMPLES]

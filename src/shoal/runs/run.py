@@ -1,7 +1,4 @@
-"""A run: a simulation trained and measured, in memory or in a directory, which can be killed and resumed.
-
-docs/configuration.md lists its files ("A run directory").
-"""
+"""A run: the training and measurement of a simulation, in memory or in a directory from which a killed run resumes."""
 
 import json
 import logging
@@ -9,14 +6,14 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import ceil
 from pathlib import Path
 
 from shoal.audit import RedTeam
 from shoal.config.build import load_data, resolve
 from shoal.config.schema import Config
-from shoal.config.settings_tables import in_table
 from shoal.core.atomic_files import write_text
-from shoal.core.errors import describe, integer, path_of, require, require_instance
+from shoal.core.errors import describe, integer, located, path_of, require, require_instance
 from shoal.core.foreign_files import read_json
 from shoal.core.formats import one_line
 from shoal.core.processes import SEQUENTIAL, Workers
@@ -39,65 +36,60 @@ from shoal.runs.directory import (
     rounds_before,
 )
 from shoal.runs.files import read_warnings
-from shoal.runs.progress import Display, shown_to_a_person
+from shoal.runs.progress import Display, default_display
 from shoal.runs.result import Result, load, named_models, samples_of, write_files
-from shoal.runs.run_description import description_of
+from shoal.runs.run_description import describe_simulation
 from shoal.runs.run_training import measure_trained, train
 from shoal.runs.sinks import LoggedRun, OpenSinks, Sink
-from shoal.runs.updates import MAX_MEGABYTES, megabytes, recorded_in
+from shoal.runs.updates import MAX_MEGABYTES, find_updates, megabytes
 from shoal.simulation.cluster_number import ClusterNumber, choose_cluster_number, most_clusters, with_cluster_number
 from shoal.simulation.play import EngineSettings, SimulationState, Watch, initial_state, move_to_engine
 from shoal.simulation.simulation import DEFAULT_RED_TEAM, Simulation, apply_feature_map
 
 LOG = logging.getLogger("shoal")
 
-CHOICE = "auto.json"
-"""How the number of clusters was chosen, in the run's directory."""
+CLUSTER_NUMBER_FILE = "auto.json"
+"""The file in the run's directory about the choice of the number of clusters."""
 
 CPU_ENGINE = EngineSettings()
-"""The default engine."""
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A simulation, and where it is trained and measured.
+    """A simulation with its engine, its directory and its watches.
 
     Args:
-        simulation: what decides the outcome.
-        out: a run directory to make, with checkpoints, from which an interrupted run is resumed. None: nothing is
-            written.
-        engine: what computes; by default the processor, a thread for each core.
-        watch: called before the first round and after each; or a tracker to log to, such as `TensorBoard`; or a list of
-            these. Without a function a terminal or a notebook shows the progress and the time left.
-        watch_references: called before the first reference federation and after each, with the numbers that are done
-            and in all.
-        workers: the processes that train these, such as ``Workers(jobs=2)``; results are the same.
+        simulation: all that decides the outcome.
+        out: a run directory to make, with checkpoints for resuming. None: nothing is written.
+        engine: by default the processor, with one thread per core.
+        watch: a function to call before the first round and after each; a tracker to log to, such as `TensorBoard`; or
+            a list of these. Without a function, a terminal or a notebook shows the progress and the time left.
+        watch_references: function of the finished and of all reference federations, called before the first one and
+            after each.
+        workers: the processes that train reference federations, such as ``Workers(jobs=2)``; results are the same.
         checkpoint_every: rounds between checkpoints.
-        max_megabytes: what recorded updates may take.
-        description: how reports describe it. None: as a simulation in Python.
-        notes: what run.log says of the data.
-        warnings: of the data, to be logged before the first round.
-        cluster_number: how the number of clusters was chosen; None: it was given.
+        max_megabytes: limit on the size of recorded updates.
+        description: of the run in reports. None: that of a simulation in Python.
+        notes: lines on the data for run.log.
+        warnings: warnings about the data, logged before the first round.
+        cluster_number: the automatic choice of the number of clusters; None without one.
 
     Raises:
-        InputError: recorded updates without a directory, or that would take too much room.
+        InputError: recorded updates without a directory, or larger than ``max_megabytes``.
 
     Example:
         >>> from pathlib import Path
         >>> from tempfile import TemporaryDirectory
-        >>> import shoal
-        >>> one = ([[-1.0], [1.0]], [0, 1])
-        >>> federation = shoal.Federation.from_tensors([one] * 3, test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> toy = federation, model, shoal.FedAvg(), shoal.LocalSGD()
+        >>> import shoal.toy
+        >>> federation, model, local = shoal.toy.one_group()
+        >>> short, long = (shoal.Simulation(federation, model, shoal.FedAvg(), local, rounds) for rounds in (2, 3))
         >>> with TemporaryDirectory() as folder:
-        ...     shorter = shoal.Run(shoal.Simulation(*toy, rounds=2), f"{folder}/run").train()
-        ...     engine = shoal.EngineSettings(threads=1)
-        ...     longer = shoal.Run(shoal.Simulation(*toy, rounds=3), f"{folder}/run", engine).train(resume=True)
+        ...     _ = shoal.Run(short, f"{folder}/run").train()
+        ...     resumed = shoal.Run(long, f"{folder}/run", shoal.EngineSettings(threads=1)).train(resume=True)
         ...     sorted(path.name for path in Path(folder, "run").glob("*.csv"))
         ...
         ['clients.csv', 'roc.csv', 'rounds.csv']
-        >>> longer.state.models.equal(shoal.Run(shoal.Simulation(*toy, rounds=3)).train().state.models)
+        >>> resumed.state.models.equal(shoal.Run(long).train().state.models)
         True
     """
 
@@ -124,51 +116,51 @@ class Run:
         if self.out is not None:
             object.__setattr__(self, "out", path_of("out", self.out))
         recorded = self.simulation.record_updates
-        require(self.out is not None or not recorded, "'record_updates' needs 'out', where they are written")
+        require(self.out is not None or not recorded, "'record_updates' needs 'out', the directory for the updates")
         integer("checkpoint_every", self.checkpoint_every, "such as 1", 1)
         most, needed = integer("max_megabytes", self.max_megabytes, "such as 1000"), megabytes(self.simulation)
         require(
             needed <= most,
-            f"the recorded updates take {needed:,.0f} MB, but 'max_megabytes' is {most:,}; "
-            "record fewer rounds or raise it",
+            f"'max_megabytes' must be at least {ceil(needed):,}, the size of the recorded updates (got {most:,}); "
+            "raise it or record fewer rounds",
         )
 
     def train(self, *, resume: bool = False) -> Result:
         """Train and measure the simulation.
 
         Args:
-            resume: whether ``out`` may exist, with the same simulation in it, or one of fewer rounds. It goes on after
-                its last checkpoint, and the result is that of an uninterrupted run, bit for bit; of a finished run the
-                result is read.
+            resume: whether ``out`` may exist, with the same simulation or one of fewer rounds. Training continues after
+                the last checkpoint and gives the result of an uninterrupted run, bit for bit; the result of a finished
+                run is read.
 
         Raises:
-            InputError: a directory that exists, cannot be written, holds another run, or in which one is going on; or
-                training that diverged, with the last good checkpoint left in place.
-            MeasurementError: the final models, which the error has, cannot be measured.
+            InputError: the directory exists, cannot be written, holds another run, or is in use by one; or training
+                diverged, and the last good checkpoint stays.
+            MeasurementError: the final models, an attribute of the error, cannot be measured.
         """
-        require(self.out is not None or not resume, "'resume' needs 'out', the directory to go on in")
+        require(self.out is not None or not resume, "'resume' needs 'out', the directory of the run")
         if self.out is not None and Path(self.out).exists() and not resume:
             raise existing_directory_error(Path(self.out))
-        settings = self.engine.decided(self._mapped)
+        settings = self.engine.resolve(self._with_features)
         if most_clusters(self.simulation.algorithm) is not None:
             return self._with_clusters(settings).train(resume=resume)
-        description = self.description or description_of(self.simulation, settings)
+        description = self.description or describe_simulation(self.simulation, settings)
         with settings.engine(self.simulation.setup.model) as engine:
             if isinstance(self.out, Path):
                 return self._train_in(self.out, engine, description, resume=resume)
             with collect_warnings() as warnings:
-                return self._trained(engine, description, None, warnings)
+                return self._train_and_measure(engine, description, None, warnings)
 
     def _with_clusters(self, settings: EngineSettings) -> "Run":
-        """This run with the number of clusters that its directory has, or that is chosen now."""
-        path = None if self.out is None else Path(self.out) / CHOICE
+        """This run with the number of clusters from its directory, or chosen now."""
+        path = None if self.out is None else Path(self.out) / CLUSTER_NUMBER_FILE
         if path is not None and path.exists():
             number = ClusterNumber.of_metrics(read_json(path))
         else:
-            display = None if self._watches else shown_to_a_person()
+            display = None if self._watches else default_display()
             shown = [watch.trial for watch in (display, *self._watches) if isinstance(watch, Display)]
             with display or nullcontext(), settings.engine(self.simulation.setup.model) as engine:
-                simulation = move_to_engine(self._mapped, engine)
+                simulation = move_to_engine(self._with_features, engine)
                 number = choose_cluster_number(simulation, engine, *(shown or [lambda *_: None]))
         algorithm = with_cluster_number(self.simulation.algorithm, number.clusters)
         about = None if self.description is None else self.description.with_algorithm(algorithm)
@@ -181,18 +173,18 @@ class Run:
         rounds = self.simulation.last_round
         same = lambda: rounds_before(out, description, rounds)  # noqa: E731
         if out.exists() and same() == rounds and is_finished(out):
-            return self._finished(out, engine)
-        # Once more when it is locked, since it may have become another run's since it was looked at first.
+            return self._load_finished(out, engine)
+        # Checked again under the lock, since another process may have finished it meanwhile.
         with open_run_dir(out, description.settings, same, resume=resume, examples=description.examples) as checkpoints:
             if is_finished(out) and same() == rounds:
-                return self._finished(out, engine)
+                return self._load_finished(out, engine)
             with log_to_file(out / "run.log"):
-                result = self._trained(engine, description, checkpoints, ())
+                result = self._train_and_measure(engine, description, checkpoints, ())
                 write_files(out, result)
-                # From the last checkpoint a finished run can be prolonged.
+                # The last checkpoint allows a finished run to be extended.
                 keep_newest_checkpoints(checkpoints, 1)
                 LOG.info("done in %.1f s", result.summary.overall["seconds.total"])
-        return replace(result, recorded=recorded_in(out), warnings=read_warnings(out / "run.log"))
+        return replace(result, recorded=find_updates(out), warnings=read_warnings(out / "run.log"))
 
     @property
     def _watches(self) -> Sequence[Watch | Sink]:
@@ -201,46 +193,46 @@ class Run:
         return self.watch if isinstance(self.watch, Sequence) else [self.watch]
 
     @cached_property
-    def _mapped(self) -> Simulation:
-        """The simulation with its features, which take a while to compute."""
+    def _with_features(self) -> Simulation:
+        """The simulation with its features, cached since they take a while to compute."""
         return apply_feature_map(self.simulation, self.engine.threads)
 
-    def _finished(self, out: Path, engine: Engine) -> Result:
-        """The result in ``out``, with what no directory has, so that it can be audited and gone on from."""
-        simulation = move_to_engine(self._mapped, engine)
+    def _load_finished(self, out: Path, engine: Engine) -> Result:
+        """The result in ``out`` with its state, simulation and engine, so that audits and warm starts work."""
+        simulation = move_to_engine(self._with_features, engine)
         progress = load_checkpoint(out / "checkpoint", self.simulation.setup.model.frozen_hash)
         state = None if progress is None else progress.state
         features = simulation.features if isinstance(simulation.features, FeatureMap) else None
         return replace(load(out, allow_code=True), state=state, simulation=simulation, engine=engine, features=features)
 
-    def _trained(
+    def _train_and_measure(
         self, engine: Engine, description: RunDescription, checkpoints: Path | None, warnings: Sequence[str]
     ) -> Result:
-        """Train the rounds that are left, from the last of the ``checkpoints`` if there is one, and measure."""
-        simulation = move_to_engine(self._mapped, engine)
+        """Train the rounds after the last of the ``checkpoints``, and measure."""
+        simulation = move_to_engine(self._with_features, engine)
         chosen = {} if self.cluster_number is None else self.cluster_number.metrics
         if chosen and checkpoints is not None:
-            write_text(checkpoints.parent / CHOICE, json.dumps(chosen, indent=2) + "\n")
+            write_text(checkpoints.parent / CLUSTER_NUMBER_FILE, json.dumps(chosen, indent=2) + "\n")
         watches = [watch for watch in self._watches if not isinstance(watch, Sink)]
-        display, watch_references = None if watches else shown_to_a_person(), self.watch_references
+        display, watch_references = None if watches else default_display(), self.watch_references
         if display is not None:
             watches, watch_references = [display], display.reference_federations
         out = None if checkpoints is None else checkpoints.parent
         with display or nullcontext():
-            progress = self._progress(simulation, engine, description, checkpoints)
+            progress = self._first_state(simulation, engine, description, checkpoints)
             logged_run = LoggedRun(description.title, description.settings, out, progress.state.round)
             sinks = [watch for watch in self._watches if isinstance(watch, Sink)]
             with OpenSinks(sinks, logged_run, self.checkpoint_every) as logs:
 
                 def watch(simulation: Simulation, progress: SimulationState, report: RoundReport | None) -> None:
-                    for one in (logs, *watches):
-                        one(simulation, progress, report)
+                    for function in (logs, *watches):
+                        function(simulation, progress, report)
 
-                progress, seen = train(
+                progress, observations = train(
                     simulation, engine, progress, checkpoints, every=self.checkpoint_every, watch=watch
                 )
                 outcome = measure_trained(
-                    simulation, engine, progress, seen, out=out, watch=watch_references, workers=self.workers
+                    simulation, engine, progress, observations, out=out, watch=watch_references, workers=self.workers
                 )
                 about = {"algorithm": description.algorithm, "dataset": description.dataset}
                 summary = Summary(run=about, overall=chosen) | outcome.summary
@@ -265,10 +257,10 @@ class Run:
             frozen=model.frozen_names,
         )
 
-    def _progress(
+    def _first_state(
         self, simulation: Simulation, engine: Engine, description: RunDescription, checkpoints: Path | None
     ) -> SimulationState:
-        """The state from which training goes on."""
+        """The state of the last checkpoint, or the initial one."""
         if checkpoints is not None:
             out, progress = checkpoints.parent, load_checkpoint(checkpoints, engine.model.frozen_hash)
             before = rounds_before(out, description, simulation.last_round)
@@ -278,10 +270,9 @@ class Run:
                 LOG.info("resume after round %d", progress.state.round)
                 return progress
         LOG.info("begin: %s on %s, seed %d", description.algorithm, description.dataset, simulation.seed)
-        for line in self.notes:
-            LOG.info("%s", line)
-        for line in self.warnings:
-            LOG.warning("%s", line)
+        for level, lines in ((logging.INFO, self.notes), (logging.WARNING, self.warnings)):
+            for line in lines:
+                LOG.log(level, "%s", line)
         return initial_state(simulation, engine)
 
 
@@ -303,8 +294,8 @@ def simulate(
 ) -> Result:
     """Train a federation and measure it, as `shoal run` does.
 
-    It is ``Run(Simulation(federation, ..., rounds=rounds), out, engine).train(resume=resume)``; those two take what is
-    asked for less often, such as a coordinator, canaries, or models to go on from.
+    Short for ``Run(Simulation(federation, ..., rounds=rounds), out, engine).train(resume=resume)``. `Simulation` and
+    `Run` have further settings, such as a coordinator, canaries or a warm start.
 
     Args:
         federation, model, algorithm, local, rounds, seed, participation, red_team, defenses, reference_federations: see
@@ -313,20 +304,15 @@ def simulate(
         resume: see `Run.train`.
 
     Raises:
-        InputError: settings that cannot be run, or see `Run.train`.
+        InputError: settings that do not fit each other, or see `Run.train`.
         MeasurementError: see `Run.train`.
 
     Example:
-        >>> import shoal
-        >>> one, other = ([[-1.0], [1.0]], [0, 1]), ([[-1.0], [1.0]], [1, 0])  # labels swapped
-        >>> federation = shoal.Federation.from_tensors([one, one, other, other], test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> shoal.simulate(federation, model, shoal.IFCA(clusters=2), shoal.LocalSGD(), rounds=2).clients["cluster"]
-        0    0
-        1    0
-        2    1
-        3    1
-        Name: cluster, dtype: int64
+        >>> import shoal.toy
+        >>> federation, model, local = shoal.toy.two_groups()
+        >>> result = shoal.simulate(federation, model, shoal.IFCA(clusters=2), local, rounds=2)
+        >>> result.clients["cluster"].tolist()
+        [0, 0, 1, 1]
     """
     simulation = Simulation(
         federation,
@@ -354,22 +340,21 @@ def run(
     watch_references: AuditWatch | None = None,
     workers: Workers = SEQUENTIAL,
 ) -> Path:
-    """Run ``config`` in the directory ``out``, from its last checkpoint if ``resume``; returns ``out``.
+    """Run a configuration in the directory ``out``; return ``out``.
 
-    Nothing is written before the configuration has been built. The page is not written: see
-    `shoal.runs.result.report_of`.
+    `shoal.runs.result.report_of` writes the page.
 
     Args:
-        config: what to run.
-        out: its directory.
+        config: the configuration.
+        out: the run's directory; nothing is written before the configuration is checked against its data.
         resume: see `Run.train`.
-        data_dir: where to look for data first.
-        dataset: the examples of [data], where they are loaded already.
+        data_dir: the first folder in which to look for data.
+        dataset: the examples of [data], if they are loaded already.
         watch: see `Run`; None: nothing is shown.
         watch_references, workers: see `Run`.
 
     Raises:
-        InputError: a configuration that cannot be run, or see `Run.train`.
+        InputError: settings that do not fit each other or the data, or see `Run.train`.
         MeasurementError: see `Run.train`.
 
     Example:
@@ -388,27 +373,27 @@ def run(
     """
     require_instance("config", config, Config, "such as read_config('run.toml') gives")
     out = path_of("out", out)
-    loaded = dataset is None or isinstance(dataset, SourceData)
-    require(loaded, f"'dataset' must be one that load_dataset gives; got {type(dataset).__name__}")
+    fits = dataset is None or isinstance(dataset, SourceData)
+    require(fits, f"'dataset' must come from load_dataset; got {type(dataset).__name__}")
     if not resume and out.exists():
         raise existing_directory_error(out)
     resolved = resolve(config, load_data(config.data, data_dir) if dataset is None else dataset)
-    decided, simulation = resolved.config, resolved.simulation
+    config, simulation = resolved.config, resolved.simulation
     notes, warnings = tuple(resolved.description()), tuple(resolved.warnings)
-    del resolved  # and with it the data set, which the federation has copied
-    with in_table("record"):
-        prepared = Run(
+    del resolved  # frees the data set, a copy of the federation's examples
+    with located("[record]"):
+        runner = Run(
             simulation,
             out,
-            decided.engine,
+            config.engine,
             watch=watch or (lambda *_: None),
             watch_references=watch_references,
             workers=workers,
-            checkpoint_every=decided.checkpoint.every,
-            max_megabytes=MAX_MEGABYTES if decided.record is None else decided.record.max_megabytes,
-            description=replace(RunDescription.of(decided), examples=fingerprint(simulation.federation)),
+            checkpoint_every=config.checkpoint.every,
+            max_megabytes=MAX_MEGABYTES if config.record is None else config.record.max_megabytes,
+            description=replace(RunDescription.of(config), examples=fingerprint(simulation.federation)),
             notes=notes,
             warnings=warnings,
         )
-    prepared.train(resume=resume)
+    runner.train(resume=resume)
     return out

@@ -1,7 +1,7 @@
-"""The config.toml of a run: of a configuration as it is, of a simulation in Python as far as its parts have names.
+"""The config.toml of a run, from a configuration or from a simulation in Python.
 
-The latter has one more table, ``[simulation]``: what identifies the parts without a name, which a command that runs the
-file again must be given (``unnamed``), and what reports need of them.
+The file of a simulation has a table ``[simulation]``: facts for reports, hashes of the parts without a name in a file,
+and ``unnamed``, the keys that a command must set to run the file again.
 """
 
 import re
@@ -42,22 +42,23 @@ from shoal.simulation.play import EngineSettings
 from shoal.simulation.simulation import Simulation, apply_feature_map
 
 
-def description_of(simulation: Simulation, engine: EngineSettings) -> RunDescription:
-    """The description of a simulation in Python, with its config.toml.
+def describe_simulation(simulation: Simulation, engine: EngineSettings) -> RunDescription:
+    """Describe a simulation in Python, with its config.toml.
 
     Args:
-        simulation: as given, its data not yet moved to the engine.
-        engine: that computes it, with its backend decided.
+        simulation: before its data are moved to the engine.
+        engine: with its backend decided.
     """
     federation, model, attack = simulation.federation, simulation.model, simulation.round_attack
     canaries, start, coordinator = simulation.canaries, simulation.start, simulation.coordinator
     digest, algorithm = fingerprint(federation), simulation.algorithm
+    evaluation = [("every", "evaluate_every"), *((name, name) for name in _EVALUATION_FIELDS)]
     section = None if attack is None else described_by(RoundAttackSection).from_simulation(simulation)
     parts = {
         "algorithm": (algorithm, lambda: AlgorithmSection(algorithm, simulation.last_round, simulation.participation)),
-        "model": ({name: getattr(model, name) for name in _OWN}, lambda: _network(simulation)),
+        "model": ({name: getattr(model, name) for name in _MODEL_FIELDS}, lambda: _network(simulation)),
         "local": (simulation.local, lambda: simulation.local),
-        "privacy": (None, lambda: _privacy(federation.preferences)),
+        "privacy": (None, lambda: _privacy_section(federation.preferences)),
         "red_team": (simulation.red_team, lambda: simulation.red_team),
         "defenses": (simulation.defenses or None, lambda: _defenses(simulation.defenses)),
         "release": (simulation.release, lambda: simulation.release),
@@ -66,15 +67,17 @@ def description_of(simulation: Simulation, engine: EngineSettings) -> RunDescrip
             simulation.forgetting if simulation.events else None,
             lambda: ForgettingSection(simulation.forgetting) if simulation.events else None,
         ),
-        "evaluation": (None, lambda: EvaluationSection(**{key: getattr(simulation, name) for key, name in _KEYS})),
+        "evaluation": (None, lambda: EvaluationSection(**{key: getattr(simulation, name) for key, name in evaluation})),
     }
     tables = {name: _table(make) for name, (_, make) in parts.items()}
-    unnamed = ["data.source", *(_KEY_OF.get(name, name) for name, table in tables.items() if table is None)]
+    keys = {"algorithm": "algorithm.name", "model": "model.name", "privacy": "privacy.thresholds"}
+    unnamed = ["data.source", *(keys.get(name, name) for name, table in tables.items() if table is None)]
     unnamed += [f"evaluation.{name}" for name in ("attacks", "metrics") if getattr(simulation, name)]
     without_key = ("canaries", "start", "round_attack", "malicious_clients")
     about = {
         "unnamed": [*unnamed, *(name for name in without_key if getattr(simulation, name))],
-        "parts": {name: _named(part) for name, (part, _) in parts.items() if tables[name] is None and part} or None,
+        "parts": {name: _class_table(part) for name, (part, _) in parts.items() if tables[name] is None and part}
+        or None,
         "federation": repr(federation),
         "examples": digest,
         "kind": federation.kind,
@@ -86,9 +89,9 @@ def description_of(simulation: Simulation, engine: EngineSettings) -> RunDescrip
         "canaries": None if canaries is None else fingerprint(tuple(vars(canaries).values())),
         "start": start and {"models": fingerprint((start.state.models,)), "public": start.public},
         "malicious_clients": simulation.malicious_clients,
-        "round_attack": attack and _named(attack) | {"table": attack.name, "columns": attack.columns},
+        "round_attack": attack and _class_table(attack) | {"table": attack.name, "columns": attack.columns},
         "metrics": [vars(metric) for metric in declared_metrics((*simulation.metrics, attack))] or None,
-        # The law alone: of knobs a file has a table each, under names of its own.
+        # Without the knobs: each has a table under a name of its own.
         "law": coordinator and table_of(replace(coordinator, knobs={})),
         "property_attack": section and table_of(section),
     }
@@ -104,28 +107,19 @@ def description_of(simulation: Simulation, engine: EngineSettings) -> RunDescrip
         **{name: table for name, table in tables.items() if table},
         "algorithm": tables["algorithm"] or {"name": name_of(type(algorithm))} | schedule,
     }
-    text = tomli_w.dumps(_written(table), multiline_strings=True)
-    return replace(_described(tomllib.loads(text), text), examples=digest)
+    text = tomli_w.dumps(_to_toml(table), multiline_strings=True)
+    return replace(_parse_description(tomllib.loads(text), text), examples=digest)
 
 
-_KEY_OF = {"algorithm": "algorithm.name", "model": "model.name", "privacy": "privacy.thresholds"}
-"""What a command must set for a part without a name, where it is less than the part's table."""
+_MODEL_FIELDS = ("loss", "metric", "outputs", "inputs")
+"""Fields that identify a model beside its network's layers."""
 
-_OWN = ("loss", "metric", "outputs", "inputs")
-"""What identifies a model beside its network's layers."""
-
-_KEYS = (
-    ("every", "evaluate_every"),
-    *(
-        (name, name)
-        for name in ("member_rounds", "baselines", "min_clients", "reference_federations", "duplicates", "view")
-    ),
-)
-"""Keys of [evaluation], and the fields of a simulation."""
+_EVALUATION_FIELDS = ("member_rounds", "baselines", "min_clients", "reference_federations", "duplicates", "view")
+"""Keys of [evaluation] that are fields of a simulation."""
 
 
 def _table(make: Callable[[], object]) -> dict[str, Any] | None:
-    """The table of a part of a configuration; None where a file cannot give the part back."""
+    """The table of a part of a configuration; None where a file cannot describe the part."""
     try:
         part = make()
         if part is None:
@@ -144,42 +138,42 @@ def _network(simulation: Simulation) -> Network:
     return replace(model.build.network, features=features)
 
 
-def _privacy(preferences: Preferences) -> PrivacySection:
+def _privacy_section(preferences: Preferences) -> PrivacySection:
     limits, betas = preferences.threshold.tolist(), preferences.beta.tolist()
-    require(len(set(limits)) == 1, "clients have limits of their own")
+    require(len(set(limits)) == 1, "clients have different limits")
     view = None if preferences.view is None else tuple(preferences.views("outsider"))
     return PrivacySection((limits[0], limits[0]), betas[0] if len(set(betas)) == 1 else tuple(betas), view)
 
 
 def _defenses(defenses: Sequence[Defense]) -> DefensesSection:
     keys: dict[type, str] = {cls: name for name, cls in DEFENSES.items()}
-    named: dict[str, Any] = {keys[type(each)]: each for each in defenses if type(each) in keys}
-    own = {f"own{i}": each for i, each in enumerate(defenses) if type(each) not in keys}
-    section = DefensesSection(**named, custom=own or None)
-    require(section.all() == tuple(defenses), "the defences are in another order than a file's")
+    shipped: dict[str, Any] = {keys[type(defense)]: defense for defense in defenses if type(defense) in keys}
+    custom = {f"own{i}": defense for i, defense in enumerate(defenses) if type(defense) not in keys}
+    section = DefensesSection(**shipped, custom=custom or None)
+    require(section.all() == tuple(defenses), "a file applies the defences in another order")
     return section
 
 
 def _coordinator(coordinator: LimitController) -> CoordinatorSection:
     knobs = coordinator.knobs
-    require("pooling" not in knobs and not coordinator.min_clients, "a file wraps the algorithm in what follows these")
+    require("pooling" not in knobs and not coordinator.min_clients, "a file wraps the algorithm for these directives")
     shipped: dict[str, Any] = {name: knob.defense for name, knob in knobs.items() if name in PRIOR_EFFECTS}
-    own: dict[str, Any] = {name: knob.defense for name, knob in knobs.items() if name not in shipped}
+    custom: dict[str, Any] = {name: knob.defense for name, knob in knobs.items() if name not in shipped}
     relief = {name: knob.risk_reduction for name, knob in knobs.items()}
     cost = {name: knob.accuracy_cost for name, knob in knobs.items()}
     law = replace(coordinator, knobs={})
-    section = CoordinatorSection(**shipped, custom=own or None, law=law, relief=relief, cost=cost)
-    again = section.coordinator()
-    require(again == coordinator and [*again.knobs] == [*knobs], "a file has other knobs, or another order of them")
+    section = CoordinatorSection(**shipped, custom=custom or None, law=law, relief=relief, cost=cost)
+    restored = section.coordinator()
+    require(restored == coordinator and [*restored.knobs] == [*knobs], "a file orders the knobs in another way")
     return section
 
 
 def read_description(out: Path, *, allow_code: bool = False) -> RunDescription:
-    """Read the config.toml in ``out``, of a run by configuration or of a simulation in Python.
+    """Read the config.toml of a run.
 
     Args:
         out: the run's directory.
-        allow_code: whether code that it names (``module:Name``) is imported.
+        allow_code: whether to import the code that the file names (``module:Name``).
 
     Raises:
         InputError: the file is missing or damaged.
@@ -190,7 +184,7 @@ def read_description(out: Path, *, allow_code: bool = False) -> RunDescription:
         if SIMULATION in table:
             if not allow_code:
                 require_data([table[SIMULATION].get(name) for name in ("property_attack", "law")], path)
-            description = _described(table, path.read_text("utf-8"))
+            description = _parse_description(table, path.read_text("utf-8"))
         else:
             description = RunDescription.of(read_config(path, allow_code=allow_code))
         return replace(description, examples=stored_examples(out))
@@ -198,12 +192,14 @@ def read_description(out: Path, *, allow_code: bool = False) -> RunDescription:
         raise InputError(f"{path}: is damaged: its table [{SIMULATION}] lacks {error}") from error
 
 
-def rebuilt(out: Path, data_dir: Path | None = None, *, allow_code: bool = False) -> tuple[Config, Simulation]:
-    """The configuration of the run in ``out`` and, with its features, the simulation that it describes.
+def rebuild_simulation(
+    out: Path, data_dir: Path | None = None, *, allow_code: bool = False
+) -> tuple[Config, Simulation]:
+    """Build the configuration of the run in ``out`` and its simulation, with features.
 
     Raises:
-        InputError: the run was made from Python; its data, or files of it if it is finished, have changed; or code that
-            it names may not be imported.
+        InputError: the run was made from Python; its data or the files of a finished run have changed; or it names code
+            without ``allow_code``.
     """
     config = read_config(out / "config.toml", allow_code=allow_code)
     if (out / "summary.json").exists():
@@ -213,7 +209,7 @@ def rebuilt(out: Path, data_dir: Path | None = None, *, allow_code: bool = False
     return config, apply_feature_map(simulation, config.engine.threads)
 
 
-def _described(table: Mapping[str, Any], text: str) -> RunDescription:
+def _parse_description(table: Mapping[str, Any], text: str) -> RunDescription:
     about, groups = table[SIMULATION], table["data"]["groups"]
     section, law, attack = about.get("property_attack"), about.get("law"), about.get("round_attack")
     return RunDescription(
@@ -234,21 +230,21 @@ def _described(table: Mapping[str, Any], text: str) -> RunDescription:
     )
 
 
-def _named(value: object) -> dict[str, Any]:
-    """A table that names the class of an algorithm or attack, which need be no dataclass."""
-    written = _written(value)
-    return written if isinstance(written, dict) else {"name": name_of(type(value)), "value": written}
+def _class_table(value: object) -> dict[str, Any]:
+    """A table with the class of an algorithm or attack, which may be other than a dataclass."""
+    table = _to_toml(value)
+    return table if isinstance(table, dict) else {"name": name_of(type(value)), "value": table}
 
 
-def _written(value: Any) -> Any:  # noqa: ANN401
-    """A value as another process writes it too: dataclasses as tables with all their fields, no addresses in memory."""
+def _to_toml(value: Any) -> Any:  # noqa: ANN401
+    """The same TOML value in every process: dataclasses become tables of all fields, and no memory address appears."""
     if is_dataclass(value) and not isinstance(value, type):
         inside = {field.name: getattr(value, field.name) for field in fields(value)}
-        return _written(inside) | {"name": name_of(type(value))}
+        return _to_toml(inside) | {"name": name_of(type(value))}
     if isinstance(value, Mapping):
-        return {str(name): _written(inside) for name, inside in value.items() if inside is not None}
+        return {str(name): _to_toml(inside) for name, inside in value.items() if inside is not None}
     if isinstance(value, tuple | list):
-        return [*map(_written, value)]
+        return [*map(_to_toml, value)]
     if isinstance(value, bool | int | float | str):
         return value
     named = getattr(value, "__qualname__", None)

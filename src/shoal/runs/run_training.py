@@ -1,4 +1,4 @@
-"""The training of a run with its checkpoints and updates, and its final models measured, kept whatever fails in it."""
+"""The training of a run with checkpoints and recorded updates, and the measurement of its final models."""
 
 import logging
 import time
@@ -34,12 +34,12 @@ def train(
     every: int,
     watch: Watch | None,
 ) -> tuple[SimulationState, dict[int, Tensors]]:
-    """Run the rounds that are left, with a checkpoint after each ``every`` of them and after the last.
+    """Run the remaining rounds, with a checkpoint every ``every`` rounds and after the last.
 
-    The updates of recorded rounds are written beside the folder of checkpoints. Without that folder nothing is written.
+    Updates of recorded rounds are written beside the folder ``checkpoints``; without it nothing is written.
 
     Returns:
-        The simulation after the last round, and what its round attack kept, by round.
+        The state after the last round, and the observations of its round attack by round.
     """
     if simulation.record_updates:
         LOG.info("updates: %s MB in %s/ at the end", f"{megabytes(simulation):,.1f}", FOLDER)
@@ -60,15 +60,15 @@ def train(
             fresh |= {} if progress.observation is None else {progress.state.round: progress.observation}
             done = progress.state.round
             if report.updates is not None and checkpoints is not None:
-                # Before the checkpoint: a round that is done has its updates.
+                # Before the checkpoint, so that every finished round has its updates.
                 write_updates(checkpoints.parent, report.updates)
-            LOG.info("%s", _line(progress, report))
+            LOG.info("%s", _log_line(progress, report))
             if done % every == 0 or done == simulation.last_round:
                 save()
             if watch is not None:
                 watch(simulation, progress, report)
             if done == simulation.last_round:
-                # `run_rounds` adds it to the next round, of which there is none.
+                # `run_rounds` adds this time to the next round, and the last round has none.
                 progress = progress.with_files(time.perf_counter() - left, last=True)
     finally:
         # Interrupted or diverged: keep the last good round, whatever the interval.
@@ -76,8 +76,7 @@ def train(
     return progress, fresh if checkpoints is None else stored_observations(checkpoints)
 
 
-def _line(progress: SimulationState, report: RoundReport) -> str:
-    """The line of a round in run.log."""
+def _log_line(progress: SimulationState, report: RoundReport) -> str:
     state = progress.state
     sizes = torch.bincount(report.assignment, minlength=len(state.models)).tolist()
     risks = ", ".join(f"{risk:.3f}" for risk in state.risks.tolist()) if report.risks_estimated else "not estimated"
@@ -89,26 +88,26 @@ def _line(progress: SimulationState, report: RoundReport) -> str:
 
 
 class MeasurementError(InputError):
-    """Measuring the final models failed, perhaps in a network, a loss or an attack of the user's own.
+    """A failure while measuring the final models, perhaps in a user's own network, loss or attack.
 
     Attributes:
-        models: that were trained: the tensors of each cluster's by name, for `torch.nn.Module.load_state_dict`.
+        models: the trained tensors of each cluster by name, for `torch.nn.Module.load_state_dict`.
 
     Example:
-        >>> import shoal
+        >>> import dataclasses
+        >>> import shoal.toy
         >>> def metric(outputs, labels):
-        ...     assert len(labels) < 4, "four examples at once"
+        ...     assert len(labels) < 8, "eight examples at once"
         ...     return shoal.models.accuracy(outputs, labels)
         ...
-        >>> one = ([[-1.0], [1.0]], [0, 1])
-        >>> federation = shoal.Federation.from_tensors([one, one], test=one)
-        >>> model = shoal.Model(lambda: __import__("torch").nn.Linear(1, 2), metric=metric)
+        >>> federation, model, local = shoal.toy.two_groups()
+        >>> model = dataclasses.replace(model, metric=metric)
         >>> try:
-        ...     shoal.simulate(federation, model, shoal.FedAvg(), shoal.LocalSGD(), rounds=1)
+        ...     shoal.simulate(federation, model, shoal.FedAvg(), local, rounds=1)
         ... except shoal.MeasurementError as error:
         ...     print(error.models[0].keys())
         ...
-        dict_keys(['weight', 'bias'])
+        dict_keys(['output.weight', 'output.bias'])
     """
 
     def __init__(self, models: Mapping[int, Mapping[str, Tensor]], sentence: str) -> None:
@@ -126,19 +125,19 @@ def measure_trained(
     watch: AuditWatch | None = None,
     workers: Workers = SEQUENTIAL,
 ) -> FinalMeasurement:
-    """Measure the models after the last round, with reference federations where they are asked for.
+    """Measure the models after the last round, with reference federations if the simulation has some.
 
     Args:
-        simulation: with its data where the engine wants them.
-        engine: with its network.
+        simulation: moved to the engine.
+        engine: with the simulation's network.
         progress: after the last round.
-        observations: what a round attack kept, by round.
-        out: the run's directory, where models.safetensors is written first. None: nothing is written.
+        observations: of a round attack, by round.
+        out: the run's directory; models.safetensors is written there first. None: nothing is written.
         watch: called before the first reference federation and after each.
-        workers: the processes that train them.
+        workers: the processes that train reference federations.
 
     Raises:
-        MeasurementError: whatever else than the operating system failed; the sentence says where the models are.
+        MeasurementError: anything but the operating system failed; the sentence says where the models are.
     """
     began = time.perf_counter()
     progress = replace(progress, state=apply_release(simulation.release, simulation.on(engine), progress.state))
@@ -146,7 +145,7 @@ def measure_trained(
     spent = {"defenses": elapsed, "train": elapsed, "total": elapsed}
     progress = replace(progress, seconds=add_seconds(progress.seconds, spent))
     models = named_models(simulation.setup.model, progress.state)
-    written = None if out is None else write_models(out, models, simulation.setup.model.frozen_names)
+    path = None if out is None else write_models(out, models, simulation.setup.model.frozen_names)
     try:
         folder = None if out is None else out / "references"
         progress, references = attack_with_references(
@@ -157,11 +156,11 @@ def measure_trained(
         raise
     except Exception as error:
         if type(error) is ShoalError:
-            # The models are well, and so is what was measured of them.
+            # Neither the models nor their figures are at fault.
             raise
         LOG.info("measuring the final models failed", exc_info=True)
         reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}".splitlines()[0]
-        where = "the attribute 'models' of this error"
-        if written is not None:
-            where = f"in {written}, and resuming measures them again"
+        where = f"in {path}; resume the run to measure them again"
+        if path is None:
+            where = "the attribute 'models' of this error"
         raise MeasurementError(models, f"measuring failed: {reason}; the trained models are {where}") from error

@@ -1,8 +1,7 @@
-"""Experiment trackers: what a run logs after each round and at its end, a failing tracker left out, and TensorBoard.
+"""Experiment trackers, such as TensorBoard, to which a run logs after each round and at its end.
 
-Figures of a round have the names of the columns of `rounds.csv` with ``/cluster K`` behind them, and ``/all`` or
-``/GROUP`` where they are of clients, each by its own model. NaN is left out, and so are risks in rounds that estimated
-none.
+Figures of a round are called as the columns of `rounds.csv`, with the suffix ``/cluster K``, or ``/all`` and ``/GROUP``
+for means over clients. NaN is left out, and so are risks in rounds without an estimate.
 """
 
 import logging
@@ -31,18 +30,18 @@ from shoal.simulation.simulation import Simulation
 
 LOG = logging.getLogger("shoal")
 
-_Answer = TypeVar("_Answer")
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """The run that a sink is opened for.
+    """The run behind a log.
 
     Args:
         title: of its page.
         settings: the text of its config.toml.
-        out: its directory; None: it has none.
-        rounds: rounds that are done, which an earlier process has logged.
+        out: its directory; None without one.
+        rounds: finished rounds, logged by an earlier process.
     """
 
     title: str
@@ -53,7 +52,7 @@ class LoggedRun:
 
     @property
     def parameters(self) -> Mapping[str, object]:
-        """The values of its config.toml by dotted key, but for those that change no result."""
+        """The values of its config.toml by dotted key, without those that change no result."""
         return decisive_settings(tomllib.loads(self.settings))
 
 
@@ -65,27 +64,27 @@ class Writer(Protocol):
         ...
 
     def close(self, summary: FlatSummary | None, /) -> None:
-        """Log the metrics of `summary.json`, None where the run did not finish, and close the log."""
+        """Log the metrics of `summary.json` (None: the run did not finish), and close the log."""
         ...
 
 
 @runtime_checkable
 class Sink(Protocol):
-    """A tracker to which a run logs, as `watch` of a `Run`."""
+    """A tracker, for `watch` of a `Run`."""
 
     def open_log(self, run: LoggedRun, /) -> Writer:
-        """Open the log of a run, that of its first rounds where there are some already."""
+        """Open the log of a run, or continue the one of its first rounds."""
         ...
 
 
 class OpenSinks:
     """The open logs of a run, a watch of its rounds.
 
-    With checkpoints a round is logged once a checkpoint has it, so that what a killed run repeats is logged once.
+    A round is logged after its checkpoint, so a killed run logs repeated rounds once. A failing tracker is dropped.
 
     Args:
-        sinks: to log to.
-        run: that is logged.
+        sinks: the trackers.
+        run: the run to log.
         every: rounds between checkpoints.
     """
 
@@ -95,7 +94,7 @@ class OpenSinks:
         self._writers: dict[str, Writer] = {}
         for sink in sinks:
             name = type(sink).__name__
-            writer = self._asked(name, lambda sink=sink: sink.open_log(run))
+            writer = self._try(name, lambda sink=sink: sink.open_log(run))
             if writer is not None:
                 self._writers[f"{name} {len(self._writers)}"] = writer
 
@@ -119,17 +118,17 @@ class OpenSinks:
         """Log the metrics of a finished run, or None, and close."""
         self._write()
         for name, writer in [*self._writers.items()]:
-            self._asked(name, lambda writer=writer: writer.close(summary))
+            self._try(name, lambda writer=writer: writer.close(summary))
         self._writers.clear()
 
     def _write(self) -> None:
         for done, figures in self._waiting.items():
             for name, writer in [*self._writers.items()]:
-                self._asked(name, lambda writer=writer, at=done, what=figures: writer.write(at, what))
+                self._try(name, lambda writer=writer, at=done, what=figures: writer.write(at, what))
         self._waiting.clear()
 
-    def _asked(self, name: str, action: Callable[[], _Answer]) -> _Answer | None:
-        """The answer of a tracker; where it fails it is left out from now on, and training goes on."""
+    def _try(self, name: str, action: Callable[[], _Value]) -> _Value | None:
+        """Call a tracker; one that fails is dropped, and training continues."""
         try:
             return action()
         except InputError:
@@ -137,7 +136,7 @@ class OpenSinks:
         except Exception as error:
             self._writers.pop(name, None)
             reason = (str(error).splitlines() or [""])[0] or type(error).__name__
-            LOG.warning("%s fails and is logged to no more: %s", name.split(maxsplit=1)[0], reason)
+            LOG.warning("%s failed, and logging to it stops: %s", name.split(maxsplit=1)[0], reason)
             return None
 
 
@@ -153,7 +152,7 @@ def round_figures(rows: Sequence[RoundRow], groups: Sequence[str], report: Round
     for row in rows:
         for key, value in row.items():
             if key.startswith("risk"):
-                # The red team's, of the models alone.
+                # The red team reads the models alone.
                 key = f"{key}.{OUTSIDER}"  # noqa: PLW2901
                 value = value if report.risks_estimated else math.nan  # noqa: PLW2901
             if key not in {"round", "cluster"}:
@@ -163,21 +162,21 @@ def round_figures(rows: Sequence[RoundRow], groups: Sequence[str], report: Round
 
 
 def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
-    """The mean over clients of what their models have; NaN where one is unknown or there are no clients."""
-    weighed = [(value, weight) for value, weight in zip(values, weights, strict=True) if weight > 0]
-    total = sum(weight for _, weight in weighed)
-    return sum(value * weight for value, weight in weighed) / total if total else math.nan
+    """The mean of models' values over their clients; NaN where a value is unknown or no client is left."""
+    pairs = [(value, weight) for value, weight in zip(values, weights, strict=True) if weight > 0]
+    total = sum(weight for _, weight in pairs)
+    return sum(value * weight for value, weight in pairs) / total if total else math.nan
 
 
 @settings
 class TensorBoard:
     """A sink for TensorBoard: ``tensorboard --logdir FOLDER`` shows it (``pip install 'shoal[tensorboard]'``).
 
-    Rounds are steps. At the step of the last one the metrics of `summary.json` follow under ``summary/``. The
-    configuration is a text, and the hyper-parameters of the page HPARAMS.
+    Rounds are steps. The metrics of `summary.json` follow under ``summary/`` at the last step. The configuration is a
+    text, and its keys are the hyper-parameters of the page HPARAMS.
 
     Args:
-        folder: of the event files; None: ``tensorboard`` in the run's directory.
+        folder: folder of the event files; None: ``tensorboard`` in the run's directory.
 
     Raises:
         InputError: TensorBoard is not installed.
@@ -185,11 +184,9 @@ class TensorBoard:
     Example:
         >>> from pathlib import Path
         >>> from tempfile import TemporaryDirectory
-        >>> import shoal
-        >>> one = ([[-1.0], [1.0]], [0, 1])
-        >>> federation = shoal.Federation.from_tensors([one] * 3, test=one)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> simulation = shoal.Simulation(federation, model, shoal.FedAvg(), shoal.LocalSGD(), rounds=2)
+        >>> import shoal.toy
+        >>> federation, model, local = shoal.toy.one_group()
+        >>> simulation = shoal.Simulation(federation, model, shoal.FedAvg(), local, rounds=2)
         >>> with TemporaryDirectory() as folder:
         ...     result = shoal.Run(simulation, watch=shoal.TensorBoard(folder)).train()
         ...     len([*Path(folder).glob("events.out.tfevents.*")])
@@ -201,26 +198,26 @@ class TensorBoard:
 
     def __post_init__(self) -> None:
         spec = find_spec("tensorboard")
-        # A folder of logs by that name can be imported too.
-        there = spec is not None and spec.origin is not None
-        require(there, "logging to 'tensorboard' needs its package: pip install 'shoal[tensorboard]'")
+        # Python also imports a folder of logs with that name; it has no origin.
+        installed = spec is not None and spec.origin is not None
+        require(installed, "TensorBoard: its package is missing; install it with pip install 'shoal[tensorboard]'")
 
     def open_log(self, run: LoggedRun) -> "_EventFile":
-        """Open an event file, a further one where a run is resumed."""
+        """Open an event file, a new one for a resumed run."""
         folder = self.folder or (None if run.out is None else run.out / "tensorboard")
-        require(folder is not None, "'folder' of TensorBoard is missing, and the run has no directory")
+        require(folder is not None, "'folder' of TensorBoard is missing, and the run has no directory; set one of them")
         folder = Path(str(folder))
         folder.mkdir(parents=True, exist_ok=True)
-        # TensorBoard reads the files of a folder in the order of their names, and a later one goes on.
+        # TensorBoard reads the files of a folder in the order of their names as one log.
         name = f"events.out.tfevents.{time.time():010.0f}.{len([*folder.iterdir()]):04d}.{socket.gethostname()}"
         return _EventFile(folder / name, run)
 
 
 class _EventFile:
-    """An event file, which is open while it is written to, so that one that fails leaves none open."""
+    """An event file, opened for each write only, so that a failure leaves no file open."""
 
     def __init__(self, path: Path, run: LoggedRun) -> None:
-        # Here, since they take half a second.
+        # Here, since these imports take half a second.
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb  # noqa: PLC0415
         from tensorboard.plugins.text import metadata  # noqa: PLC0415
         from tensorboard.summary.writer.record_writer import RecordWriter  # noqa: PLC0415

@@ -1,8 +1,7 @@
-"""The updates that the server of a run received, in RUN/updates: one file a recorded round, whole or absent.
+"""The clients' updates in RUN/updates: one file per recorded round.
 
 round-0007.safetensors has the fields of `RoundUpdates` for round 7: ``clients`` (n,) int64, ``assignment`` (n,) int64,
-``models`` (K, P) float32 and ``updates`` (n, P) float32. A round that is trained again after a kill writes the same
-bytes.
+``models`` (K, P) float32 and ``updates`` (n, P) float32. A round that is repeated after a kill writes the same bytes.
 """
 
 import re
@@ -27,10 +26,7 @@ _FIELDS = ("clients", "assignment", "models", "updates")
 
 
 def megabytes(simulation: Simulation) -> float:
-    """The size of the updates of a simulation's recorded rounds, in 10^6 bytes, at one update from each client.
-
-    The K models before each round come on top.
-    """
+    """Return the size of a simulation's recorded updates in 10^6 bytes, without the K models before each round."""
     every = simulation.record_updates
     rounds = 0 if every == 0 else simulation.last_round // every - (simulation.first_round - 1) // every
     clients = simulation.federation.cohort_size(simulation.participation)
@@ -46,16 +42,16 @@ def write_updates(out: Path, updates: RoundUpdates) -> None:
 
 
 def read_updates(path: Path) -> RoundUpdates:
-    """The updates in a file that `write_updates` wrote; `InputError` where it is missing or damaged."""
+    """Read the file of a round; `InputError` where it is missing or damaged."""
     with file_errors(path, damage=(SafetensorError,)):
         tensors = parse(path.read_bytes())
     missing = [name for name in _FIELDS if name not in tensors]
-    require(not missing, f"{path}: is damaged: it has no {', '.join(missing)}")
+    require(not missing, f"{path}: is damaged: it lacks {', '.join(missing)}")
     return RoundUpdates(round_of(path), **{name: tensors[name] for name in _FIELDS})
 
 
-def recorded_in(out: Path) -> RecordedUpdates | None:
-    """The updates in the run directory ``out``; None where it has none."""
+def find_updates(out: Path) -> RecordedUpdates | None:
+    """Return the rounds and the size of the updates in the run directory ``out``; None without any."""
     folder = out / FOLDER
     if not any(round_of(path) for path in folder.glob("round-*.safetensors")):
         return None
@@ -64,17 +60,17 @@ def recorded_in(out: Path) -> RecordedUpdates | None:
 
 
 def round_files(folder: Path, *suffixes: str) -> list[Path]:
-    """The files of the rounds in ``folder``, in order: round-N with one of ``suffixes``, one per round."""
+    """List the files of the rounds in ``folder`` in order: round-N with one of ``suffixes``, one per round."""
     paths = [path for path in folder.glob("round-*") if path.suffix in suffixes and round_of(path) > 0]
-    require(bool(paths), f"{folder}: has no file of a round, such as round-0001{suffixes[0]}")
+    require(bool(paths), f"{folder}: has no file of a round; add files such as round-0001{suffixes[0]}")
     by_round: dict[int, Path] = {}
     for path in sorted(paths):
         other = by_round.setdefault(round_of(path), path)
-        require(other == path, f"{path}: is of the same round as {other.name}; leave one of them out")
+        require(other == path, f"{path}: has the same round as {other.name}; remove one of them")
     return [by_round[number] for number in sorted(by_round)]
 
 
 def round_of(path: Path) -> int:
-    """The round in a file's name; 0 where there is none."""
-    named = re.fullmatch(r"round-(\d+)", path.stem)
-    return int(named[1]) if named else 0
+    """Return the round in a file's name; 0 without one."""
+    match = re.fullmatch(r"round-(\d+)", path.stem)
+    return int(match[1]) if match else 0

@@ -1,8 +1,8 @@
-"""Does clustering pay? The same rounds with one model for all, with local training, and with one model per group."""
+"""Baselines of clustering: the same rounds with one model for all, with local training, and with a model per group."""
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,10 +28,7 @@ CONFIDENCE = 0.95
 
 
 def baselines_of(simulation: Simulation, models: int) -> dict[str, Algorithm]:
-    """The alternatives to the clusters of a simulation, by name.
-
-    There are none where its clients share one of ``models``, or where its rounds cannot be repeated.
-    """
+    """Return the alternatives to a simulation's clusters, by name; none for one model, or rounds without repetition."""
     if models == 1 or not simulation.replayable or simulation.start is not None:
         return {}
     grouped = any(isinstance(base, ByGroup) for base in with_bases(simulation.algorithm))
@@ -47,9 +44,9 @@ class GroupValues:
 
     Args:
         share: of the federation's clients.
-        values: (M,) float64, of each test example the metric of its client's model; where the client is unknown, the
-            mean over the models that the group's clients use.
-        owners: (M,) int64, the client that each test example belongs to; where that is unknown each is its own.
+        values: (M,) float64, the metric of each test example on its client's model; for an unknown client, the mean
+            over the models of the group's clients.
+        owners: (M,) int64, each test example's client; if unknown, every example counts as a client.
     """
 
     share: float
@@ -58,38 +55,33 @@ class GroupValues:
 
 
 def group_values(deployed: Deployed, federation: Federation, engine: Engine) -> dict[str, GroupValues]:
-    """The `GroupValues` of each group with clients, whose clients use the models of ``deployed``.
-
-    A client is measured on its own test examples where they are known: it asks what helps with these, and a model of
-    its own need not suit others.
-    """
+    """Measure each group with clients on the models in use; a client counts with its own test examples if known."""
     by_group: dict[str, GroupValues] = {}
     test, nobody = federation.test, torch.full((len(federation.test),), -1)
     client = nobody if test.client is None else test.client
     for g in federation.groups_with_clients:
         part, of_group = federation.group_shares[:, g], torch.nonzero(test.group == g).flatten()
-        own = part > 0
-        rows = of_group[torch.isin(client[of_group], federation.ids[own])]
+        inside = part > 0
+        rows = of_group[torch.isin(client[of_group], federation.ids[inside])]
         known = len(rows) > 0
         rows, owners = (rows, client[rows]) if known else (of_group, torch.arange(len(of_group)))
         values = torch.zeros(len(rows), dtype=torch.float64)
-        for k in torch.unique(deployed.model[own]).tolist():
-            users = own & (deployed.model == k)
-            asked = torch.isin(owners, federation.ids[users]) if known else torch.ones_like(owners, dtype=torch.bool)
-            if bool(asked.any()):
-                tested = replace(federation, test=test.take(rows[asked].to(test.y.device)))
+        for k in torch.unique(deployed.model[inside]).tolist():
+            users = inside & (deployed.model == k)
+            mask = torch.isin(owners, federation.ids[users]) if known else torch.ones_like(owners, dtype=torch.bool)
+            if bool(mask.any()):
+                tested = replace(federation, test=test.take(rows[mask].to(test.y.device)))
                 weight = 1.0 if known else float(part[users].sum() / part.sum())
-                values[asked] += weight * metric_values(deployed.models[k], tested, engine)
+                values[mask] += weight * metric_values(deployed.models[k], tested, engine)
         by_group[federation.groups[g]] = GroupValues(float(part.mean()), values.numpy(), owners.numpy())
     return by_group
 
 
 def difference(ours: dict[str, GroupValues], theirs: dict[str, GroupValues]) -> tuple[float, float, float]:
-    """The mean difference of accuracy over clients, and the ends of its 95 % interval.
+    """Return the mean difference of accuracy over clients, and the ends of its 95 % interval of paired differences.
 
-    Both are measured on the same test examples, so the interval is that of paired differences. Examples of one client
-    are not independent, so clients are the units where it is known whose an example is (a ratio estimator's variance
-    between clusters, Cochran 1977, section 9.1, and Student's t); elsewhere examples are.
+    The units are clients if the examples' clients are known (variance of a ratio estimator between clusters, Cochran
+    1977, section 9.1, and Student's t), otherwise examples.
 
     >>> one = {"all": GroupValues(1.0, np.array([1.0, 1.0, 0.0, 1.0]), np.array([0, 0, 1, 1]))}
     >>> none = {"all": GroupValues(1.0, np.zeros(4), np.array([0, 0, 1, 1]))}
@@ -116,23 +108,33 @@ def compare_with_baselines(
 ) -> Summary:
     """Train the baselines of a simulation, and compare its final models with theirs.
 
-    Each trains the same rounds with the same seed, local training and defences, and is evaluated once. One that cannot
-    be trained so, such as local training under a defence of sums, is left out and named in the log. Baselines are
-    trained for this comparison alone and no model of theirs is released, so the run's epsilon does not cover them.
+    Each trains the same rounds with the same seed, local training and defences. An impossible one, such as local
+    training under a defence of sums, is skipped and named in the log. No baseline is released, so the run's epsilon
+    does not cover them.
 
     Args:
-        simulation: with its data where the engine wants them.
-        engine: that trained it.
+        simulation: moved to the engine.
+        engine: of the simulation.
         deployed: its final models.
         baselines: see `baselines_of`.
 
     Returns:
-        ``baseline.NAME.accuracy``, ``.difference``, ``.low`` and ``.high`` over all clients, and over those of each
-        group; ``baseline.clusters.accuracy`` of the run itself, measured alike.
+        ``baseline.NAME.accuracy``, ``.difference``, ``.low`` and ``.high`` over all clients and by group;
+        ``baseline.clusters.accuracy`` of the run itself.
     """
-    ours = group_values(deployed, _measured(simulation), engine)
+    presence, federation = simulation.presence, simulation.federation
+    present = federation if presence is None else federation.take(presence.present(simulation.last_round))
+    ours = group_values(deployed, present, engine)
     overall, by_group = dict[str, float](), {name: dict[str, float]() for name in ours}
-    for name, theirs in _trained_baselines(simulation, engine, baselines):
+    red_team = LOSS_RED_TEAM if federation.classes is None else DEFAULT_RED_TEAM
+    for name, algorithm in baselines.items():
+        try:
+            final = train_alone(replace(simulation, algorithm=algorithm, coordinator=None, red_team=red_team), engine)
+        except InputError as error:
+            LOG.info("baseline '%s' is left out: %s", name, error)
+            continue
+        theirs = group_values(final, present, engine)
+        LOG.info("baseline '%s': accuracy %.3f", name, mean_accuracy(theirs))
         overall |= _metrics(name, ours, theirs)
         for group in ours if len(ours) > 1 else ():
             by_group[group] |= _metrics(name, {group: ours[group]}, {group: theirs[group]})
@@ -141,31 +143,10 @@ def compare_with_baselines(
     return Summary(overall=overall, by_group=by_group)
 
 
-def _trained_baselines(
-    simulation: Simulation, engine: Engine, baselines: Mapping[str, Algorithm]
-) -> Iterator[tuple[str, dict[str, GroupValues]]]:
-    for name, algorithm in baselines.items():
-        try:
-            red_team = LOSS_RED_TEAM if simulation.federation.classes is None else DEFAULT_RED_TEAM
-            final = train_alone(replace(simulation, algorithm=algorithm, coordinator=None, red_team=red_team), engine)
-        except InputError as error:
-            LOG.info("baseline '%s' is left out: %s", name, error)
-            continue
-        values = group_values(final, _measured(simulation), engine)
-        LOG.info("baseline '%s': accuracy %.3f", name, mean_accuracy(values))
-        yield name, values
-
-
-def _measured(simulation: Simulation) -> Federation:
-    """The clients that are there in the last round."""
-    presence, federation = simulation.presence, simulation.federation
-    return federation if presence is None else federation.take(presence.present(simulation.last_round))
-
-
 def train_alone(simulation: Simulation, engine: Engine) -> Deployed:
-    """The models that clients use after all rounds of a simulation, which nobody attacks, measures or records."""
-    nothing = {"reference_federations": 0, "record_updates": 0, "view": "outsider", "attacks": (), "metrics": ()}
-    alone = replace(simulation, canaries=None, forgetting=Continue(), **nothing)
+    """Train a simulation without attacks, measurements or recording; return the models in use after it."""
+    off = {"reference_federations": 0, "record_updates": 0, "view": "outsider", "attacks": (), "metrics": ()}
+    alone = replace(simulation, canaries=None, forgetting=Continue(), **off)
     training = alone.on(engine)
     *_, (state, _report) = training.rounds(training.start(), alone.last_round)
     present = training.present(state.round)
@@ -173,7 +154,7 @@ def train_alone(simulation: Simulation, engine: Engine) -> Deployed:
 
 
 def mean_accuracy(values: dict[str, GroupValues]) -> float:
-    """The mean accuracy of the clients of these groups."""
+    """Return the mean accuracy over the clients of these groups."""
     total = sum(group.share for group in values.values())
     return sum(group.share * float(group.values.mean()) for group in values.values()) / total
 

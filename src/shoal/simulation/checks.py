@@ -1,4 +1,4 @@
-"""Checks of a simulation's parts, and of whether they go together, before anything is trained."""
+"""Checks of a simulation's parts and of their combination, before training."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,13 +26,17 @@ def checked_setup(
     coordinator: LimitController | None,
     risk_period: int,
 ) -> TrainingSetup:
-    """How clients train with the defences.
+    """Apply the defences to the clients' training, and check the combination.
 
-    An algorithm with a method ``check_layout``, also one that is wrapped, is asked about the network's. With
-    ``risk_period`` 0 risks are never estimated.
+    Args:
+        setup: training without defences.
+        defenses: in order of application.
+        algorithm: its method ``check_layout``, if any, checks the network's parameters; so do wrapped ones.
+        coordinator: None without one.
+        risk_period: rounds between estimates of risk; 0: never.
 
     Raises:
-        InputError: a defence, the algorithm or the coordinator does not go together with the others.
+        InputError: a defence, the algorithm or the coordinator excludes another.
     """
     with located("defenses"):
         setup = apply_defenses(setup, defenses)
@@ -47,14 +51,14 @@ def checked_setup(
 
 
 def require_algorithm(algorithm: object) -> None:
-    """Raise `InputError` unless ``algorithm`` has the methods of one."""
+    """Raise `InputError` unless ``algorithm`` has the methods of an algorithm."""
     missing = [name for name in ("check", "init", "plan", "server_update", "deployed") if not hasattr(algorithm, name)]
     require(
         not isinstance(algorithm, type), f"'algorithm' must be a value, such as FedAvg(); got {describe(algorithm)}"
     )
     require(
         not missing,
-        f"{type(algorithm).__name__} is no algorithm: it has no method {', '.join(missing)} "
+        f"{type(algorithm).__name__} is not an algorithm: it lacks the method {', '.join(missing)} "
         "(see shoal.engine.Algorithm)",
     )
 
@@ -71,19 +75,14 @@ def require_defenses(defenses: object) -> None:
 def _check_coordinator(
     coordinator: LimitController, setup: TrainingSetup, algorithm: Algorithm, risk_period: int
 ) -> None:
-    """Raise `InputError` where a coordinator has nothing to steer by, nothing to steer, or may not steer it.
+    """Raise `InputError` where a coordinator has no risks, no knobs, or a knob that the algorithm excludes.
 
-    What would be refused of fixed defences at full strength is refused of steered ones: directives can lead there.
+    Steered defences are checked at full strength, since directives can reach it.
     """
-    require(
-        risk_period > 0,
-        "a coordinator steers by the red team's estimates, so 'every' of the red team must be at least 1; got 0",
-    )
+    require(risk_period > 0, "'every' of the red team must be at least 1 with a coordinator, which needs risks; got 0")
     steers = bool(coordinator.knobs) or coordinator.min_clients > 0
     require(steers, "a coordinator needs at least one knob, or 'min_clients'; got neither")
-    require(
-        "price" not in coordinator.knobs, "'price' cannot be a knob: the directive of that name is of 'min_clients'"
-    )
+    require("price" not in coordinator.knobs, "'price' cannot be a knob: 'min_clients' has a directive of that name")
     for knob in coordinator.knobs.values():
         if knob.defense is not None:
             added = replace(setup, defenses=(*setup.defenses, knob.defense))
@@ -92,34 +91,28 @@ def _check_coordinator(
 
 
 def check_events(simulation: Any, local: LocalSGD) -> None:  # noqa: ANN401 - its class calls this function
-    """Raise `InputError` where clients cannot leave or join in a simulation, or its method cannot forget them.
-
-    ``local`` is local training with all defences.
-    """
+    """Raise `InputError` where events or the forgetting method do not fit a simulation; ``local`` has all defences."""
     forgetting, algorithm = simulation.forgetting, simulation.algorithm
     require_instance("forgetting", forgetting, Forgetting, "such as Continue()")
     if not simulation.events:
         with located("forgetting"):
-            require(forgetting == Continue(), f"'{forgetting.name}' needs clients that leave; 'events' has none")
+            require(forgetting == Continue(), f"'{forgetting.name}' needs clients that leave; add 'events'")
         return
     for event in simulation.events:
         require_instance("events", event, Event, "such as Event(round=5, leave=('north',))")
-    assert simulation.presence is not None  # which names clients and rounds that are not there
-    start, others = simulation.start, "; use 'ifca' or 'fedavg'"
+    assert simulation.presence is not None  # checks the events' clients and rounds
+    start = simulation.start
     with located("events"):
         for part in with_bases(algorithm):
             why, title = getattr(part, "fixed_clients", ""), getattr(part, "title", type(part).__name__)
-            require(not why, f"{title} {why}, which a client that leaves or joins cannot change{others}")
-        require(simulation.replayable, "a run with a property attack or malicious clients has the same clients always")
-        require(simulation.federation.schedule is None, "clients cannot leave or join where a schedule says who trains")
+            require(not why, f"{title} {why}, which events cannot change; use 'ifca' or 'fedavg'")
+        require(simulation.replayable, "a run with a property attack or malicious clients cannot have events")
+        require(simulation.federation.schedule is None, "a federation with a schedule cannot have events")
         require(
             start is None or start.public, "clients cannot leave after a 'start' that may have been trained on them"
         )
-        require(simulation.canaries is None, "canaries are of all clients, always; leave them out, or give no events")
-        require(
-            most_clusters(algorithm) is None,
-            "clusters = 'auto' is chosen with the data of all clients, also of those that leave; give a number",
-        )
+        require(simulation.canaries is None, "canaries exclude events; leave one of them out")
+        require(most_clusters(algorithm) is None, "clusters = 'auto' would use the data of leavers; set a number")
     with located("forgetting"):
         forgetting.check(algorithm, local, simulation.release)
 
@@ -130,21 +123,18 @@ def check_references(
     """Raise `InputError` unless ``count`` reference federations can be trained and the attacks of a view measured."""
     if count == 0 and view == OUTSIDER:
         return
-    allowed, given = (
-        ("'reference_federations' must be 0", count) if count else ("'view' must be 'outsider'", f"'{view}'")
-    )
+    key, value = ("'reference_federations' must be 0", count) if count else ("'view' must be 'outsider'", f"'{view}'")
     require(
         replayable,
-        f"{allowed} with a round attack, such as property inference, or malicious clients, since such a run cannot be "
-        f"replayed; got {given}",
+        f"{key} with a round attack, such as property inference, or malicious clients, since such a run cannot be "
+        f"repeated; got {value}",
     )
     pairs = number_of_pairs(federation, duplicates)
-    asked = "'reference_federations' above 0" if count else f"'view' = \"{view}\""
+    setting = "'reference_federations' above 0" if count else f"'view' = \"{view}\""
     require(
         pairs >= 2,
-        f"{asked} needs at least two training examples that each have a held-out example of "
-        "their label, and of their group or client, in whose place it can be trained on; "
-        f"got {pairs}, so give a larger test set",
+        f"{setting} needs at least two training examples with an exchangeable held-out example (same label, and same "
+        f"group or client); got {pairs}, so use a larger test set",
     )
 
 
@@ -154,18 +144,18 @@ def check_red_team(team: RedTeam, federation: Federation) -> None:
     working = [attack.__name__ for attack in MEMBERSHIP_ATTACKS.values() if not needs_classes(attack)]
     require(
         federation.classes is not None or not needs_classes(team.attack),
-        f"{name} needs classes, which a regression does not have; attacks on the loss work, such as "
-        f"RedTeam(attack={working[0]}()); those shipped are {', '.join(working)}",
+        f"{name} needs classes, and a regression has none; use an attack on the loss, such as "
+        f"RedTeam(attack={working[0]}()); shipped ones are {', '.join(working)}",
     )
     shadows = team.attack.needs != "nothing" or (team.estimator == "shadow" and team.every > 0)
     require(
         not shadows or len(federation.shadow) >= 2,
         f"{name} with the '{team.estimator}' estimator trains shadow models, so the server needs a shadow set of at "
-        f"least 2 examples; got {len(federation.shadow)}; give 'shadow', in a file 'data.shadow_examples' or "
+        f"least 2 examples; got {len(federation.shadow)}; set 'shadow', in a file 'data.shadow_examples' or "
         "'data.shadow_fraction'",
     )
     require(
         team.estimator not in NEED_HOLDOUT or len(federation.holdout.indices) > 0 or team.every == 0,
-        f"the '{team.estimator}' estimator needs hold-out examples of the clients; got none; give 'holdout', in a file "
+        f"the '{team.estimator}' estimator needs hold-out examples of the clients; got none; set 'holdout', in a file "
         "'data.holdout_examples' or 'data.holdout_fraction'",
     )

@@ -1,4 +1,4 @@
-"""The number of clusters chosen by clients' held-out losses, for IFCA with ``clusters = "auto"``."""
+"""The choice of the number of clusters by clients' held-out losses, for IFCA with ``clusters = "auto"``."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -25,60 +25,55 @@ from shoal.simulation.simulation import Simulation
 LOG = logging.getLogger("shoal")
 
 HELD_OUT = 5
-"""One of so many training examples of each client is held out of the trials."""
+"""One in this number of each client's training examples is held out of the trials."""
 
 LEVEL = 0.05
-"""The largest probability of more than one cluster where more do not help."""
+"""The largest probability of choosing several clusters where one is enough."""
 
 
 @dataclass(frozen=True)
 class ClusterNumber:
-    """The number of clusters that was chosen.
-
-    Args:
-        clusters: that number.
-        losses: clients' mean held-out loss with 1, 2, ... clusters.
-    """
+    """The chosen number of clusters, with clients' mean held-out losses for 1, 2, ... clusters."""
 
     clusters: int
     losses: tuple[float, ...]
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The keys of `summary.json`: ``auto.clusters``, and ``auto.loss.K`` of each number that was tried."""
+        """The keys of `summary.json`: ``auto.clusters``, and ``auto.loss.K`` for each tried number."""
         return {"auto.clusters": self.clusters} | {f"auto.loss.{k}": loss for k, loss in enumerate(self.losses, 1)}
 
     @staticmethod
     def of_metrics(metrics: Mapping[str, float]) -> "ClusterNumber":
-        """The number from its `metrics`."""
+        """Restore the number from its `metrics`."""
         losses = [value for key, value in metrics.items() if key.startswith("auto.loss.")]
         return ClusterNumber(int(metrics["auto.clusters"]), tuple(losses))
 
 
 def with_cluster_number(algorithm: Any, clusters: int) -> Any:  # noqa: ANN401 - any algorithm
-    """The algorithm with this number of clusters, which begins with `OneShotStart` unless it has a start of its own.
+    """Set an algorithm's number of clusters, with `OneShotStart` unless it has its own start.
 
-    From random models two groups often end in one cluster, however many clusters there are. One cluster needs no start.
+    From random models two groups often end in one cluster. One cluster needs no start.
 
     >>> import shoal
     >>> with_cluster_number(shoal.IFCA("auto"), 2).name, with_cluster_number(shoal.IFCA("auto"), 1).name
     ('one-shot-start', 'ifca')
     """
-    chosen = with_clusters(algorithm, clusters)
-    started = clusters == 1 or any(isinstance(base, InitialisationPhase) for base in with_bases(chosen))
-    return chosen if started else OneShotStart(chosen)
+    algorithm = with_clusters(algorithm, clusters)
+    complete = clusters == 1 or any(isinstance(base, InitialisationPhase) for base in with_bases(algorithm))
+    return algorithm if complete else OneShotStart(algorithm)
 
 
 def choose_cluster_number(simulation: Simulation, engine: Engine, watch: Callable[[int, int], object]) -> ClusterNumber:
     """Train with 1, 2, ... clusters on part of each client's examples, and choose by the losses on the rest.
 
-    Each trial has the rounds and the seed of ``simulation``. Clients' hold-out sets are held out where every client has
-    one, and otherwise a fifth of the training examples. The choice is that of `smallest_unbeaten`.
+    Each trial has the rounds and the seed of ``simulation``. Clients' hold-out sets are held out if every client has
+    one, otherwise a fifth of the training examples. `smallest_unbeaten` chooses.
 
     Args:
-        simulation: whose algorithm leaves the number open, with its data where the engine wants them.
-        engine: that trains it.
-        watch: called before each trial, with its number of clusters and the largest number.
+        simulation: moved to the engine, with ``clusters = "auto"``.
+        engine: of the trials.
+        watch: function of a trial's number of clusters and the largest number, called before each trial.
 
     Raises:
         InputError: fewer than two clients have examples to hold out.
@@ -86,7 +81,7 @@ def choose_cluster_number(simulation: Simulation, engine: Engine, watch: Callabl
     most = min(most_clusters(simulation.algorithm) or 1, len(simulation.federation))
     federation, held_out = split_for_trials(simulation.federation, Stream(simulation.seed)("cluster number"))
     scored = torch.nonzero(held_out.sizes > 0).flatten()
-    require(len(scored) > 1, "clusters = 'auto' needs at least two clients with two examples each; give a number")
+    require(len(scored) > 1, "clusters = 'auto' needs at least two clients with two examples each; set a number")
     rows = list[Floats]()
     for clusters in range(1, most + 1):
         watch(clusters, most)
@@ -104,9 +99,9 @@ def choose_cluster_number(simulation: Simulation, engine: Engine, watch: Callabl
 
 
 def split_for_trials(federation: Federation, stream: Stream) -> tuple[Federation, Shards]:
-    """A federation for trials, and the examples of each of its N clients that the trials hold out.
+    """Split a federation into one for trials and each client's held-out examples.
 
-    A client with a single example trains on it and holds out none.
+    A client with a single example trains on it.
     """
     if bool((federation.holdout.sizes > 0).all()):
         return federation, federation.holdout
@@ -128,13 +123,13 @@ def split_for_trials(federation: Federation, stream: Stream) -> tuple[Federation
 
 
 def smallest_unbeaten(losses: Floats) -> int:
-    """The smallest number of clusters that no larger number is shown to beat.
+    """Return the smallest number of clusters that no larger number beats in a test.
 
-    One beats another where the mean of clients' paired differences of losses is above 0 by a one-sided t test. The
-    tests share `LEVEL` (Bonferroni), so where more do not help, one is chosen with a probability of 95 % or more.
+    A number beats a smaller one if the mean paired difference of clients' losses is above 0 by a one-sided t test. The
+    tests share `LEVEL` (Bonferroni), so where one cluster is enough, it is chosen with a probability of at least 95 %.
 
     Args:
-        losses: (K, n), each client's held-out loss with 1, 2, ... K clusters; without numbers that have infinite ones.
+        losses: (K, n), each client's held-out loss with 1, 2, ... K clusters; rows with infinite losses are skipped.
 
     >>> smallest_unbeaten(np.array([[1.0, 2.0, 3.0], [0.5, 1.4, 2.4], [0.4, 1.6, 2.2]]))
     2

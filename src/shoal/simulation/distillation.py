@@ -1,4 +1,4 @@
-"""What is released in the place of the clusters' models: averages over rounds, and students of them."""
+"""Averages over rounds and distilled students, for release instead of the clusters' models."""
 
 from dataclasses import replace
 from typing import Literal
@@ -25,27 +25,27 @@ _AVERAGE = "release.average"
 
 @settings
 class Distillation:
-    """A student of each cluster's model, trained from a new start on the shadow set, without its labels.
+    """Distillation of each cluster's model into a new student, trained on the shadow set without its labels.
 
-    With ``average`` the model is first an average over the last rounds, which noise of single rounds moves less:
+    With ``average`` the model is first averaged over the last rounds, which reduces the noise of single rounds:
 
         average_t = average_(t-1) + (models_t - average_(t-1)) / min(t, N)
 
-    the mean of the first N rounds, then an exponential average. Clients are sent the models themselves, and where their
-    number changes the average begins anew. An average of models is no protection: it follows what they remember.
+    This is the mean of the first N rounds, then an exponential average. Clients still get the models themselves. A
+    change of the number of models restarts the average. Averaging alone does not protect members.
 
-    The student minimises the cross-entropy with its teacher's posteriors ``softmax(outputs / T)``; of a regression, the
-    model's loss with the teacher's outputs. What a teacher remembers of its members outside the span of the public
-    examples does not reach the student. Where these span all that a model can express, a student is its teacher.
+    The student minimises the cross-entropy with its teacher's posteriors ``softmax(outputs / T)``; in a regression, the
+    model's loss with the teacher's outputs. Memory of members outside the span of the public examples does not reach
+    the student. Where the public examples span all that a model can express, the student equals its teacher.
 
-    It protects against whoever has the students alone: an outsider with ``distil = "end"``, other clients too with
-    ``"round"``. The server has the teachers. Jagielski et al. attack students of teachers that were never asked about a
-    training example and still find members (NeurIPS 2023, arXiv:2303.03446), so measure yours, with canaries too.
+    It protects against attackers that only have students: outsiders with ``distil = "end"``, other clients too with
+    ``"round"``. The server has the teachers. Jagielski et al. still find members in students whose teachers never saw a
+    query of a training example (NeurIPS 2023, arXiv:2303.03446), so measure yours, with canaries too.
 
     Args:
-        distil: "end": the models after the last round are replaced; "round": those of every round, so that clients are
-            sent students, and train these; "never": there are no students, and the averages are released.
-        average: N, rounds that an average reaches back; None: the models of the last round are released.
+        distil: "end": students replace the models after the last round; "round": they replace the models of every
+            round, and clients train them; "never": no students, and the averages are released.
+        average: N, rounds of the average; None: no average.
         steps: of SGD.
         batch_size: public examples per step.
         learning_rate: of the steps.
@@ -55,18 +55,18 @@ class Distillation:
         InputError: neither students nor averages.
 
     Source: Shejwalkar and Houmansadr, "Membership privacy for machine learning models through knowledge transfer", AAAI
-    2021, arXiv:1906.06589; of ours are the clusters and the use of all public examples. Averages under noise: De,
-    Berrada, Hayes, Smith, Balle 2022, arXiv:2204.13650, section 3.2; over rounds instead of steps, ours.
+    2021, arXiv:1906.06589; clusters and the use of all public examples are ours. Averages under noise: De, Berrada,
+    Hayes, Smith, Balle 2022, arXiv:2204.13650, section 3.2; over rounds instead of steps, ours.
 
     Example:
-        >>> import shoal
-        >>> one, shadow = ([[-1.0], [1.0]], [0, 1]), ([[-0.5], [0.7]] * 20, [0, 0] * 20)
-        >>> federation = shoal.Federation.from_tensors([one] * 3, test=one, shadow=shadow)
-        >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
-        >>> setting = federation, model, shoal.FedAvg(), shoal.LocalSGD(steps=50)
-        >>> trained = shoal.Run(shoal.Simulation(*setting, rounds=3, release=shoal.Distillation(steps=300))).train()
-        >>> trained.summary.overall["accuracy.overall"]
-        1.0
+        >>> import shoal.toy
+        >>> federation, model, local = shoal.toy.noisy_groups()
+        >>> release = shoal.Distillation(steps=300)
+        >>> simulation = shoal.Simulation(federation, model, shoal.IFCA(clusters=2), local, rounds=3, release=release)
+        >>> result = shoal.Run(simulation).train()
+        >>> teacher, student = model.state_dict(result.state.models[0]), result.models[0]
+        >>> all(teacher[name].equal(student[name]) for name in student)
+        False
     """
 
     distil: Literal["end", "round", "never"] = "end"
@@ -79,11 +79,11 @@ class Distillation:
     def __post_init__(self) -> None:
         require(
             self.distil != "never" or self.average is not None,
-            "'release' changes nothing with distil = \"never\" and no 'average'; leave it out, or give one of them",
+            "'release' does nothing with distil = \"never\" and no 'average'; leave it out, or set one of them",
         )
 
     def after_round(self, before: State, after: State, federation: Federation, engine: Engine, stream: Stream) -> State:
-        """The state ``after`` a round with students where each round has some, and with the average."""
+        """Return the state ``after`` a round with its students and the average."""
         if self.distil == "round":
             after = replace(after, models=self.release_models(after.models, federation, engine, stream))
         if self.average is None:
@@ -95,7 +95,7 @@ class Distillation:
         return replace(after, server={**after.server, _AVERAGE: average})
 
     def release_models(self, models: Tensor, federation: Federation, engine: Engine, stream: Stream) -> Tensor:
-        """The students (K, P) of ``models`` (K, P); they draw from ``stream``."""
+        """Train the students (K, P) of ``models`` (K, P)."""
         public, teacher = federation.shadow, engine.model
         local = LocalSGD(steps=self.steps, batch_size=self.batch_size, learning_rate=self.learning_rate)
         students = []
@@ -106,21 +106,21 @@ class Distillation:
             else:
                 model = replace(teacher, loss=soft_cross_entropy, metric=None)
                 targets = functional.softmax(outputs / self.temperature, dim=1)
-            drawn = stream("student", k)
-            start = teacher.init(drawn)
-            students.append(engine.train_centrally(model, start, public.x, targets, local, drawn("batches")))
+            draws = stream("student", k)
+            start = teacher.init(draws)
+            students.append(engine.train_centrally(model, start, public.x, targets, local, draws("batches")))
         return torch.stack(students)
 
     def check(self, federation: Federation) -> None:
         """Raise `InputError` where students have no public examples."""
         require(
             len(federation.shadow) > 0 or self.distil == "never",
-            "'release' distils on a shadow set, public examples without labels; give shadow examples",
+            "'release' needs a shadow set, public examples without labels; add shadow examples",
         )
 
 
 def apply_release(release: Distillation | None, training: Training, state: State) -> State:
-    """The state after the last round as it is released; itself without averages and distillation at the end."""
+    """Return the state after the last round with the models to release."""
     if release is None:
         return state
     models = state.server.get(_AVERAGE, state.models).to(state.models)

@@ -1,4 +1,4 @@
-"""What a user should know of the final models before trusting them: clusters of few clients, and nothing learned."""
+"""Warnings about the final models: clusters of few clients, and models that learned nothing."""
 
 import logging
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from shoal.models.model import cross_entropy, squared_error
 LOG = logging.getLogger("shoal")
 
 FEW_ROUNDS = 5
-"""Rounds below which nobody expects a model to have learned."""
+"""Fewer rounds give no warning that a model learned nothing."""
 
 MOST_NAMES = 10
 """Clients of a small cluster that the sentence names."""
@@ -29,7 +29,7 @@ class SmallClusters:
     name, title = "small-clusters", "Small clusters"
 
     def measure(self, finished: FinishedTraining) -> Summary:
-        """``clusters.small``: how many there are; nothing where all clients share one model."""
+        """Count them as ``clusters.small``; empty where all clients share one model."""
         if len(finished.state.models) == 1:
             return Summary()
         small = warn_of_small_clusters(finished.federation, finished.deployed.assignment, self.min_clients)
@@ -37,7 +37,7 @@ class SmallClusters:
 
 
 def small_clusters(assignment: torch.Tensor, min_clients: int) -> list[int]:
-    """The clusters that some clients use, but fewer than ``min_clients``; ``assignment`` is (N,) int64.
+    """List the clusters with at least one but fewer than ``min_clients`` clients; ``assignment`` is (N,) int64.
 
     >>> small_clusters(torch.tensor([0, 0, 0, 2]), min_clients=3)
     [2]
@@ -55,8 +55,8 @@ def warn_of_small_clusters(federation: Federation, assignment: torch.Tensor, min
         more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
         sentences.append(
             f"cluster {cluster} has {len(inside)} client{'s' * (len(inside) > 1)} ({quote(names[:MOST_NAMES])}{more}), "
-            f"fewer than 'evaluation.min_clients' = {min_clients}; those clients are the most exposed: their model is "
-            "nearly theirs alone; algorithm.name = 'cluster-size-floor' trains small clusters with clients of others"
+            f"fewer than 'evaluation.min_clients' = {min_clients}; few clients share their model, so they are the most "
+            "exposed; algorithm.name = 'cluster-size-floor' trains small clusters with clients of others"
         )
         LOG.warning("%s", sentences[-1])
     return sentences
@@ -64,7 +64,7 @@ def warn_of_small_clusters(federation: Federation, assignment: torch.Tensor, min
 
 @measurement("learned", "Learning")
 def learning(finished: FinishedTraining) -> Summary:
-    """Warn where the last training loss is no better than that of the classes' frequencies, or of the targets' mean."""
+    """Warn unless the last training loss beats a constant prediction: class frequencies, or the targets' mean."""
     federation, loss = finished.federation, float(finished.losses.mean())
     if finished.state.round < FEW_ROUNDS:
         return Summary()
@@ -81,8 +81,8 @@ def learning(finished: FinishedTraining) -> Summary:
         return Summary()
     if loss >= prior > 0:
         LOG.warning(
-            "the training loss after the last round, %.3f, is no better than that of a model that knows the %s alone, "
-            "%.3f: nothing was learned; %s",
+            "the training loss after the last round, %.3f, does not beat a model that knows the %s alone, %.3f: "
+            "nothing was learned; %s",
             loss,
             known,
             prior,

@@ -1,4 +1,4 @@
-"""The final models measured: tables and metrics of a run, and its guarantee of differential privacy."""
+"""The measurement of the final models: tables, metrics, and the guarantee of differential privacy."""
 
 import logging
 import statistics
@@ -64,16 +64,16 @@ CLIENT_COLUMNS = (
 """The first columns of `clients.csv`."""
 
 EXPOSURE_COLUMNS = ("exposure", "exposure_low", "exposure_null_high", "attack", "exceeded")
-"""The columns of `clients.csv` that follow; see `exposure_of_clients`."""
+"""The next columns of `clients.csv`; see `exposure_of_clients`."""
 
 ROUND_COLUMNS = ("round", "cluster", "clients", "risk", "accuracy")
-"""Columns that `rounds.csv` has, whatever the groups."""
+"""Columns of every `rounds.csv`; groups add more."""
 
 FORGETTING_FIGURES = (
     "client_rounds", "full_client_rounds", "clusters", "choices", "changed_choices", "megabytes", "seconds",
     "history_seconds",
 )  # fmt: skip
-"""The figures of departures that summary.json has, as ``forgetting.NAME``."""
+"""The figures of departures in summary.json, as ``forgetting.NAME``."""
 
 PRESENCE_COLUMNS = ("client", "name", "first_round", "last_round", "cluster", "method")
 """The columns of `presence.csv`."""
@@ -85,7 +85,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     client_accuracy, group_fairness, group_exposure, model_exposure, repeated_attacks, coordination, shadow_examples,
     reference_models, main_task,
 )  # fmt: skip
-"""The measurements of every run; those with tables of their own follow."""
+"""The measurements of every run without tables of their own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,12 +97,8 @@ class FinalMeasurement:
         clients: one row per client: `CLIENT_COLUMNS`, ``train_accuracy``, `EXPOSURE_COLUMNS` and ``threshold_drawn``;
             ``view`` where limits name one, ``epsilon`` where local steps are private, `CLIENT_CANARY_COLUMNS` with
             canaries, and ``name`` where the federation has names.
-        rounds: one row per round and cluster, as in `rounds.csv`.
-        roc: ROC curves of the configured attack by group, as in `roc.csv`.
-        state: after the last round; its assignment is what each client trained last, and `clients` has what it uses.
-        updates: the rows of the round attack's table, such as `property.csv`; None without one.
-        canaries: one row per canary, as in `canaries.csv`; None without canaries.
-        presence: one row per client that left or joined, as in `presence.csv`; None without events.
+        state: the state after the last round; its assignment is the cluster that each client trained last.
+        rounds, roc, updates, canaries, presence: see `shoal.Result`.
     """
 
     summary: Summary
@@ -128,20 +124,20 @@ def measure_models(
     """Attack and measure the models that clients use after the last round.
 
     Args:
-        simulation: what is measured, and how.
-        training: of it, that led to ``state``.
+        simulation: settings of the measurement.
+        training: of the simulation.
         state: after the last round.
-        use: these models and each client's loss, as `Training.deployed` gives them.
+        use: the models in use and each client's loss, from `Training.deployed`.
         rows: of `rounds.csv`.
-        references: records of the run, attacked with its reference federations; then the strongest of all attacks
-            decides how exposed a model is. None: there are none.
-        budget: counts differential privacy; None: that of the training.
+        references: the run's records, attacked with reference federations; then the strongest attack decides how
+            exposed a model is. None without them.
+        budget: of differential privacy; None: that of the training.
     """
     team, rounds, canaries = simulation.red_team, simulation.member_rounds, simulation.canaries
     deployed, losses = use
     members = Membership.of_deployed(state, deployed, rounds)
-    attacked = {"members": members, "member_rounds": rounds, "references": references, "view": simulation.view}
-    attacks = attack_final_models(state, deployed, training, team, training.stream("final"), **attacked)
+    settings = {"members": members, "member_rounds": rounds, "references": references, "view": simulation.view}
+    attacks = attack_final_models(state, deployed, training, team, training.stream("final"), **settings)
     finished = FinishedTraining(state, training, team, deployed, losses, members, attacks)
     summary, measurements = Summary(), tuple(simulation.metrics)
     for measurement in (
@@ -151,9 +147,9 @@ def measure_models(
     if canaries is not None and len(canaries):
         measurements = (CanaryExposure(canaries, summary.overall.get("delta", DELTA)), *measurements)
     for measurement in measurements:
-        measured = measurement.measure(finished)
-        require_instance(f"metric {measurement.name}", measured, Summary, "as Summary(overall={...}) gives")
-        summary |= measured
+        figures = measurement.measure(finished)
+        require_instance(f"metric {measurement.name}", figures, Summary, "such as Summary(overall={...})")
+        summary |= figures
     return FinalMeasurement(
         summary=summary,
         clients=finished.clients,
@@ -174,16 +170,18 @@ def measure_final(
     """Let every client choose among the final models, attack them, and measure.
 
     Args:
-        now: after the last round.
-        observations: what a round attack kept, by round.
-        references: records of the run, attacked with its reference federations; None: there are none.
+        simulation, engine: of the run.
+        now: the state after the last round.
+        observations: of a round attack, by round.
+        references: see `measure_models`.
     """
     began = time.perf_counter()
     training, attack, everyone = simulation.on(engine), simulation.round_attack, simulation
     state, present = now.state, training.present(now.state.round)
     if simulation.events:
-        # Who left, or never came, is neither measured nor attacked.
-        simulation = replace(simulation, federation=training.federation.take(present), events=(), forgetting=Continue())
+        # Absent clients are neither measured nor attacked.
+        rest = simulation.tested(state.round).take(present)
+        simulation = replace(simulation, federation=rest, events=(), forgetting=Continue())
         training, state = simulation.on(engine), state.take(present)
     use = training.deployed(state)
     budget = PrivacyBudget(simulation.first_round, everyone.on(engine), now.departures)
@@ -208,10 +206,10 @@ def measure_final(
 
 
 def presence_figures(simulation: Simulation, now: SimulationState) -> tuple[dict[str, float], pd.DataFrame | None]:
-    """How many clients left and joined and what forgetting took, by keys of summary.json; and `presence.csv`, one row
-    per client that left or joined. Nothing without events. Figures of several departures are added up.
+    """Count the clients that left and joined, and sum the costs of forgetting, by keys of summary.json; also return
+    `presence.csv`, one row per client that left or joined. Without events both are empty.
 
-    ``cluster`` is what a client trained last, -1 where it trained nothing, and ``method`` how the models forgot it.
+    ``cluster`` is the one that a client trained last (-1: none), and ``method`` the forgetting method.
     """
     presence, federation = simulation.presence, simulation.federation
     if presence is None:
@@ -219,9 +217,9 @@ def presence_figures(simulation: Simulation, now: SimulationState) -> tuple[dict
     left, joined = presence.last < LAST, presence.first > 1
     figures = {"left": float(left.sum()), "joined": float(joined.sum())}
     for name in FORGETTING_FIGURES if now.departures else ():
-        figures[f"forgetting.{name}"] = round(sum(getattr(each, name) for each in now.departures), 3)
+        figures[f"forgetting.{name}"] = round(sum(getattr(departure, name) for departure in now.departures), 3)
     changed = torch.nonzero(left | joined).flatten()
-    method = {client: each.method for each in now.departures for client in each.clients.tolist()}
+    method = {client: departure.method for departure in now.departures for client in departure.clients.tolist()}
     ids = federation.ids.tolist()
     table = {
         "client": federation.ids[changed].tolist(),
@@ -235,10 +233,9 @@ def presence_figures(simulation: Simulation, now: SimulationState) -> tuple[dict
 
 
 def timings(seconds: Mapping[str, float], by_round: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The keys of a run's times: its `SimulationState.seconds` with the rest as "other", then shares and medians.
+    """Return a run's times by key: `SimulationState.seconds` with the rest as "other", then shares and medians.
 
-    "share.PART" is of the total, "round.PART" the median over the rounds of a part that rounds have. Which keys there
-    are does not depend on how long anything took.
+    "share.PART" is the share of the total, "round.PART" the median over rounds. The keys do not depend on the times.
 
     >>> timings({"choose": 1.0, "train": 2.0, "local_training": 2.0, "total": 4.0}, [{"choose": 0.4}, {"choose": 0.6}])
     ... # doctest: +NORMALIZE_WHITESPACE
@@ -247,7 +244,7 @@ def timings(seconds: Mapping[str, float], by_round: Sequence[Mapping[str, float]
     """
     total = seconds["total"]
     parts = {key: value for key, value in seconds.items() if key not in ("train", "total")}
-    # Threads' clocks are read one after another, so the remainder may be below 0 by microseconds.
+    # Clocks of threads are read at different moments, so the remainder may be slightly negative.
     parts["other"] = max(0.0, total - sum(parts.values()))
     of_rounds = [key for key in parts if any(key in row for row in by_round)]
     medians = {key: statistics.median(row.get(key, 0.0) for row in by_round) for key in of_rounds}
@@ -260,17 +257,16 @@ def timings(seconds: Mapping[str, float], by_round: Sequence[Mapping[str, float]
 
 
 def accountable_trainings(training: Training, state: State) -> ClientTrainings | None:
-    """A client's local trainings, whose spending of privacy bounds that of every round; None where directives decide
-    how private steps are.
+    """Return the local trainings of a client that spend the most privacy in a round; None where directives steer the
+    noise.
 
-    Without a coordinator they are those of cluster 0 in the last round. With one they are those under the fixed
-    defences alone, whose steps in a round are the most that shorter training leaves.
+    Without a coordinator they are those of cluster 0 in the last round; with one, those under the fixed defences, which
+    have the most steps.
     """
     fixed = tuple(defense for defense in training.defenses if defense is not training.coordinator)
-    last = replace(state, round=max(0, state.round - 1))
-    fixedly = replace(training, defenses=fixed)
+    last, unsteered = replace(state, round=max(0, state.round - 1)), replace(training, defenses=fixed)
     trainings = client_trainings(training.algorithm, training.local).changed(
-        lambda local: fixedly.local_of(last, 0, local)
+        lambda local: unsteered.local_of(last, 0, local)
     )
     local = trainings.rounds[0]
     knobs = training.coordinator.knobs.values() if isinstance(training.coordinator, LimitController) else ()
@@ -291,9 +287,9 @@ class PrivacyBudget:
     """The guarantee of differential privacy where local steps are private; adds the clients' column "epsilon".
 
     Args:
-        first_round: the number of the first round; epsilon is of the rounds from it on.
-        everyone: the training with all clients that were ever there, whose spending counts too; None: nobody left.
-        departures: of clients that left, whose forgetting took trainings of others.
+        first_round: first round that epsilon covers.
+        everyone: the training with the clients that left, whose spending counts too; None without events.
+        departures: of clients; forgetting them takes further trainings.
     """
 
     first_round: int = 1
@@ -306,7 +302,7 @@ class PrivacyBudget:
         training, state = self.everyone or finished.training, finished.state
         trainings = accountable_trainings(training, state)
         if trainings is None:
-            LOG.warning("no epsilon is stated, since a coordinator decided how private local steps were")
+            LOG.warning("no epsilon is stated, since a coordinator steered the noise of local steps")
             return Summary()
         rule = accounting.private_rule(trainings.rounds[0])
         if rule is None:
@@ -317,8 +313,7 @@ class PrivacyBudget:
         copies = most_copies(training.federation.clients)
         if int(copies.max()) > 1:
             LOG.warning(
-                "client %d has one record %d times, and epsilon is of all its copies; without copies it would be "
-                "smaller",
+                "client %d has one record %d times; epsilon covers all copies and would be smaller without them",
                 training.federation.ids[int(copies.argmax())],
                 int(copies.max()),
             )
@@ -338,7 +333,7 @@ class PrivacyBudget:
             largest["epsilon.choice"] = accounting.gaussian_epsilon(
                 int(copies.max()) / choice if choice else inf, rule.delta
             )
-        # Without noise nothing is guaranteed, and infinity is no number of JSON.
+        # Infinity (no noise, no guarantee) is not a JSON number.
         finite = {key: value if isfinite(value) else nan for key, value in largest.items()}
         if isfinite(largest["epsilon"]):
             for view in _views_covered(finished):
@@ -347,11 +342,10 @@ class PrivacyBudget:
 
 
 def _views_covered(finished: FinishedTraining) -> Sequence[View]:
-    """The views to which nothing is shown that the guarantee leaves out.
+    """The views whose whole input the guarantee covers.
 
-    A choice of model without noise is seen by the server, and it decides which of the released models have a client's
-    update. So it reaches every view. Counts that the red team asks clients for reach the server, and through a
-    coordinator's directives everybody.
+    A choice of model without noise decides which released models contain a client's update, so it reaches every view.
+    Counts for the red team reach the server, and all views through a coordinator's directives.
     """
     training, team = finished.training, finished.red_team
     counts = team.every > 0 and team.estimator in NEED_HOLDOUT

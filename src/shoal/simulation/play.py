@@ -1,4 +1,4 @@
-"""A simulation played: the engine that computes it, its state after each round, and how wall time was spent."""
+"""The rounds of a simulation: engine settings, the state after each round, and wall times."""
 
 import logging
 import time
@@ -10,9 +10,7 @@ from shoal.algorithms.wrapper import with_bases
 from shoal.control import CHANCE
 from shoal.core.formats import one_line
 from shoal.core.settings import settings
-from shoal.data import Federation
 from shoal.data.content import ExampleHashes
-from shoal.data.preferences import Preferences
 from shoal.engine import (
     Departure,
     Engine,
@@ -35,21 +33,21 @@ from shoal.simulation.simulation import Simulation, apply_feature_map, first_exa
 LOG = logging.getLogger(__name__)
 
 PARTS = ("choose", *TRAIN, "red_team", "evaluation", "files", "measurement")
-"""Parts of a simulation's wall time: those of a round; then evaluating it, what is done after it (checkpoints, and
-whoever watches), and attacking and measuring the final models. Where they are trained, "references" are one more."""
+"""Parts of a simulation's wall time: those of a round; its evaluation; "files" (checkpoints and watches after it); and
+the measurement of the final models. Reference federations add "references"."""
 
 
 @settings
 class EngineSettings:
-    """The engine. ``threads`` changes no bit of any result, ``device`` and ``backend`` the last bits only.
+    """The engine. Results are bit-identical for any ``threads``; ``device`` and ``backend`` change the last bits only.
 
     Args:
         device: ``cpu``, ``cuda``, or one of several such as ``cuda:1``.
-        threads: of the processor; left out: one for each core that the process may use.
-        precision: ``fp32``, or ``bf16``, which has 8 bits of mantissa and keeps parameters in float32: faster on
-            processors with bf16 matrix units (Intel's AMX, GPUs), slower on others.
-        backend: ``loop`` or ``vmap``; ``auto`` chooses by the model, and of a network of your own also by a trial on
-            two examples. config.toml has the choice.
+        threads: processor threads; None: one per available core.
+        precision: ``fp32``, or ``bf16`` (8 bits of mantissa, parameters in float32): faster on processors with bf16
+            matrix units (Intel's AMX, GPUs), slower on others.
+        backend: ``loop`` or ``vmap``; ``auto`` chooses by the model, and tries your own network on two examples.
+            config.toml records the choice.
     """
 
     device: Device = "cpu"
@@ -57,13 +55,13 @@ class EngineSettings:
     precision: Precision = "fp32"
     backend: Literal["auto", "loop", "vmap"] = "auto"
 
-    def decided(self, simulation: Simulation, *, tried: bool = True) -> "EngineSettings":
-        """These settings with the backend that trains a simulation, with what its algorithm adds.
+    def resolve(self, simulation: Simulation, *, trial: bool = True) -> "EngineSettings":
+        """Return these settings with the backend for a simulation.
 
         Args:
-            simulation: its algorithm may wrap others with a local training of their own.
-            tried: whether a network is tried on two examples, unless their features are not computed yet; False: its
-                layers alone decide.
+            simulation: the simulation, with the local trainings of its algorithm and of the algorithms that it wraps.
+            trial: whether to try the network on two examples, unless their features are not computed yet; otherwise its
+                layers decide.
 
         Raises:
             InputError: the backend cannot train the simulation.
@@ -77,16 +75,16 @@ class EngineSettings:
             return self
         # "loop" where one of them needs it.
         backend = min(resolve_backend(setup.model, local) for local in trainings)
-        if backend == "vmap" and tried and not isinstance(simulation.features, Features):
+        if backend == "vmap" and trial and not isinstance(simulation.features, Features):
             examples = first_examples(federation)
             backend = resolve_backend(setup.model, trainings[0], examples, federation.classes)
         return replace(self, backend=backend)
 
     def engine(self, model: Model) -> Engine:
-        """The engine that trains ``model``.
+        """Create the engine of ``model``.
 
         Raises:
-            InputError: a device that is not there, or a backend that cannot train the network.
+            InputError: a missing device, or a backend that cannot train the network.
         """
         return Engine(
             model,
@@ -104,12 +102,12 @@ class SimulationState:
     Args:
         state: after the last round.
         rows: of `rounds.csv`.
-        seconds: wall time by what it was spent on: `PARTS` and, with a round attack, "NAME_attack", which add up to
-            "total" but for a remainder; and "train", a sum of some of them.
-        memory: what the round attack remembers.
-        observation: what it kept of the last round; None: there is none.
-        by_round: of each round the seconds of its parts.
-        departures: of the clients that left so far, in order.
+        seconds: wall times: `PARTS` and, with a round attack, "NAME_attack", which add up to "total" except for a
+            remainder; and "train", a sum of some of them.
+        memory: of the round attack.
+        observation: of the round attack in the last round; None without one.
+        by_round: seconds of the parts of each round.
+        departures: of clients, in order.
     """
 
     state: State
@@ -122,34 +120,34 @@ class SimulationState:
     __repr__ = one_line
 
     def with_files(self, seconds: float, *, last: bool = False) -> "SimulationState":
-        """This state with the ``seconds`` of what is done after a round; of the ``last``, the total has them too."""
+        """Add the ``seconds`` of checkpoints and watches after a round; after the ``last``, to the total too."""
         *earlier, this = self.by_round
         spent = {"files": seconds} | ({"total": seconds} if last else {})
         return replace(self, seconds=add_seconds(self.seconds, spent), by_round=(*earlier, {**this, "files": seconds}))
 
 
 Watch = Callable[[Simulation, SimulationState, RoundReport | None], None]
-"""Called before the first round, without a report, and after each round."""
+"""A function called before the first round, without a report, and after each round."""
 
 
 def move_to_engine(simulation: Simulation, engine: Engine) -> Simulation:
-    """The simulation with its data where ``engine`` wants it.
+    """Map features and move the data to the engine's device.
 
     Raises:
-        InputError: the model cannot take the data, or has fewer outputs than there are classes or targets.
+        InputError: the model cannot take the data, or has too few outputs for the classes or targets.
     """
     simulation = apply_feature_map(simulation)
-    ready, examples = engine.prepare(simulation.federation), first_examples(simulation.federation)
+    federation, examples = engine.prepare(simulation.federation), first_examples(simulation.federation)
     require_fits(simulation.setup.model, *examples, simulation.federation.classes)
     check_examples(engine.backend, simulation.setup.model, *examples)
-    return replace(simulation, federation=ready)
+    return replace(simulation, federation=federation)
 
 
 def initial_state(simulation: Simulation, engine: Engine) -> SimulationState:
-    """The simulation before its first round.
+    """Return the state before the first round.
 
     Raises:
-        InputError: ``start`` has another number of models than the algorithm begins with.
+        InputError: ``start`` has another number of models than the algorithm.
     """
     state = simulation.on(engine).start()
     now = SimulationState(state)
@@ -162,20 +160,26 @@ def initial_state(simulation: Simulation, engine: Engine) -> SimulationState:
 def run_rounds(
     simulation: Simulation, engine: Engine, now: SimulationState
 ) -> Iterator[tuple[SimulationState, RoundReport]]:
-    """Run the rounds that are left; yields the simulation after each, and the round's report."""
+    """Run the remaining rounds; yield the state and the report after each."""
     began = time.perf_counter()
     before = now.seconds["total"]
     training, attack = simulation.on(engine), simulation.round_attack
     if now.state.round + 1 == simulation.first_round:
-        _warn_of_copies(simulation.federation)
+        copies = ExampleHashes.from_federation(simulation.federation).copies()
+        if copies.total:
+            LOG.warning('%s; such copies hide exposure, and duplicates = "leave-out" excludes them from audits', copies)
     if simulation.coordinator is not None and now.state.round == 0:
-        _warn_of_impossible_limits(simulation.federation.preferences)
+        impossible = int((simulation.federation.preferences.threshold <= CHANCE).sum())
+        if impossible:
+            LOG.warning(
+                "the limits of %d clients are at most %g, the chance level: no training meets them", impossible, CHANCE
+            )
     for state, report in training.rounds(now.state, simulation.last_round):
         if len(report.cohort) == 0:
             LOG.warning("round %d: no client took part; nothing changed", state.round)
         evaluated = state.round % simulation.evaluate_every == 0 or state.round == simulation.last_round
         evaluating = time.perf_counter()
-        rows = round_metrics(state, report, simulation.federation, engine, evaluated=evaluated)
+        rows = round_metrics(state, report, simulation.tested(state.round), engine, evaluated=evaluated)
         spent = report.seconds | {"evaluation": time.perf_counter() - evaluating}
         if attack is not None:
             watching = time.perf_counter()
@@ -191,27 +195,6 @@ def run_rounds(
         now = now.with_files(time.perf_counter() - left)
 
 
-def _warn_of_copies(federation: Federation) -> None:
-    copies = ExampleHashes.from_federation(federation).copies()
-    if copies.total:
-        LOG.warning(
-            "%s; copies among members and non-members hide exposure, and audits leave them out where "
-            "'duplicates' is \"leave-out\"",
-            copies,
-        )
-
-
 def add_seconds(seconds: Mapping[str, float], spent: Mapping[str, float]) -> dict[str, float]:
-    """``seconds`` with those ``spent`` since."""
+    """Add the seconds of several parts."""
     return dict(seconds) | {key: seconds.get(key, 0.0) + value for key, value in spent.items()}
-
-
-def _warn_of_impossible_limits(preferences: Preferences) -> None:
-    """Say how many clients have a limit that no training can keep."""
-    impossible = int((preferences.threshold <= CHANCE).sum())
-    if impossible:
-        LOG.warning(
-            "the limit of %d clients is at most %g, the accuracy at chance, which no training can keep",
-            impossible,
-            CHANCE,
-        )

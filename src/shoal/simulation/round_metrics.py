@@ -1,4 +1,4 @@
-"""The rows of `rounds.csv`, what a coordinator changed in them, and the AUC of the main task after the last round."""
+"""The rows of `rounds.csv`, changes of a coordinator's directives, and the AUC of the main task."""
 
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
@@ -29,12 +29,9 @@ SUMMARY_COLUMNS = ("over_limit", "limit_unmet")
 def round_metrics(
     state: State, report: RoundReport, federation: Federation, engine: Engine, *, evaluated: bool
 ) -> tuple[RoundRow, ...]:
-    """One row per cluster: its clients in this round, their loss, and the model's accuracy and risk.
+    """Return one row per cluster: its clients in this round, their loss, and the model's accuracy and risk.
 
-    Args:
-        state: after the round.
-        report: of the round.
-        evaluated: whether accuracies, means of the model's metric, are computed; they are NaN otherwise.
+    Without ``evaluated`` the accuracies, means of the model's metric, are NaN.
     """
     shares = federation.group_shares[report.cohort]
     rows = []
@@ -60,20 +57,20 @@ def round_metrics(
 
 
 def not_evaluated(row: RoundRow) -> RoundRow:
-    """A row as `round_metrics` makes it where accuracies are not computed."""
+    """Return a row without its accuracies."""
     return {name: nan if name.partition(".")[0] == "accuracy" else value for name, value in row.items()}
 
 
 def risk_columns(state: State, k: int) -> dict[str, float]:
-    """The last estimate of the risk of model ``k``, and the ends of its interval."""
+    """Return the last estimate of the risk of model ``k``, and the ends of its interval."""
     low, high = state.risk_intervals[k].tolist()
     return {"risk": float(state.risks[k]), "risk_low": low, "risk_high": high}
 
 
 def directive_columns(state: State, k: int) -> dict[str, float]:
-    """The directives of a coordinator for cluster ``k`` and their outcome there; nothing without a coordinator.
+    """Return a coordinator's directives for cluster ``k`` and their outcome; empty without a coordinator.
 
-    Where an algorithm changed the number of models, they are of others until the next estimate, and NaN here.
+    They are NaN from a change of the number of models until the next estimate.
     """
     columns = {f"{DIRECTIVE_COLUMN}{name}": values for name, values in state.directives.items()}
     columns |= {name: state.control[name] for name in ROUND_FIGURES if name in state.control}
@@ -82,11 +79,11 @@ def directive_columns(state: State, k: int) -> dict[str, float]:
 
 @measurement("directive", "Coordination")
 def coordination(finished: FinishedTraining) -> Summary:
-    """Measure each cluster's last directives and its members' limits; nothing without a coordinator."""
+    """Measure each cluster's last directives and its members' limits; empty without a coordinator."""
     state = finished.state
     columns = {name: state.control[name] for name in SUMMARY_COLUMNS if name in state.control}
     columns |= {f"{DIRECTIVE_COLUMN}{name}": values for name, values in state.directives.items()}
-    # Where an algorithm changed the number of models since, these are of others.
+    # After a change of the number of models they belong to other models.
     columns = {name: values for name, values in columns.items() if len(values) == len(state.models)}
     return Summary(
         by_cluster={
@@ -98,7 +95,7 @@ def coordination(finished: FinishedTraining) -> Summary:
 
 
 def changed_directives(rows: RoundRows) -> dict[str, list[float]]:
-    """The directives (K,) that clusters were given after the last round, by name, where they are not those of before.
+    """Return the directives (K,) that changed after the last round, by name.
 
     >>> changed_directives([{"round": r, "cluster": 0, "directive.l2": s} for r, s in ((1, 0.0), (2, 0.5))])
     {'l2': [0.5]}
@@ -108,7 +105,7 @@ def changed_directives(rows: RoundRows) -> dict[str, list[float]]:
 
 
 def became_unmet(rows: RoundRows) -> list[int]:
-    """The clusters that cannot be brought within their members' limits since the last round, and could before."""
+    """List the clusters whose members' limits became unreachable in the last round."""
     now, before = ({row["cluster"] for row in rows if row.get("limit_unmet")} for rows in _last_two_rounds(rows))
     return sorted(int(k) for k in now - before)
 
@@ -122,69 +119,69 @@ def _last_two_rounds(rows: RoundRows) -> tuple[RoundRows, RoundRows]:
 
 
 def metric_values(model: Tensor, federation: Federation, engine: Engine) -> Tensor:
-    """The model's metric on each test example, float64."""
+    """Return the model's metric on each test example, float64."""
     metric = engine.model.metric_for(federation.classes)
     return metric(engine.outputs(model, federation.test.x), federation.test.y).cpu().double()
 
 
 def group_accuracies(model: Tensor, federation: Federation, engine: Engine) -> list[float]:
-    """The mean of the model's metric on each group's test examples."""
+    """Return the mean of the model's metric on each group's test examples."""
     return group_means(metric_values(model, federation, engine), federation)
 
 
 def group_means(values: Tensor, federation: Federation) -> list[float]:
-    """The mean of ``values``, one per test example, over each group's."""
+    """Return the mean of ``values``, one per test example, in each group."""
     return [float(values[federation.test.group == g].mean()) for g in range(len(federation.groups))]
 
 
 @measurement("main", "Main task")
 def main_task(finished: FinishedTraining) -> Summary:
-    """The AUC of the main task of a federation with a schedule."""
+    """Measure the AUC of the main task of a federation with a schedule."""
     outputs, model = finished.predictions.outputs, finished.deployed.model.numpy()
     return Summary() if outputs is None else Summary(overall=main_task_metrics(outputs, model, finished.federation))
 
 
 def main_task_metrics(outputs: Tensor, assignment: Ints, federation: Federation) -> Metrics:
-    """The AUC of the main task, by summary key.
+    """Return the AUC of the main task, by summary key; empty in a regression.
 
-    ``main.auc`` is over what clients see: each client's model on the test examples, weighted to the labels that the
-    client itself has. ``main.auc_even`` is over the test set as it is. Where clients differ in their labels, models
-    that know of an example only whose it is have a high ``main.auc``, and a ``main.auc_even`` of 0.5.
+    ``main.auc`` takes each client's model on the test examples, weighted to the client's own labels; ``main.auc_even``
+    takes the test set as it is. Where clients differ in their labels, a model that only recognises an example's client
+    has a high ``main.auc`` and a ``main.auc_even`` of 0.5.
 
     Args:
         outputs: (K, M, C), of each model for each test example.
         assignment: (N,), each client's model.
-        federation: of these clients and test examples. Without classes there is no AUC.
+        federation: of these clients and test examples.
     """
     if federation.classes is None:
         return {}
     labels = federation.test.y.cpu()
-    own = torch.zeros(len(federation), federation.classes, dtype=torch.float64)
+    mix = torch.zeros(len(federation), federation.classes, dtype=torch.float64)
     clients = federation.clients
-    own.index_put_(
+    mix.index_put_(
         (clients.owners(), clients.y.cpu()[clients.indices]), torch.ones(len(clients.indices)).double(), True
     )
-    own /= own.sum(dim=1, keepdim=True)
+    mix /= mix.sum(dim=1, keepdim=True)
     even = torch.bincount(labels, minlength=federation.classes).double() / len(labels)
-    ratio = torch.where(even > 0, own / even.clamp(min=1e-300), 0.0)[:, labels].numpy()
-    chosen = np.unique(assignment)
-    seen = np.stack([ratio[assignment == k].sum(axis=0) for k in chosen])
-    equal = np.stack([np.full(len(labels), float((assignment == k).sum())) for k in chosen])
-    answers = outputs[chosen].softmax(dim=2).double().numpy()
+    ratio = torch.where(even > 0, mix / even.clamp(min=1e-300), 0.0)[:, labels].numpy()
+    models = np.unique(assignment)
+    by_client = np.stack([ratio[assignment == k].sum(axis=0) for k in models])
+    equal = np.stack([np.full(len(labels), float((assignment == k).sum())) for k in models])
+    posteriors = outputs[models].softmax(dim=2).double().numpy()
     return {
-        "main.auc": _one_against_rest(answers, labels.numpy(), seen),
-        "main.auc_even": _one_against_rest(answers, labels.numpy(), equal),
+        "main.auc": _one_against_rest(posteriors, labels.numpy(), by_client),
+        "main.auc_even": _one_against_rest(posteriors, labels.numpy(), equal),
     }
 
 
-def _one_against_rest(answers: Floats, labels: Ints, weights: Floats) -> float:
-    """Mean over classes of the AUC of each against the others; of two classes, the AUC of the second."""
-    models, classes = len(answers), answers.shape[2]
+def _one_against_rest(posteriors: Floats, labels: Ints, weights: Floats) -> float:
+    """Mean over classes of the AUC of each against the rest; for two classes, the AUC of the second."""
+    models, classes = len(posteriors), posteriors.shape[2]
     truth, weight = np.tile(labels, models), weights.ravel()
     aucs = []
     for c in range(classes) if classes > 2 else [1]:
         used = weight > 0
         if len(np.unique(truth[used] == c)) == 2:
-            score = answers[:, :, c].ravel()[used]
+            score = posteriors[:, :, c].ravel()[used]
             aucs.append(roc_auc(score, truth[used] == c, weight[used]))
     return float(np.mean(aucs)) if aucs else nan

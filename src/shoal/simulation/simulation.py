@@ -1,4 +1,4 @@
-"""Everything that decides a run's outcome, as one value; `shoal.simulation.play` trains it."""
+"""A simulation: all that decides a run's outcome, as one value."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -61,10 +61,9 @@ DEFAULT_RED_TEAM = RedTeam(every=0, attack=Gap())
 """The red team that needs no shadow set."""
 
 LOSS_RED_TEAM = RedTeam(every=0, attack=LossThreshold())
-"""The red team of a regression, in which no example is right or wrong."""
+"""The red team of a regression, whose predictions are neither right nor wrong."""
 
 DEFAULT_FORGETTING = Continue()
-"""What is done with the models when clients leave."""
 
 _INTEGERS = {
     "rounds": ("such as 30", 1),
@@ -75,21 +74,21 @@ _INTEGERS = {
     "record_updates": ("such as 5", 0),
     "reference_federations": ("such as 4", 0),
 }
-"""Fields that are integers: an example, and the least."""
+"""Integer fields, each with an example and its minimum."""
 
 
 @dataclass(frozen=True, eq=False)
 class WarmStart:
-    """Trained models that a simulation goes on from, and how they came about; `Result.start` gives one.
+    """Trained models from which a simulation starts, with their history; see `Result.start`.
 
     Args:
-        state: after the last round. Its models are those of ``models`` once they are fitted to a network.
-        models: the tensors of each model by name; empty once they are fitted.
-        simulation: that they came out of; None: it is not known.
-        engine: that computed it, perhaps closed; None like ``simulation``.
+        state: after the last round; ``fitted`` fills in its models.
+        models: the tensors of each model by name; empty after ``fitted``.
+        simulation: the simulation behind the models; None: unknown.
+        engine: its engine, perhaps closed; None like ``simulation``.
         rows: of its rounds.csv.
-        public: whether, by the user's word, no example of the clients had a part in the models, so that who attacks
-            may know them. Nothing but models and risks is taken over then.
+        public: whether, by the user's word, the models were trained without the clients' examples, so that attackers
+            may know them. Only models and risks are taken over then.
     """
 
     state: State
@@ -101,7 +100,7 @@ class WarmStart:
     __repr__ = one_line
 
     def fitted(self, model: Model) -> "WarmStart":
-        """The start with its models as parameter vectors (K, P) of ``model``.
+        """Convert the models to parameter vectors (K, P) of ``model``.
 
         Raises:
             InputError: they are models of another network.
@@ -117,7 +116,7 @@ class WarmStart:
                 has, needs = shapes.get(name, "no such tensor"), needed.get(name, "no such tensor")
                 require(
                     has == needs or (name not in shapes and name not in saved),
-                    f"'start' has models of another network: for '{name}' they have {has}, but the model has {needs}",
+                    f"'start' has models of another network: their '{name}' is {has}, but the model has {needs}",
                 )
         for tensors in self.models.values():
             model.require_same_frozen(tensors, "'start' has models of another network")
@@ -125,117 +124,116 @@ class WarmStart:
         rows = torch.stack([model.layout.pack({**buffers, **tensors}) for tensors in self.models.values()])
         state = replace(self.state, models=rows)
         if self.public:
-            # The models alone: whose examples others trained on says nothing of these clients.
+            # Without assignment and trainers, which are about other clients.
             state = State(state.round, rows, state.risks, torch.empty(0, dtype=torch.int64))
         return replace(self, state=state, models={})
 
 
 @runtime_checkable
 class RoundAttack(Protocol):
-    """An attack that observes each round of a training, and is measured after the last. It changes no bit of training.
+    """An attack that observes each round and is measured after the last; training is bit-identical without it.
 
-    It is a value: what it remembers from one round to the next are tensors, kept in checkpoints.
+    It is a value: its memory between rounds consists of tensors, which checkpoints store.
     """
 
     name: ClassVar[str]
     """Name of its table ``NAME.csv`` and of its wall time ``seconds.NAME_attack``."""
     columns: ClassVar[tuple[str, ...]]
-    """Columns that its table always has."""
+    """The constant columns of its table."""
 
     def check(self, federation: Federation, algorithm: Algorithm) -> None:
         """Raise `InputError` where it cannot observe this algorithm on this federation."""
         ...
 
     def initial_memory(self, state: State) -> Tensors:
-        """What it remembers before the first round."""
+        """Return the memory before the first round."""
         ...
 
     def observe(
         self, before: State, after: State, report: RoundReport, memory: Tensors, training: Training
     ) -> tuple[Tensors, Tensors]:
-        """What it keeps of a round, and what it remembers for the next.
+        """Return the observation of a round, and the memory for the next.
 
         Args:
             before, after: the states before and after the round.
             report: of the round.
-            memory: what it remembered of the rounds before.
-            training: that is observed.
+            memory: of earlier rounds.
+            training: the observed training.
         """
         ...
 
     def measure(
         self, observations: Mapping[int, Tensors], stream: Stream, *, jobs: int
     ) -> tuple[Summary, pd.DataFrame]:
-        """Its metrics, and the rows of its table.
+        """Return the metrics and the rows of its table.
 
         Args:
-            observations: what it kept, by round.
-            stream: of its random draws.
-            jobs: threads that it may use.
+            observations: by round.
+            stream: of random draws.
+            jobs: largest number of threads.
         """
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
-    """Everything that decides a run's outcome; `EngineSettings` decide where and how fast it is computed.
+    """All that decides a run's outcome; `EngineSettings` decide where and how fast it is computed.
 
     Args:
         federation: the clients and the server's examples; `Federation.from_tensors` takes your own tensors.
         model: the network.
-        algorithm: who trains which model, and how models move: one of `shoal.algorithms`, or your own.
+        algorithm: one of `shoal.algorithms`, or your own.
         local: local training of a client in a round, before the defences.
-        rounds: number of rounds; with ``start`` they follow those of the start.
+        rounds: number of rounds, after those of ``start``.
         seed: of every random draw.
         participation: fraction of the clients that take part in a round, at least one client; 0: none.
-        red_team: estimates risk, and attacks the final models. By default it is the gap attack at the end, which needs
-            no shadow set; of a regression, where nothing is right or wrong, a loss threshold, which needs one.
+        red_team: estimator of risks and attack on the final models. By default the gap attack at the end, which needs
+            no shadow set; for a regression a loss threshold, which needs one.
         defenses: of `shoal.defenses` or your own, applied in order.
-        coordinator: turns the red team's estimates into directives for each cluster's training, such as
-            ``LimitController({"augmentation": Knob(Augmentation())})``. It needs ``RedTeam(every=5)`` or the like.
-        canaries: of ``federation``, as `MislabelledCanaries.insert` gives both; measured at the end.
-        start: trained models to train further, as `Result.start` gives them. Rounds are numbered on from their last:
-            10 rounds, and 5 more with the same seed and settings, are 15 rounds, bit for bit, where the result is of
-            this process and so has the algorithm's own tensors. One read from a directory has none: they begin anew,
-            and the members are those of the new rounds. `rounds.csv`, seconds and epsilon are of the new rounds alone.
-            Reference federations begin before the rounds of a result of this process, and are refused of another.
-        reference_federations: R, how many are trained after the last round, each for about the time of the rounds. The
-            strongest attack that they make possible then decides with the others how exposed the models are.
-        duplicates: "leave-out": these attacks, and audits, leave out every record of which a client, or the test,
-            hold-out or shadow set, has a copy with the same inputs and label.
-        view: whose exposure the run's figures are: ``exposure``, ``mia``, ``violations`` and ``exceeded``. Beyond an
-            "outsider", the attacks of a "client" or of the "server" are asked after the last round. A client's limit
-            may name another (`Preferences`).
+        coordinator: controller that turns risks into directives for each cluster's training, such as
+            ``LimitController({"augmentation": Knob(Augmentation())})``. It needs a `RedTeam` with ``every`` above 0.
+        canaries: the canaries in ``federation``, from `MislabelledCanaries.insert`; measured at the end.
+        start: trained models to continue from, see `Result.start`. Rounds continue their numbers. With a result of this
+            process, 10 rounds and then 5 equal 15 rounds, bit for bit. A result from a directory lacks the algorithm's
+            tensors: they start anew, and members are those of the new rounds. `rounds.csv`, seconds and epsilon cover
+            the new rounds only. Reference federations start before the rounds of ``start``, and need a result of this
+            process.
+        reference_federations: R, number of reference federations after the last round, each about as expensive as the
+            rounds. Attacks with them then decide how exposed the models are.
+        duplicates: "leave-out" excludes from these attacks and from audits every record with a copy (same inputs and
+            label) at another client or in the test, hold-out or shadow set.
+        view: the attacker of ``exposure``, ``mia``, ``violations`` and ``exceeded``. The attacks of a "client" or the
+            "server" run after the last round. A client's limit may name another view (`Preferences`).
         evaluate_every: rounds between evaluations on the test set.
-        member_rounds: a client is a member of each model that it trained, up to so many rounds before that model's last
-            training.
-        baselines: whether the run's clusters are compared with one model for all, with local training and with one
-            model per group, each trained for as many rounds (`baseline.*` of `summary.json`).
-        min_clients: a cluster of fewer clients after the last round is named in a warning.
-        record_updates: rounds from one recorded round to the next; 0: none is. Each client's update is written as the
+        member_rounds: a client's examples count as members of a model if the client trained it at most this many rounds
+            before the model's last training.
+        baselines: whether to compare the clusters with one model for all, local training and one model per group, each
+            trained for the same rounds (`baseline.*` of `summary.json`).
+        min_clients: a warning names each cluster with fewer clients after the last round.
+        record_updates: rounds from one recorded round to the next; 0: none. Each client's update is written as the
             server received it into the run's directory, for attacks of the server (docs/trace.md).
-        round_attack: observes every round, such as `PropertyAttack`, on a federation with a `PropertySchedule`.
-        malicious_clients: train in their own way, such as `active_property_attacker` makes.
-        attacks: further ones of audits, on the scores of reference models (`ReferenceAttack`), asked at the end of this
-            run too where it has reference federations, or on clients' updates (`UpdateAttack`).
+        round_attack: attack that observes every round, such as `PropertyAttack` with a `PropertySchedule`.
+        malicious_clients: clients with their own way of training, such as from `active_property_attacker`.
+        attacks: your own attacks for audits, on scores of reference models (`ReferenceAttack`; at the end of a run with
+            reference federations too) or on clients' updates (`UpdateAttack`).
         metrics: further measurements of the finished training.
-        release: students or averages that are released in the place of the models; None: the models are.
+        release: students or averages to release instead of the models; None: the models.
         features: a fixed map of all inputs before ``model``, fitted on the shadow set and computed once; ``model``
-            takes vectors of `Features.width`. With a `FeatureMap`, a fitted one, ``federation`` has features already.
-        events: clients that leave for good or join later. Who left is neither trained, merged nor measured any more.
-        forgetting: what is done with the models when clients leave.
+            takes vectors of `Features.width`. With a fitted `FeatureMap`, ``federation`` has features already.
+        events: clients that leave for good or join later. Training and measurements exclude a client that has left.
+        forgetting: the method of forgetting clients that leave.
 
     Raises:
-        InputError: settings that cannot be run, or models in ``start`` of another network.
+        InputError: settings that do not fit each other, or models in ``start`` of another network.
 
     Example:
         >>> import shoal.toy
         >>> federation, model, local = shoal.toy.two_groups()
         >>> toy = federation, model, shoal.IFCA(clusters=2), local
-        >>> uninterrupted = shoal.Run(shoal.Simulation(*toy, rounds=3)).train()
-        >>> begun = shoal.Run(shoal.Simulation(*toy, rounds=2)).train()
-        >>> further = shoal.Run(shoal.Simulation(*toy, rounds=1, start=begun.start())).train()
-        >>> further.state.round, further.state.models.equal(uninterrupted.state.models)
+        >>> whole = shoal.Run(shoal.Simulation(*toy, rounds=3)).train()
+        >>> first = shoal.Run(shoal.Simulation(*toy, rounds=2)).train()
+        >>> last = shoal.Run(shoal.Simulation(*toy, rounds=1, start=first.start())).train()
+        >>> last.state.round, last.state.models.equal(whole.state.models)
         (3, True)
     """
 
@@ -274,7 +272,7 @@ class Simulation:
         if self.malicious_clients is not None:
             how = "such as active_property_attacker makes"
             require_instance("malicious_clients", self.malicious_clients, MaliciousClients, how)
-        require_instance("federation", self.federation, Federation, "such as Federation.from_tensors makes")
+        require_instance("federation", self.federation, Federation, "such as from Federation.from_tensors")
         require_instance("model", self.model, Model, "Model(MyNetwork), with the class or a function that builds it")
         require_instance("local", self.local, LocalSGD, "such as LocalSGD(epochs=1)")
         require_instance("red_team", self.red_team, RedTeam, "such as RedTeam(every=5)")
@@ -297,7 +295,10 @@ class Simulation:
                 "start", self.start, WarmStart, "such as simulate(...).start() or load('runs/mine').start()"
             )
             self._set("start", self.start.fitted(self.setup.model))
-        self._check_canaries()
+        if self.canaries is not None:
+            require_instance("canaries", self.canaries, Canaries, "such as from MislabelledCanaries(4).insert")
+            foreign = self.canaries.client[~torch.isin(self.canaries.client, self.federation.ids)]
+            require(not len(foreign), f"'canaries' has client {foreign[:1].sum()}, which is not in 'federation'")
         if self.release is not None:
             require_instance("release", self.release, Distillation, "such as Distillation()")
             self.release.check(self.federation)
@@ -322,13 +323,11 @@ class Simulation:
         accounting.check_sums(self.setup, local, len(self.federation))
         if most_clusters(self.algorithm) is not None:
             alone = self.replayable and self.start is None
-            require(
-                alone, "clusters = 'auto' needs rounds that can be repeated, without a property attack or a 'start'"
-            )
+            require(alone, "clusters = 'auto' is not possible with a property attack or a 'start'; give a number")
             require(
                 accounting.private_rule(local.rounds[0]) is None,
-                "clusters = 'auto' cannot be chosen with differential privacy, since the trials would spend privacy "
-                "that epsilon does not count; give a number of clusters",
+                "clusters = 'auto' is not possible with differential privacy, since epsilon does not count its trials; "
+                "give a number of clusters",
             )
         accounting.check_accountable(self.federation, self.rounds, local)
         require_instance("events", self.events, Sequence, "such as [Event(round=5, leave=('north',))]")
@@ -339,7 +338,7 @@ class Simulation:
         object.__setattr__(self, name, value)
 
     def _setup(self) -> TrainingSetup:
-        """How clients train, with the defences."""
+        """The clients' training with defences."""
         if self.features is not None and not isinstance(self.features, FeatureMap):
             how = "such as Features(('scattering', 'pca'), dimension=32)"
             require_instance("features", self.features, Features, how)
@@ -349,31 +348,28 @@ class Simulation:
         setup = TrainingSetup(self.model, self.local, kind=kind)
         return checked_setup(setup, self.defenses, self.algorithm, self.coordinator, self.red_team.every)
 
-    def _check_canaries(self) -> None:
-        if self.canaries is None:
-            return
-        require_instance("canaries", self.canaries, Canaries, "such as MislabelledCanaries(per_client=4).insert gives")
-        strangers = self.canaries.client[~torch.isin(self.canaries.client, self.federation.ids)]
-        require(not len(strangers), f"'canaries' refers to client {strangers[:1].sum()}, which is not in 'federation'")
-
     @property
     def replayable(self) -> bool:
-        """Return whether the run can be repeated with other examples (no round attack, no malicious clients)."""
+        """Whether the run can be repeated with other examples (no round attack, no malicious clients)."""
         return self.round_attack is None and self.malicious_clients is None
 
     @property
     def widest_view(self) -> View:
-        """The view that sees most, of the run's own and those that clients' limits name."""
+        """The widest of the run's view and the views of clients' limits."""
         return max((self.view, *self.federation.preferences.views(self.view)), key=VIEWS.index)
 
     @property
     def presence(self) -> Presence | None:
-        """Which clients are there in which round, or None where all are there always."""
+        """The rounds of each client's presence; None without events."""
         return Presence.from_events(self.events, self.federation, self.last_round) if self.events else None
+
+    def tested(self, number: int) -> Federation:
+        """The federation with the test examples that count in a round: not those of clients that are not there."""
+        return self.federation if self.presence is None else self.federation.tested(self.presence.present(number))
 
     @property
     def first_round(self) -> int:
-        """The number of the first round (1, or the one after those of ``start``)."""
+        """The number of the first round: 1, or the one after ``start``."""
         return 1 if self.start is None else self.start.state.round + 1
 
     @property
@@ -382,19 +378,19 @@ class Simulation:
         return self.first_round - 1 + self.rounds
 
     def preflight(self) -> Preflight:
-        """Which records each view could recognise, from shapes and gradients of an initial model; trains nothing."""
-        seen = apply_feature_map(self).visible_moves()
-        return preflight(seen, first_round=self.first_round, steered=self.coordinator is not None)
+        """Estimate the records that each view could recognise, from gradients of an initial model, without training."""
+        moves = apply_feature_map(self).visible_moves()
+        return preflight(moves, first_round=self.first_round, steered=self.coordinator is not None)
 
     def visible_moves(self) -> VisibleMoves:
-        """What each view will see of the training, whose federation has its features already."""
+        """Return the moves visible to each view in the training; the federation must have its features already."""
         start = None if self.start is None else self.start.state.models[0].cpu()
         return VisibleMoves(
             self.federation, self.algorithm, self.setup, self.rounds, self.participation, self.seed, start
         )
 
     def on(self, engine: Engine) -> Training:
-        """The training of this simulation, on an engine."""
+        """Return the training of this simulation on an engine."""
         coordinator = self.coordinator
         if coordinator is not None and self.widest_view != OUTSIDER:
             coordinator = replace(coordinator, known_risks=RecognisedRisks(self.visible_moves(), self.view))
@@ -420,12 +416,14 @@ class Simulation:
 
 
 def apply_feature_map(simulation: Simulation, threads: int | None = 1) -> Simulation:
-    """The simulation with the features of all inputs in their place; itself without features, or with them already.
+    """Replace all inputs by their features; a simulation without features, or with a fitted map, stays as it is.
 
-    ``threads`` compute them, None: one for each core, and change no bit.
+    Args:
+        simulation: with raw inputs.
+        threads: None: one per core; results are bit-identical.
 
     Raises:
-        InputError: no shadow set for features that are fitted on one, or inputs that these cannot take.
+        InputError: a missing shadow set for features that need one, or inputs of a wrong shape.
     """
     features, federation, canaries = simulation.features, simulation.federation, simulation.canaries
     threads = threads or cores()
@@ -434,7 +432,7 @@ def apply_feature_map(simulation: Simulation, threads: int | None = 1) -> Simula
     public = federation.shadow.x
     require(
         len(public) > 0 or not features.needs_public_examples,
-        "'pca' of the features needs a shadow set, public examples without labels; give shadow examples",
+        "'pca' in the features needs a shadow set, public examples without labels; add shadow examples",
     )
     fitted, of_public = features.fit_and_map(public if len(public) else federation.clients.x[:1], threads)
     mapped = partial(fitted.mapped, threads=threads)
@@ -447,43 +445,41 @@ def apply_feature_map(simulation: Simulation, threads: int | None = 1) -> Simula
 
 
 def first_examples(federation: Federation) -> tuple[Tensor, Tensor]:
-    """Inputs (B, ...) and labels of at most two training examples, on which a model is tried."""
+    """Return inputs (B, ...) and labels of at most two training examples, to try a model on."""
     return federation.clients.x[:2], federation.clients.y[:2]
 
 
 def require_known(simulation: Simulation) -> None:
-    """Refuse a simulation whose reference federations cannot begin before its start.
+    """Refuse a simulation whose reference federations cannot repeat the training of its start.
 
     Raises:
-        InputError: it starts from models that may have been trained on the clients' examples, in a way that is not
-            known; or it is not known which examples a model was trained on, since not all clients take part in a round
-            and those of the start had other examples.
+        InputError: the start may have used the clients' examples in an unknown way; or clients take part in some rounds
+            only and the start had other examples, so the members of its models are unknown.
     """
     start = simulation.start
     if start is None or start.public:
         return
-    how = "train all rounds in one run, or give start(public=True) if no example of these clients had a part in it"
+    how = "train all rounds in one run, or use start(public=True) if it was trained without these clients' examples"
     if start.simulation is None:
         raise InputError(
-            "reference federations must begin before 'start', and a directory does not say how it was trained; give "
+            "reference federations must begin before 'start', and a directory does not say how it was trained; use "
             f"the result itself, {how}"
         )
     require(
         start.simulation.round_attack is None and start.simulation.malicious_clients is None,
-        "reference federations must begin before 'start', which had a property attack or malicious clients and cannot "
-        "be replayed",
+        "reference federations must begin before 'start', which had a property attack or malicious clients",
     )
     clients = [run.federation.clients for run in (simulation, start.simulation)]
     mine, theirs = comparable_hashes(*clients)
     require(
         bool(np.isin(mine, theirs).any()),
-        "reference federations must begin before 'start', and none of the clients' examples is among those that it was "
-        f"trained on, where they may stand in another form; {how}",
+        "reference federations must begin before 'start', but none of the clients' examples is among those of 'start', "
+        f"which may have had them in another form; {how}",
     )
     of_mine, of_theirs = (shards.owners().numpy() for shards in clients)
     require(
         simulation.participation == 1 or (np.array_equal(mine, theirs) and np.array_equal(of_mine, of_theirs)),
-        "reference federations of a run that goes on from 'start' with other clients or examples need participation = "
-        f"1; got {simulation.participation:g}, and who trained in 'start' alone cannot be told",
+        "reference federations after a 'start' with other clients or examples need participation = 1, since the "
+        f"members of its models are unknown; got {simulation.participation:g}",
     )
     require_known(start.simulation)

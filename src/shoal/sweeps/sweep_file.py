@@ -15,18 +15,18 @@ import tomli_w
 from pydantic import Field
 
 from shoal.config.kinds import require_data
-from shoal.config.named_keys import drop_foreign_keys, names_first
+from shoal.config.named_keys import set_keys
 from shoal.config.schema import Config, parse_config, require_named_parts, with_data_path
-from shoal.config.toml_files import change, change_key, key_parts, parse, read_toml, remove_section
-from shoal.core.errors import InputError, require
+from shoal.config.toml_files import key_parts, parse, parse_change, read_toml, remove_section
+from shoal.core.errors import InputError, located, require
 from shoal.core.settings import Count, settings, spell_value
 from shoal.reports.sweep.report_spec import Axes, ReportSpec, Value, read_report_spec
 
 RESERVED = ("run", "seed", "key", "mean", "sd", "n")
 """Columns of results.csv and of tables that no axis can have for a name."""
 
-SWITCHED_OFF = "none"
-"""The value of a section that a setting leaves out."""
+OFF = "none"
+"""The value that removes a section."""
 
 SettingChanges = Mapping[str, Any]
 """Values by dotted key."""
@@ -113,8 +113,8 @@ def read_sweep(path: Path, changes: Iterable[str] = (), *, allow_code: bool = Tr
     if not allow_code:
         require_data([table, section.changes, section.grid], base)
     table = with_data_path(table, base.parent)
-    for wish in changes:
-        change(table, wish)
+    with located("--set"):
+        set_keys(table, dict(map(parse_change, changes)))
     require(len(section.grid) > 0, f"{where}: 'grid' is empty; name at least one key and its values")
     twice = [seed for seed in section.seeds if section.seeds.count(seed) > 1]
     require(not twice, f"{where}: 'seeds' has {twice[0] if twice else ''} twice")
@@ -183,7 +183,7 @@ def _read_axis(name: str, asked: object, where: str) -> dict[Value, SettingChang
         for text in (name, *asked):
             require(
                 bool(text) and not any(ord(letter) < 32 for letter in text),
-                f"{where}: {text!r} in 'grid.{name}' is no name; give it some letters, all on one line",
+                f"{where}: {text!r} in 'grid.{name}' is not a name; write letters on one line",
             )
         return {setting: changes for setting, changes in asked.items()}  # noqa: C416 (for the type of the keys)
     settings = {}
@@ -207,7 +207,7 @@ def _check_apart(changes: SettingChanges, axes: Mapping[str, Mapping[Value, Sett
     for owner, keys in owners.items():
         for key in dict.fromkeys(keys):
             parts = key_parts(key)
-            require(bool(parts), f"{where}: {key!r} is no key; write it as data.clients is written")
+            require(bool(parts), f"{where}: {key!r} is not a key; write one such as data.clients")
             require(parts != ["seed"], f"{where}: '{owner}' sets 'seed'; list seeds in 'seeds'")
             for other, other_parts in seen:
                 both = min(len(parts), len(other_parts))
@@ -225,14 +225,9 @@ def _changed(base: Mapping[str, Any], shared: SettingChanges, own: SettingChange
     """
     table = copy.deepcopy(dict(base))
     for changes in (shared, own):
-        for key in names_first(changes):
-            try:
-                if changes[key] == SWITCHED_OFF and remove_section(table, key_parts(key)):
-                    continue
-                change_key(table, key_parts(key), copy.deepcopy(changes[key]))
-                drop_foreign_keys(table, key)
-            except InputError as error:
-                raise InputError(f"{where}: '{key}': {error}") from error
+        with located(where):
+            off = {key for key, value in changes.items() if value == OFF and remove_section(table, key_parts(key))}
+            set_keys(table, {key: value for key, value in changes.items() if key not in off})
     _fill_last_share(table, {**shared, **own}, where)
     evaluation = table.setdefault("evaluation", {})
     if isinstance(evaluation, dict):

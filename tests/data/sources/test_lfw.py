@@ -83,7 +83,7 @@ def test_the_images_are_scikit_learns(lfw, tmp_path):
         ("smiling", [0, 1, 2, 3, 4], [1, 0, 1, 0, 1], None, 2),
         ("gender", [0, 1, 2, 3, 4], [0, 1, 0, 0, 1], None, 2),
         ("race", [0, 1, 2, 4], [1, 2, 0, 0], None, 3),
-        # The last face has no eyewear of which its scores are sure, the fourth no race.
+        # The last face has no sure score of eyewear, the fourth none of race.
         ("smiling/sunglasses", [0, 1, 2, 3], [1, 0, 1, 0], [True, False, False, True], 2),
         ("race/sunglasses", [0, 1, 2], [1, 2, 0], [True, False, False], 3),
         ("gender/black", [0, 1, 2, 4], [0, 1, 0, 1], [False, True, False, False], 2),

@@ -70,6 +70,7 @@ class NodeSettings:
         peer_keys: file of the public keys of all clients, a name and a key a line, without which nobody takes part;
             None: the first key of each name is taken, and another one is refused.
         min_clients: the node takes part in secure sums that open clusters of at least so many.
+        leave: whether the client leaves for good: its ledger is closed, and every question is refused.
         allow_code: ``module:Name`` of the user's own algorithms, networks and so on that a run's configuration may
             name, separated by commas; the node must have their modules installed. Any other code is refused.
     """
@@ -92,6 +93,7 @@ class NodeSettings:
     node_key: _OptionalPath = None
     peer_keys: _OptionalPath = None
     min_clients: Positive = 2
+    leave: Annotated[bool, Field(strict=True)] = False
     allow_code: str = ""
 
     def __post_init__(self) -> None:
@@ -159,6 +161,7 @@ class RunSettings:
         names: what a client's name belongs to: the key of the first node that came with it, for ever; or "nodes", where
             nodes have no keys of their own, for trials: another node takes it once the first has missed a deadline.
         max_members: clients that a run knows; further ones are turned away.
+        leave: names of clients that leave for good before the next round, separated by commas.
         quorum: share of a round's clients after whose updates it waits for no more.
     """
 
@@ -174,6 +177,7 @@ class RunSettings:
     max_norm_ratio: _NonNegative = 10.0
     names: Literal["keys", "nodes"] = "keys"
     max_members: Positive = 10_000
+    leave: str = ""
     quorum: Annotated[float, Field(gt=0, le=1, strict=True)] = 1.0
 
     @staticmethod
@@ -189,6 +193,11 @@ class RunSettings:
     def stamps(self) -> Path:
         """``ledgers``, or the file that it is by default."""
         return self.ledgers or self.out.parent / "ledgers.json"
+
+    @property
+    def leavers(self) -> list[str]:
+        """The names in ``leave``."""
+        return [name for part in self.leave.split(",") if (name := part.strip())]
 
     @property
     def limits(self) -> Limits:

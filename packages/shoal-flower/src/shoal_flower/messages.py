@@ -45,6 +45,9 @@ NO_FEATURES = "the client does not have the run's map of features"
 NO_FROZEN = "the client's network has other frozen tensors"
 """The reason of a client's refusal, after which the server sends its own."""
 
+LEAVES = "the client leaves for good"
+"""The reason of every refusal of a client whose ledger is closed."""
+
 FROZEN = "frozen:"
 """Before the hash of frozen tensors that the server sends, as it sends a map of features."""
 

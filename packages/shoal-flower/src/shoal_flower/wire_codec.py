@@ -154,20 +154,25 @@ def unpack_vote(records: RecordDict) -> bool:
     return over == 1
 
 
-def pack_identity(name: str, partition: int | None) -> RecordDict:
-    """The name of a node's client, and its partition."""
-    return RecordDict({"client": ConfigRecord({"name": name, "partition": -1 if partition is None else partition})})
+def pack_identity(name: str, partition: int | None, leaves: bool = False) -> RecordDict:
+    """The name of a node's client, its partition, and whether it leaves for good."""
+    number = -1 if partition is None else partition
+    return RecordDict({"client": ConfigRecord({"name": name, "partition": number, "leaves": leaves})})
 
 
-def unpack_identity(records: RecordDict) -> tuple[str, int | None]:
-    """The client's name and its partition, if it has one; raises `RejectedReplyError` where ``records`` do not say."""
+def unpack_identity(records: RecordDict) -> tuple[str, int | None, bool]:
+    """The client's name, its partition, if it has one, and whether it leaves for good.
+
+    Raises:
+        RejectedReplyError: ``records`` do not say.
+    """
     _require_names("records", records, {"client"})
-    client = _record(records, "client", ConfigRecord, "keys", {"name", "partition"})
+    client = _record(records, "client", ConfigRecord, "keys", {"name", "partition", "leaves"})
     name, partition = client["name"], _integer(client["partition"])
     if not isinstance(name, str) or re.fullmatch(CLIENT_NAME, name) is None:
         raise RejectedReplyError(f"{name!r:.100} is no name of a client")
     reject_unless(-1 <= partition < 2**31, f"{partition} is no partition")
-    return name, None if partition < 0 else partition
+    return name, None if partition < 0 else partition, client["leaves"] is True
 
 
 def pack_features(digest: str, content: bytes) -> RecordDict:

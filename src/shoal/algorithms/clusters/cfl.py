@@ -31,29 +31,29 @@ LOG = logging.getLogger(__name__)
 
 @settings
 class CFL(Derived):
-    """FedAvg within clusters, and after each round cluster c is divided in two where its clients disagree.
+    """FedAvg within clusters; after each round a cluster is divided in two if its clients disagree.
 
-    With the updates u_i of its clients in the round, n_i examples each: where ``|sum_i n_i u_i / sum_i n_i| < eps1``
-    (the cluster stands still) and ``max_i |u_i| > eps2`` (its clients do not), hierarchical clustering on
-    ``cos(u_i, u_j)`` makes two parts, and a is the largest cosine across them. They are divided if
-    ``gamma_max < sqrt((1 - a) / 2)``. All clients begin in one cluster. The server assigns, and a client is sent the
-    model of its own cluster alone.
+    Let u_i be the updates of the cluster's clients in the round, and n_i their numbers of examples. If
+    ``|sum_i n_i u_i / sum_i n_i| < eps1`` (the cluster stands still) and ``max_i |u_i| > eps2`` (its clients do not),
+    hierarchical clustering on ``cos(u_i, u_j)`` makes two parts, and a is the largest cosine across them. The cluster
+    is divided if ``gamma_max < sqrt((1 - a) / 2)``. All clients begin in one cluster. The server assigns clients, and
+    sends each client only its cluster's model.
 
     A client that was absent at a division, or that joins later, walks down the tree of splits, one per round. It trains
-    the model as it was before the split, which moves no current model, and goes to the part that has the client with
-    the most similar update. Until it arrives it uses the larger part's model. A client that `admission` refuses stays
-    where it is and is asked again in its next round, with the same model.
+    the model from before the split, which moves no current model, and goes to the part that has the client with the
+    most similar update. Until it arrives it uses the larger part's model. A client that `admission` refuses stays where
+    it is and tries again in its next round, with the same model.
 
-    Ours: a cluster of two clients may be divided (the authors' notebook: of three or more); both parts go on with the
-    average of the round of their division; the larger part keeps the model's number; risks, directives and members are
-    inherited by both; updates are of parameters, without batch norm's statistics; with partial participation the
-    criteria are of this round's clients. Norms are exact and cosines are of sketches (`UpdateSketch`), so that the
-    server keeps d numbers of an update. A refused division is refused whole: no other one is searched for. Not here:
-    the encryption of updates (the paper's Algorithm 5), which changes neither norm nor cosine.
+    Ours: a cluster of two clients may be divided (the authors' notebook: three or more); both parts continue from the
+    average of the round of their division; the larger part keeps the model's number; both inherit risks, directives and
+    members; updates exclude batch norm's statistics; with partial participation the criteria use this round's clients.
+    Norms are exact and cosines are of sketches (`UpdateSketch`), so the server keeps d numbers per update. After a
+    refused division no other one is tried. The encryption of updates (the paper's Algorithm 5), which changes neither
+    norm nor cosine, is not implemented.
 
-    Failures: eps1 and eps2 depend on network and local training, and must be set by a look at updates' norms; an eps2
-    below the updates within a group breaks off single clients. CFL divides late, so groups have fewer rounds. Sybils
-    that send updates of full length make it divide further (`shoal.attacks.ModelAcquisition`).
+    Failures: eps1 and eps2 depend on network and local training, so look at updates' norms first; an eps2 below the
+    updates within a group breaks off single clients. CFL divides late, so groups have fewer rounds. Sybils that send
+    updates of full length make it divide further (`shoal.attacks.ModelAcquisition`).
 
     Args:
         eps1: norm of the average update below which a cluster may be divided, in units of parameters; 0: never.
@@ -64,11 +64,11 @@ class CFL(Derived):
         min_clients: clients of the round that each part must have.
         min_examples: training examples that each part's clients of the round must have together. A bound on the
             predicted risk is the number of classes times `RiskPrediction.examples_per_class`.
-        sketch: d, the numbers that are kept of an update for its cosines; exact where a model has no more parameters.
-        walk: how a client that was absent or joins later walks down the tree. "stepwise", the paper's: it is sent the
-            model of every split on its way; or "at-once": by one update, from the model at which it stands, it goes
-            down all splits below, and is sent no model between that one and its cluster's.
-        admission: the smallest cosine with some client's update at which it goes to that client's part; -1: any.
+        sketch: d, the size of the sketch of an update for its cosines; exact for models with at most d parameters.
+        walk: how a client that was absent or joins later walks down the tree. "stepwise" (the paper): it receives the
+            model of every split on its way. "at-once": one update, from the model at its node, takes it down all splits
+            below, so it receives no model in between.
+        admission: the smallest cosine with a client's update for joining that client's part; -1: any.
 
     Source: Sattler, Mueller, Samek 2019, arXiv:1910.01991: the bipartition of Algorithm 1, the conditions for a split
     with eps1, eps2 and gamma_max, and Algorithm 4 for clients that join later. The paper's text was not at hand: these
@@ -97,7 +97,6 @@ class CFL(Derived):
     changes_clusters: ClassVar[bool] = True
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
-        """FedAvg's random model, and a tree of one node, at which every client is."""
         state = super().init(engine, federation, local, stream)
         length = engine.model.layout.trainable
         sketch = UpdateSketch.draw(length, self.sketch, stream("sketch"))
@@ -107,7 +106,7 @@ class CFL(Derived):
         return replace(state, server={**tree.tensors(), **drawn}, clients={"cfl.node": node})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """Everybody trains its cluster's model, or the one at which it stands in the tree."""
+        """Plan training of the clusters' models, and of the models at the tree's nodes for clients on their way."""
         tree, node = ParameterTree.from_tensors(state.server), state.clients["cfl.node"][cohort.clients]
         assignment, split = tree.cluster[node], tree.split_of(node)
         walks = split >= 0
@@ -121,12 +120,12 @@ class CFL(Derived):
 
         def keep(update: Tensor) -> Tensor:
             parameters = update[:, :length]
-            return torch.cat([parameters.norm(dim=1, keepdim=True), sketch.sketched(parameters)], dim=1)
+            return torch.cat([parameters.norm(dim=1, keepdim=True), sketch.project(parameters)], dim=1)
 
         return RoundPlan(assignment, (LocalTraining(starts, start, weights, keep),))
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
-        """The averages are the new models; clients walk down the tree, and clusters that disagree are divided."""
+        """Take the averages as models, move clients down the tree, and divide clusters that disagree."""
         (kept,) = aggregate.kept
         after = replace(state, models=aggregate.models)
         if kept is None:
@@ -134,7 +133,7 @@ class CFL(Derived):
         tree, node = ParameterTree.from_tensors(state.server), state.clients["cfl.node"].clone()
         where = node[cohort.clients]
         walks = tree.split_of(where) >= 0
-        arrived = self._arrived(tree, where, kept[:, 1:])
+        arrived = self._walk_down(tree, where, kept[:, 1:])
         trained = plan.trainings[0].participants()
         parents = list(range(len(state.models)))
         for k in range(len(state.models)):
@@ -148,26 +147,24 @@ class CFL(Derived):
                 cohort.round, k, int((~second).sum()), int(second.sum()),
             )  # fmt: skip
             arrived[inside] = len(tree.cluster) + second.long()
-            tree = tree.divided(int(where[inside[0]]), state.models[k], kept[inside, 1:], second)
+            tree = tree.divide(int(where[inside[0]]), state.models[k], kept[inside, 1:], second)
             parents.append(k)
         node[cohort.clients] = arrived
         assignment = state.assignment.clone()
         assignment[cohort.clients] = tree.cluster[arrived]
         after = replace(after, assignment=assignment, server={**state.server, **tree.tensors()})
-        return inherited(replace(after, clients={**state.clients, "cfl.node": node}), torch.tensor(parents))
+        return inherit_models(replace(after, clients={**state.clients, "cfl.node": node}), torch.tensor(parents))
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        """Each client uses its cluster's model."""
         node = state.clients["cfl.node"][cohort.clients]
         assignment = ParameterTree.from_tensors(state.server).cluster[node]
         return Deployed(state.models, assignment, assignment)
 
     def remote_rounds(self) -> RemoteRounds:
-        """The server assigns, and a client trains the one model that it is sent."""
         return RemoteRounds(self, self, choice="server")
 
-    def _arrived(self, tree: "ParameterTree", where: Tensor, updates: Tensor) -> Tensor:
-        """(n,) int64, the nodes that clients at ``where`` (n,) reach by their ``updates`` (n, d)."""
+    def _walk_down(self, tree: "ParameterTree", where: Tensor, updates: Tensor) -> Tensor:
+        """Return the nodes (n,) int64 that clients at ``where`` (n,) reach with their ``updates`` (n, d)."""
         arrived, walks = where.clone(), tree.split_of(where) >= 0
         while bool(walks.any()):
             reached = tree.below(arrived[walks], updates[walks], self.admission)
@@ -178,19 +175,19 @@ class CFL(Derived):
             walks[walks.clone()] = goes_on
         return arrived
 
-    def _parts(self, kept: Tensor, sizes: Tensor, moved: float, number: int) -> Tensor | None:
-        """(m,) bool, which of a cluster's m clients are in the second, smaller part; None: it is not divided.
+    def _parts(self, sketches: Tensor, sizes: Tensor, average: float, number: int) -> Tensor | None:
+        """Return a mask (m,) of the cluster's clients in the second, smaller part; None: it is not divided.
 
         Args:
-            kept: (m, 1 + d), the norm and the sketch of each client's update.
-            sizes: (m,) int64, examples of each.
-            moved: norm of the cluster's average update.
-            number: of the round.
+            sketches: (m, 1 + d), the norm and the sketch of each client's update.
+            sizes: (m,) int64, their numbers of examples.
+            average: norm of the cluster's average update.
+            number: the round.
         """
-        still = moved < self.eps1 and number > self.warm_up
-        if not still or len(kept) < 2 or float(kept[:, 0].max()) <= self.eps2:
+        still = average < self.eps1 and number > self.warm_up
+        if not still or len(sketches) < 2 or float(sketches[:, 0].max()) <= self.eps2:
             return None
-        directions = unit(kept[:, 1:]).double()
+        directions = unit(sketches[:, 1:]).double()
         cosines = directions @ directions.T
         second = bipartition(cosines, self.linkage)
         if int(second.sum()) * 2 > len(second):
@@ -207,16 +204,16 @@ _NAMES = ("split", "cluster", "models", "updates", "owner")
 
 @dataclass(frozen=True, eq=False)
 class ParameterTree:
-    """What the server remembers of S splits, in order. Node 0 is the root; split s made the nodes 2 s + 1 and 2 s + 2.
+    """The server's record of S splits, in order. Node 0 is the root; split s made the nodes 2 s + 1 and 2 s + 2.
 
     Source: Sattler, Mueller, Samek 2019, arXiv:1910.01991, section on clients that join later (its Algorithm 4).
 
     Args:
         split: (S,) int64, the node that each split divided.
-        cluster: (2 S + 1,) int64, the model of each node; of a divided one, that of its first part.
-        models: (S, P) float32, the model that was divided, as clients trained it in that round.
-        updates: (U, d) float32, the updates by which parts were told apart, with norm 1 (or 0).
-        owner: (U,) int64, the part, a node, of the client that sent each.
+        cluster: (2 S + 1,) int64, the model of each node; for a divided node, the model of its first part.
+        models: (S, P) float32, the divided model, as clients received it in that round.
+        updates: (U, d) float32, the updates that told parts apart, with norm 1 (or 0).
+        owner: (U,) int64, the part (a node) of the client that sent each update.
     """
 
     split: Tensor
@@ -227,33 +224,32 @@ class ParameterTree:
 
     @staticmethod
     def root(parameters: int, size: int) -> "ParameterTree":
-        """The tree before any split, for models of P ``parameters`` and updates of d = ``size`` numbers."""
+        """Return the tree before any split, for models of P ``parameters`` and updates of d = ``size`` numbers."""
         none = torch.zeros(0, dtype=torch.int64)
         return ParameterTree(none, none.new_zeros(1), torch.zeros(0, parameters), torch.zeros(0, size), none.clone())
 
     @staticmethod
     def from_tensors(server: Tensors) -> "ParameterTree":
-        """The tree in `State.server`."""
+        """Read the tree from `State.server`."""
         return ParameterTree(*(server[f"cfl.{name}"] for name in _NAMES))
 
     def tensors(self) -> Tensors:
-        """As entries of `State.server`."""
+        """Return the tree as entries of `State.server`."""
         return {f"cfl.{name}": getattr(self, name) for name in _NAMES}
 
     def split_of(self, nodes: Tensor) -> Tensor:
-        """(w,) int64, the split that divided each of the ``nodes`` (w,); -1 where none did."""
+        """Return the split (w,) int64 that divided each of the ``nodes`` (w,); -1: none."""
         splits = torch.full((len(self.cluster),), -1, dtype=torch.int64)
         splits[self.split] = torch.arange(len(self.split))
         return splits[nodes]
 
     def below(self, nodes: Tensor, updates: Tensor, admission: float = -1.0) -> Tensor:
-        """(w,) int64, the part of each divided node that has the client with the most similar update.
+        """Return the part (w,) int64 of each divided node that has the client with the most similar update.
 
         Args:
             nodes: (w,) int64, all divided.
-            updates: (w, d), what w clients sent from the models that were divided.
-            admission: the least cosine with the most similar update; a client below it stays at its node. -1: nobody
-                stays.
+            updates: (w, d), the updates of w clients to the divided models.
+            admission: the least cosine with the most similar update; a client below it stays at its node. -1: any.
         """
         reached = []
         for node, s, update in zip(nodes.tolist(), self.split_of(nodes).tolist(), unit(updates), strict=True):
@@ -264,14 +260,10 @@ class ParameterTree:
             reached.append(part if admission <= -1 or max(first, second) >= admission else node)
         return torch.tensor(reached, dtype=torch.int64)
 
-    def divided(self, node: int, model: Tensor, updates: Tensor, second: Tensor) -> "ParameterTree":
-        """The tree after one more split; the second part gets the next model.
+    def divide(self, node: int, model: Tensor, updates: Tensor, second: Tensor) -> "ParameterTree":
+        """Divide a node whose m clients sent ``updates`` (m, d) to ``model`` (P,); the second part gets the next model.
 
-        Args:
-            node: what is divided.
-            model: (P,), as clients trained it.
-            updates: (m, d), of its clients.
-            second: (m,) bool, the clients in the second part.
+        ``second`` (m,) bool are the clients in the second part.
         """
         new = torch.stack([self.cluster[node], self.cluster.max() + 1])
         return replace(
@@ -285,7 +277,7 @@ class ParameterTree:
 
 
 def unit(updates: Tensor) -> Tensor:
-    """(m, d) with norm 1 each; zeros stay.
+    """Scale updates (m, d) to norm 1; zeros stay.
 
     >>> unit(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
     tensor([[0.6000, 0.8000],
@@ -295,7 +287,7 @@ def unit(updates: Tensor) -> Tensor:
 
 
 def bipartition(similarity: Tensor, linkage: str) -> Tensor:
-    """(m,) bool, the two parts of the last merge of hierarchical clustering; the first of m >= 2 is in the False part.
+    """Return the parts (m,) bool of the last merge of hierarchical clustering; the first of m >= 2 is in part False.
 
     Args:
         similarity: (m, m) float64, symmetric.
@@ -308,19 +300,19 @@ def bipartition(similarity: Tensor, linkage: str) -> Tensor:
 
     rows, columns = torch.triu_indices(len(similarity), len(similarity), offset=1)
     merges = hierarchy.linkage((1 - similarity[rows, columns]).clamp(min=0).numpy(), linkage)
-    # Not cut at a height, at which several merges may be: the two parts of the last merge are never fewer.
+    # Not cut at a height, since several merges may have the same height.
     parts = [[i] for i in range(len(similarity))]
-    for one, other in merges[:, :2].astype(int).tolist():
-        parts.append(parts[one] + parts[other])
+    for left, right in merges[:, :2].astype(int).tolist():
+        parts.append(parts[left] + parts[right])
     second = torch.zeros(len(similarity), dtype=torch.bool)
     second[parts[int(merges[-1, 1])]] = True
     return ~second if second[0] else second
 
 
-def inherited(state: State, parents: Tensor) -> State:
-    """``state``, in which model j of the next round continues model ``parents[j]`` (K,), with all that is said of it.
+def inherit_models(state: State, parents: Tensor) -> State:
+    """Let model j of the next round continue model ``parents[j]`` (K,), with its risk, directives and members.
 
-    Clients that trained a model have trained both that it became, since they hold what it learnt.
+    The members of a divided model are members of both parts.
     """
     if torch.equal(parents, torch.arange(len(state.models))):
         return state
@@ -338,15 +330,15 @@ def inherited(state: State, parents: Tensor) -> State:
 class UpdateSketch:
     """Map of updates (u, P) to short vectors (u, d): every entry gets a random sign and is added to one of d buckets.
 
-    Inner products are kept in expectation, with a standard deviation of about sqrt(2 / d) for unit vectors, so a
-    cosine is off by about 0.02 with d = 4,096. Where P is at most d, the sketch is the update itself.
+    Inner products keep their expectation, with a standard deviation of about sqrt(2 / d) for unit vectors: a cosine is
+    off by about 0.02 with d = 4,096. If P is at most d, the sketch is the update itself.
 
     Source: the count sketch of Charikar, Chen, Farach-Colton 2002, as a projection (Weinberger et al. 2009,
     arXiv:0902.2206); here with buckets of equal size.
 
     Args:
-        order: (P,) int64, a random permutation: consecutive entries of it share a bucket; empty: nothing is mapped.
-        sign: (P,) float32, 1 or -1 for each entry in that order.
+        order: (P,) int64, a random permutation, whose consecutive entries share a bucket; empty: the identity.
+        sign: (P,) float32, 1 or -1 per entry in that order.
         size: d.
     """
 
@@ -356,18 +348,18 @@ class UpdateSketch:
 
     @staticmethod
     def draw(length: int, size: int, stream: Stream) -> "UpdateSketch":
-        """A sketch of ``size`` numbers for updates of ``length``."""
+        """Draw a sketch of ``size`` numbers for updates of ``length``."""
         if length <= size:
             return UpdateSketch(torch.zeros(0, dtype=torch.int64), torch.zeros(0), size)
         order = torch.randperm(length, generator=stream("order").generator())
         heads = torch.rand(length, generator=stream("sign").generator()) < 0.5
         return UpdateSketch(order, 1 - 2 * heads.float(), size)
 
-    def sketched(self, updates: Tensor) -> Tensor:
-        """(u, P) -> (u, d), or (u, P) as it is where P is at most d.
+    def project(self, updates: Tensor) -> Tensor:
+        """Map updates (u, P) to sketches (u, d), or return them if P is at most d.
 
         >>> sketch = UpdateSketch(torch.tensor([2, 0, 1]), torch.tensor([1.0, -1.0, 1.0]), 2)
-        >>> sketch.sketched(torch.tensor([[1.0, 2.0, 3.0]]))
+        >>> sketch.project(torch.tensor([[1.0, 2.0, 3.0]]))
         tensor([[2., 2.]])
         """
         if not len(self.order):

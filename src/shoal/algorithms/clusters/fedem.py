@@ -61,17 +61,14 @@ class FedEM:
     title: ClassVar[str] = "FedEM"
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
-        """Steps must be able to weigh examples."""
         local.check_example_weights()
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
-        """M independent random models, each of weight 1 / M for every client."""
         state = IFCA(self.clusters).init(engine, federation, local, stream)
         weights = torch.full((len(federation), self.clusters), 1 / self.clusters, dtype=torch.float64)
         return replace(state, clients={_WEIGHTS: weights})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """An E step; then everybody trains every model."""
         losses = cohort.example_losses(state.models)
         q = self.responsibilities(losses, state, cohort)
         trainings = []
@@ -83,14 +80,13 @@ class FedEM:
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
         """The averages are the new models; each client's weights are the means of its responsibilities."""
-        means = cohort.means(trained_responsibilities(plan))
+        means = cohort.means(plan_responsibilities(plan))
         weights = state.clients[_WEIGHTS].clone()
         # They add up to 1 but for the rounding of the trainings' weights.
         weights[cohort.clients] = means / means.sum(dim=1, keepdim=True)
         return replace(state, models=aggregate.models, clients={**state.clients, _WEIGHTS: weights})
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        """Each client uses the model that weighs most in its mixture, after one more E step."""
         q = self.responsibilities(cohort.example_losses(state.models), state, cohort)
         assignment = cohort.means(q).argmax(dim=1)
         return Deployed(state.models, assignment, assignment)
@@ -104,8 +100,8 @@ class FedEM:
 _WEIGHTS = "fedem.weights"
 
 
-def trained_responsibilities(plan: RoundPlan) -> Tensor:
-    """The q (m, M) float32 by which the models of a plan are trained."""
+def plan_responsibilities(plan: RoundPlan) -> Tensor:
+    """Return the responsibilities (m, M) float32 of a plan, the weights of examples in training."""
     weights = [training.example_weights for training in plan.trainings if training.example_weights is not None]
     return torch.stack(weights, dim=1)
 

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from shoal.algorithms.clusters.fedem import FedEM, trained_responsibilities
+from shoal.algorithms.clusters.fedem import FedEM, plan_responsibilities
 from shoal.core.errors import require
 from shoal.core.randomness import Stream
 from shoal.core.settings import settings
@@ -22,13 +22,12 @@ class FedRC(FedEM):
     """FedEM, but ``q_sm`` is in proportion to ``pi_im exp(-loss_sm) / P_m(y_s)``, where y_s is the example's label.
 
     P_m(y) is the share of label y in cluster m: the sum of q_sm over the examples of label y, of the clients of the
-    last round, divided by the sum over all their examples. A model that has seen more of some labels than another has a
-    lower loss on them, whatever their inputs; divided by P_m, that counts no more, and what counts is by which concept
-    labels follow from inputs. Before the first round the shares are equal, so that round is FedEM's.
+    last round, divided by the sum over all their examples. A model that has seen more examples of a label has a lower
+    loss on it, whatever the inputs. The division removes that advantage, so clusters form by concept: how labels follow
+    from inputs. Before the first round the shares are equal, so that round is FedEM's.
 
-    Each client sends its sums of q by label, and so tells the server how many examples of each label it has; nothing
-    protects them. Everything else, the deployed model too, is as in FedEM. Labels must be classes. The paper's
-    formulas were not read, only the code.
+    Each client sends its sums of q by label without protection, so the server learns how many examples of each label it
+    has. The rest is as in FedEM. Labels must be classes. Only the code was read, not the paper's formulas.
 
     Args:
         clusters: M, the components of the mixture (the authors' command: 3).
@@ -60,9 +59,8 @@ class FedRC(FedEM):
         return replace(state, server={_SHARES: equal})
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
-        """FedEM's update; and the shares of labels are those of this round."""
         after = super().server_update(state, cohort, plan, aggregate)
-        q = trained_responsibilities(plan).double()
+        q = plan_responsibilities(plan).double()
         total = torch.zeros_like(state.server[_SHARES].T).index_add_(0, cohort.labels, q).clamp(min=_MIN_SUM)
         return replace(after, server={**after.server, _SHARES: (total / total.sum(dim=0)).T})
 

@@ -33,26 +33,26 @@ _Smoother = Annotated[float, Field(ge=0, le=1, strict=True)]
 
 @settings
 class FedSoft:
-    """Client i trains a model w_i of its own on ``f_i(w) + strength / 2 * sum_k u_ik |w - c_k|^2``, and uses it.
+    """Soft clusters: client i trains its own model w_i on ``f_i(w) + strength / 2 * sum_k u_ik |w - c_k|^2``.
 
     The importance u_ik is the share of the client's examples on which the model c_k of cluster k has the lowest loss of
-    all K; a share of 0 counts as ``smoother``, and the shares are not normalised again. Then
-    ``c_k = sum_i u_ik n_i w_i / sum_i u_ik n_i`` over the clients of the round, of n_i examples each. With
-    ``selection`` = S, the server draws S clients for each cluster without replacement, with probabilities in proportion
-    to u_ik n_i, c_k is the plain mean of theirs, and a client that is drawn for no cluster sits the round out.
+    all K; a share of 0 counts as ``smoother``, and shares are not normalised again. Then
+    ``c_k = sum_i u_ik n_i w_i / sum_i u_ik n_i`` over the clients of the round, with n_i examples each. With
+    ``selection`` = S, the server draws S clients per cluster without replacement, with probabilities in proportion to
+    u_ik n_i, and c_k is the plain mean of their models. A client that is not drawn for any cluster does not train.
 
-    The assigned cluster is the one of the highest importance. With importances of 0 and 1, no pull and ``start`` =
-    "clusters" it is IFCA weighted by examples, bit for bit. Importances are counts of a client's examples. They are
-    sent, and they weigh its updates, so DP-SGD is refused. N models are kept.
+    Each client uses w_i. Its assigned cluster is that of the highest importance. With importances of 0 and 1, no pull
+    and ``start`` = "clusters" it is IFCA weighted by examples, bit for bit. Importances are counts of examples, they
+    are sent, and they weigh updates, so DP-SGD is refused. N models are kept.
 
-    Ours: importances are estimated anew in every round (the paper's tau = 1); all personal models start from one random
-    model, which is none of the clusters'; and the start "clusters". The paper's pseudocode was not read, only the code.
+    Ours: importances are estimated in every round (the paper's tau = 1); all personal models start from one random
+    model, different from the clusters' models; and the start "clusters". Only the code was read, not the paper.
 
     Args:
         clusters: K, the number of models.
         strength: the pull lambda (the authors' code: 0.01 to 1; 0.1 on MNIST).
         smoother: the importance of a cluster that wins none of a client's examples.
-        selection: S, clients drawn for each cluster; left out: all clients of the round count.
+        selection: S, clients drawn per cluster; left out: all clients of the round.
         start: where local training starts: "personal", the client's own model; "clusters", the mean of the clusters'
             models by the client's importances.
 
@@ -79,17 +79,14 @@ class FedSoft:
     moves_by_average: ClassVar[bool] = False
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
-        """Steps must not be private: what is sent is mixed and weighed by importances."""
         local.check_only_gradients_sent("FedSoft's importances, which are shares of their examples,")
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
-        """K independent random models, and a further one that all personal models start from."""
         state = IFCA(self.clusters).init(engine, federation, local, stream)
         personal = ClientVectors.same(engine.model.init(stream("model", self.clusters)), len(federation))
         return replace(state, personal={"fedsoft": personal})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """Every client trains its own model, pulled to all clusters' models by its importances."""
         losses = cohort.example_losses(state.models)
         importance = self._importance(losses, cohort)
         share = importance / importance.sum(dim=1, keepdim=True)
@@ -103,14 +100,13 @@ class FedSoft:
             init_index=everybody if from_personal else share.float(),
             weights=weights,
             keep=lambda update: update,
-            # Without a pull there is no term at all: even one of 0 could make the engine compute in another order.
+            # A term of 0 could make the engine compute in another order.
             linear_term=pull if self.strength else None,
             participates=trains,
         )
         return RoundPlan(importance.argmax(dim=1), (training,), cohort.means(losses))
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
-        """The clusters' models are the averages; those who trained keep what their models became."""
         ((training,), (update,)) = plan.trainings, aggregate.kept
         trains = training.participants()
         if update is None or not bool(trains.any()):
@@ -120,23 +116,21 @@ class FedSoft:
         return replace(state, models=aggregate.models, personal={**state.personal, "fedsoft": personal})
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        """Everybody uses its own model; its cluster is the one of its highest importance."""
         importance = self._importance(cohort.example_losses(state.models), cohort)
         models = PersonalModels.from_rows(state.personal["fedsoft"], cohort.clients)
         return Deployed(models, torch.arange(len(cohort)), importance.argmax(dim=1))
 
     def remote_rounds(self) -> RemoteRounds:
-        """Clients train for all models, and send their shares."""
         require(self.selection is None, "FedSoft's 'selection' must be left out on several machines")
         return RemoteRounds(self, self, choice="shares")
 
     def _importance(self, losses: Tensor, cohort: Cohort) -> Tensor:
-        """From the losses (m, K) of examples to the importances (n, K) float64."""
+        """Return the importances (n, K) float64 from the losses (m, K) of examples."""
         won = cohort.means(functional.one_hot(losses.argmin(dim=1), losses.shape[1]))
         return torch.where(won == 0, self.smoother, won)
 
     def _weights(self, importance: Tensor, cohort: Cohort) -> tuple[Tensor, Tensor | None]:
-        """W (K, n) float64, and who trains (n,) bool; None: everybody."""
+        """Return W (K, n) float64 and the clients that train, (n,) bool; None: all."""
         points = (importance * cohort.sizes.double()[:, None]).T
         if self.selection is None:
             total = points.sum(dim=1, keepdim=True)

@@ -15,21 +15,21 @@ from shoal.engine import Aggregate, Cohort, Deployed, Engine, LocalSGD, LocalTra
 
 @settings
 class FeSEM:
-    """Client i trains w_i from the center c_k of its cluster; then ``r_i = argmin_k |w_i - c_k|^2`` is its cluster, and
-    ``c_k <- mean of w_i over r_i = k``.
+    """Clusters by distance: client i trains w_i from the center of its cluster, then ``r_i = argmin_k |w_i - c_k|^2``
+    is its cluster, and ``c_k <- mean of w_i over r_i = k``.
 
-    All clients of a cluster count the same. A center that is nearest to no client of the round stays. A client starts
-    near its own center, so it rarely leaves it.
+    All clients of a cluster have the same weight. A center without a nearest client in the round does not move. A
+    client starts near its own center, so it rarely leaves it.
 
-    Ours: in the first round all clients train one initial model, and the first centers are those of k-means of the
-    results (`OneShotClustering`), since independent random centers are further from each other than any training goes.
-    A client that comes later trains the initial model in its first round, goes to the nearest center, and moves none.
-    Distances include batch norm's statistics. The server keeps all n updates of a round. A client that changes its
-    cluster counts in that round as one that trained both.
+    Ours: in the first round all clients train one initial model, and the first centers are the means of k-means of the
+    results (`OneShotClustering`), since independent random centers are further apart than any training moves. A
+    newcomer trains the initial model in its first round, goes to the nearest center, and moves none. Distances include
+    batch norm's statistics. The server keeps all n updates of a round. A client that changes its cluster counts as a
+    member of both models.
 
     Args:
         clusters: K, the number of models.
-        local: local training of the first round, and of a newcomer's; left out: as in all others.
+        local: local training of the first round, and of a newcomer's; left out: as in other rounds.
 
     Source: Xie, Long, Shen, Zhou, Wang, Jiang, Zhang 2020, arXiv:2005.01026 (Multi-center federated learning),
     section 4.3, federated stochastic expectation maximization, from notes on it: the paper's text was not at hand.
@@ -49,17 +49,15 @@ class FeSEM:
     fixed_clients: ClassVar[str] = "decides clusters in its first round"
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
-        """Epsilon must count the first round."""
         require_counted(self.local, local)
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
-        """K random models, of which all clients train the first; nobody is in a cluster."""
         state = IFCA(self.clusters).init(engine, federation, local, stream)
         server = {_INITIAL: state.models[0].clone(), _CENTERS: torch.zeros(1, dtype=torch.int64)}
         return replace(state, server=server, clients={_CLUSTER: torch.full((len(federation),), -1)})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """Everybody trains its center, newcomers the initial model; the server keeps what they send."""
+        """Plan clients' training of their centers, and newcomers' of the initial model; the server keeps updates."""
         if not int(state.server[_CENTERS]):
             return first_plan(state, cohort, self.local)
         cluster = state.clients[_CLUSTER][cohort.clients]
@@ -68,7 +66,6 @@ class FeSEM:
         return replace(plan, trainings=tuple(replace(part, keep=lambda update: update) for part in plan.trainings))
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
-        """Clients go to their nearest centers, and centers to the means of their clients."""
         clusters = state.clients[_CLUSTER].clone()
         if not int(state.server[_CENTERS]):
             (update,) = aggregate.kept
@@ -101,7 +98,6 @@ class FeSEM:
         return replace(state, models=models, trained=trained, assignment=assignment, clients=clients)
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        """Each client uses its cluster's model, and without one the first."""
         assignment = state.clients[_CLUSTER][cohort.clients].clamp(min=0)
         return Deployed(state.models, assignment, assignment)
 

@@ -15,24 +15,24 @@ from shoal.engine import Algorithm, Cohort, LocalSGD, RemoteRounds, RoundPlan, S
 
 @settings
 class HypCluster(Derived):
-    """Client i trains ``k = argmin_k loss_ik``, and model k moves by ``sum_i n_i (end_i - model_k) / sum_i n_i``.
+    """IFCA weighted by examples, with a server optimizer: model k's pseudo-gradient is the mean update of its clients.
 
-    The sum is over the clients of model k, n_i their numbers of examples; it is the gradient of an optimizer at the
-    server (`FedOpt`), which each model has for itself. With "sgd", learning rate 1 and clients of equal sizes it is
-    IFCA.
+    Client i trains ``k = argmin_k loss_ik``, and each model has its own optimizer (`FedOpt`) on
+    ``sum_i n_i (end_i - model_k) / sum_i n_i`` over its clients, with n_i examples each. With "sgd", learning rate 1
+    and clients of equal sizes it is IFCA.
 
-    The "farthest-first" start takes the first round that has clients. Some of them train the first random model, each
-    by itself, and the server takes K of the results: the first at random, and each other from the client whose lowest
-    loss under those taken is the highest. These losses are sent without noise, so DP-SGD is refused. Each of these
-    models shows one client's examples alone until others train it. Where fewer clients than K train then, the remaining
-    models stay random. In fedjax candidates train in advance; training them in a round is ours.
+    The "farthest-first" start takes the first round with clients. Some of them train the first random model separately,
+    and the server selects K of the results: the first at random, each further one from the client with the highest loss
+    under the best model so far. These losses are sent without noise, so DP-SGD is refused. Each of these models shows
+    one client's examples until others train it. If fewer clients than K train, the remaining models stay random. In
+    fedjax candidates train in advance; training them in a round is ours.
 
     Args:
         clusters: K, the number of models.
         start: "random": K independent random models; or "farthest-first".
         candidates: clients that train for the farthest-first start, drawn at random.
-        optimizer: of the server: "sgd", "adam" or "yogi".
-        server_learning_rate: of the server.
+        optimizer: the server's, "sgd", "adam" or "yogi".
+        server_learning_rate: the server's.
         beta1: decay of the first moment; with "sgd", the momentum.
         beta2: decay of the second moment.
         tau: degree of adaptivity of "adam" and "yogi".
@@ -63,35 +63,31 @@ class HypCluster(Derived):
 
     @property
     def moves_by_average(self) -> bool:
-        """Whether each model moves by the weighted mean of its updates, as with "sgd", learning rate 1, no momentum."""
+        """Whether each model moves by the weighted mean of its updates."""
         return (self.optimizer, self.server_learning_rate, self.beta1) == ("sgd", 1.0, 0.0)
 
     @property
     def fixed_clients(self) -> str:
-        """Why nobody can leave or join."""
         return FarthestFirstStart.fixed_clients if self.start == "farthest-first" else ""
 
     @property
     def inner(self) -> Algorithm:
-        """FedOpt over IFCA, perhaps after a farthest-first start."""
         rate = self.server_learning_rate
         steps = FedOpt(self._ifca, self.optimizer, rate, self.beta1, self.beta2, self.tau)
         return steps if self.start == "random" else FarthestFirstStart(steps, self.candidates)
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
-        """Steps must not be private with a "farthest-first" start, for which clients send losses."""
         if self.start == "farthest-first":
             local.check_only_gradients_sent('their losses for HypCluster\'s "farthest-first" start')
 
     def plan_of(self, assignment: Tensor, losses: Tensor | None, state: State, cohort: Cohort) -> RoundPlan:
-        """See `IFCA.plan_of`; before a farthest-first start the plan of that, whatever the assignment."""
+        """See `IFCA.plan_of`; a farthest-first start ignores the assignment."""
         inner = self.inner
         if isinstance(inner, FarthestFirstStart) and inner.starting(state):
             return inner.start_plan(state, cohort)
         return self._ifca.plan_of(assignment, losses, state, cohort)
 
     def remote_rounds(self) -> RemoteRounds:
-        """Clients choose; the server has the optimizer."""
         require(self.start == "random", "HypCluster's 'start' must be \"random\" on several machines")
         return RemoteRounds(client=self._ifca, server=self)
 

@@ -29,7 +29,7 @@ from shoal.engine import (
 LOG = logging.getLogger(__name__)
 
 MAX_CLUSTERS = 4
-"""The largest number that "auto" tries where ``max_clusters`` is left out."""
+"""Largest number of clusters that "auto" tries without ``max_clusters``."""
 
 _PARTS = ("base", "ifca")
 """Fields of an algorithm that may hold an IFCA."""
@@ -37,12 +37,12 @@ _PARTS = ("base", "ifca")
 
 @settings
 class Redraw:
-    """The official code's start: draw all K models anew until each is chosen by enough clients.
+    """The official code's start: draw all K models again until enough clients choose each.
 
     Args:
-        share: of the sampled clients that every model must win (official: 0.35 for K = 2, 0.1 for K = 4).
-        clients: number of clients that are sampled (official: 20).
-        attempts: draws before the last is taken anyway, with a warning.
+        share: the share of sampled clients that must choose each model (official: 0.35 for K = 2, 0.1 for K = 4).
+        clients: number of clients to sample (official: 20).
+        attempts: draws before the last is used anyway, with a warning.
 
     Example:
         >>> import shoal
@@ -63,11 +63,11 @@ class Redraw:
     attempts: Positive = 100
 
     def models(self, draw: Callable[[int], Tensor], losses: Callable[[Tensor], Tensor]) -> Tensor:
-        """Initial models (K, P), the first or last draw that fits.
+        """Return initial models (K, P), the first draw that fits or the last.
 
         Args:
-            draw: models (K, P) of an attempt, from 1.
-            losses: of models (K, P) on the data of the sampled clients: (n, K).
+            draw: returns the models (K, P) of an attempt, from 1.
+            losses: returns the losses (n, K) of models (K, P) on the data of the sampled clients.
         """
         for attempt in range(1, self.attempts + 1):
             models = draw(attempt)
@@ -75,34 +75,33 @@ class Redraw:
             if float((torch.bincount(best, minlength=len(models)) / len(best)).min()) >= self.share:
                 return models
         LOG.warning(
-            "no draw of initial models in %d gave every model %g of the clients; going on with the last",
-            self.attempts,
-            self.share,
-        )
+            "no draw of initial models in %d gave every model %g of the clients; the last draw is used",
+            self.attempts, self.share,
+        )  # fmt: skip
         return draw(self.attempts + 1)
 
 
 @settings
 class IFCA:
-    """Every client trains the model with the lowest loss on its own examples, and the server averages by cluster.
+    """K models: every client trains the model with the lowest loss on its examples, and the server averages by cluster.
 
-    Clients must be told all K models. The choice is computed without noise and sent, so no epsilon of DP-SGD covers it.
-    From random models a small group may end in a large one's cluster: `Redraw`, `OneShotStart` and `FedAvgStart` are
-    other starts.
+    Every client receives all K models. It computes its choice without noise and sends it, so no epsilon of DP-SGD
+    covers it. From random models a small group may end in a large group's cluster; other starts are `Redraw`,
+    `OneShotStart` and `FedAvgStart`.
 
-    With ``clusters`` "auto" a simulation trains first with 1, 2, ... ``max_clusters`` on part of the examples. It takes
-    the smallest number that no larger one is shown to beat by clients' losses on the rest (paired t tests, 5 % in all).
-    Several clusters begin with `OneShotStart`, unless another start wraps this; config.toml has start and number.
+    With ``clusters`` "auto" a simulation first trains with 1, 2, ... ``max_clusters`` on part of the examples. It takes
+    the smallest number that no larger one beats significantly on the other examples (paired t tests, 5 % in all).
+    Several clusters begin with `OneShotStart`, unless another start wraps this; config.toml records both.
 
     Args:
-        clusters: K, the number of models; "auto": it is chosen before the run by held-out losses.
+        clusters: K, the number of models; "auto": chosen before the run by held-out losses.
         max_clusters: the largest number that "auto" tries; None: 4.
-        averaging: "model" averages the clients' models within a cluster (Option II); "gradient" (Option I, needs one
-            local step) their gradients, divided by the whole cohort's number as the paper and the official code do, so
-            that a small cluster moves less.
-        weighting: of clients in a cluster: "equal" (the paper), or by "examples".
+        averaging: "model" averages the clients' models within a cluster (Option II). "gradient" (Option I, one local
+            step) averages their gradients, divided by the size of the whole cohort as in the paper and the official
+            code, so a small cluster moves less.
+        weighting: clients of a cluster have "equal" weights (the paper), or weights by "examples".
         choose_by: score the models on "all" local examples, or on the first "batch" of the round's training.
-        redraw: the official rule for initial models; left out: the first draw is taken.
+        redraw: the official rule for initial models; left out: the first draw.
 
     Source: Ghosh, Chung, Yin, Ramchandran 2020, arXiv:2006.04088, Algorithm 1.
 
@@ -131,14 +130,10 @@ class IFCA:
 
     @property
     def fixed_clients(self) -> str:
-        """Why nobody can leave or join."""
         return "draws its first models by clients' losses where 'redraw' is set" if self.redraw else ""
 
     @property
     def trains_clusters_alone(self) -> bool:
-        """Whether a model depends on its own clients alone, given the choices. It does not where gradients are divided
-        by the number of the whole cohort.
-        """
         return self.averaging == "model"
 
     @property
@@ -153,14 +148,12 @@ class IFCA:
         return self.clusters
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
-        """Gradient averaging takes one local step."""
         require(
             self.averaging == "model" or local.steps == 1,
             "averaging = 'gradient' takes one gradient per round, so local training must be of 'steps' = 1",
         )
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
-        """K independent random models, redrawn where that is set."""
         require(
             self.number <= len(federation),
             f"'clusters' must be at most the federation's {len(federation)} clients; got {self.number}",
@@ -177,13 +170,13 @@ class IFCA:
         return State.initial(self.redraw.models(draw, lambda models: engine.losses(models, sample)), len(federation))
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """Each client trains the model with the lowest loss."""
         losses = cohort.losses(state.models, self.choose_by)
         return self.plan_of(losses.argmin(dim=1), losses, state, cohort)
 
     def plan_of(self, assignment: Tensor, losses: Tensor | None, state: State, cohort: Cohort) -> RoundPlan:
-        """The plan in which each client trains its cluster's model, by ``assignment`` (n,) int64; for algorithms with
-        another rule of choice. ``losses`` (n, K), which decided it, are for the record.
+        """Plan training of each client's cluster model by ``assignment`` (n,) int64, for other rules of choice.
+
+        ``losses`` (n, K) are the losses that decided it, for the record.
         """
         clusters = len(state.models)
         sizes = cohort.sizes.double() if self.weighting == "examples" else torch.ones(len(cohort), dtype=torch.float64)
@@ -194,23 +187,20 @@ class IFCA:
         return RoundPlan(assignment, (LocalTraining(state.models, assignment, weights),), losses)
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
-        """The averages are the new models."""
         return replace(state, models=aggregate.models)
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        """Each client uses the model with the lowest loss."""
         assignment = cohort.losses(state.models).argmin(dim=1)
         return Deployed(state.models, assignment, assignment)
 
     def remote_rounds(self) -> RemoteRounds:
-        """Clients choose."""
         require(self.redraw is None, "IFCA's 'redraw' must be left out on several machines")
         require(self.number >= 1, "'clusters' must be a number on several machines")
         return RemoteRounds(self, self)
 
 
 def most_clusters(algorithm: object) -> int | None:
-    """The largest number of clusters to try; None where an algorithm and its bases leave no number open."""
+    """Return the largest number of clusters to try; None if the algorithm and its bases have a number."""
     if isinstance(algorithm, IFCA) and algorithm.clusters == "auto":
         return algorithm.max_clusters or MAX_CLUSTERS
     parts = (getattr(algorithm, name, None) for name in _PARTS)
@@ -218,7 +208,7 @@ def most_clusters(algorithm: object) -> int | None:
 
 
 def with_clusters(algorithm: Any, clusters: int) -> Any:  # noqa: ANN401 - any algorithm
-    """The algorithm with this number of clusters where it leaves the number open, also in its bases.
+    """Set the number of clusters in an algorithm and its bases where it is "auto".
 
     >>> from shoal import FedProx
     >>> with_clusters(FedProx(IFCA("auto")), 3).base.clusters

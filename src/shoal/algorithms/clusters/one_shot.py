@@ -1,4 +1,4 @@
-"""Clusters decided before the first round: k-means of the models that clients trained by themselves."""
+"""Clusters decided once: k-means of models that clients trained separately, and the base of fixed clusters."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -28,21 +28,21 @@ from shoal.engine import (
 
 @settings
 class OneShotClustering:
-    """In the first round every client trains one initial model by itself; k-means of what they sent makes K clusters.
+    """K clusters by k-means of the models that all clients train separately in the first round; then FedAvg in each.
 
-    Model k becomes the mean of its clients' results, and from then on FedAvg trains it; clusters stay as they are. A
-    client that was not in the first round trains the initial model in its first one, which moves no model, and
-    joins the cluster with the nearest mean. Until then it counts to the first cluster.
+    Model k becomes the mean of its clients' models, and clusters do not change. A client that was not in the first
+    round trains the initial model in its own first round, which moves no model, and joins the cluster with the nearest
+    mean. Until then it counts to the first cluster.
 
     In the earlier work clients minimise their own losses, k-means of the minimisers is trimmed against malicious
-    clients, and each group learns from its own start. Ours: all start from one model, since networks trained from
-    different ones cannot be compared; plain k-means (scikit-learn's, the best of 10 starts); groups go on from their
-    means. The first round must be long enough for clients' models to differ by group. The server keeps all n updates
-    of that round. Where fewer clients than K take part in it, the remaining models stay random.
+    clients, and each group learns from its own start. Ours: all clients start from one model, since networks trained
+    from different starts cannot be compared; plain k-means (scikit-learn's, the best of 10 starts); groups continue
+    from their means. The first round must be long enough for clients' models to differ by group. The server keeps all n
+    updates of that round. If fewer clients than K take part in it, the remaining models stay random.
 
     Args:
         clusters: K, the number of models.
-        local: local training of the first round, and of a newcomer's; left out: as in all others.
+        local: local training of the first round, and of a newcomer's; left out: as in other rounds.
 
     Source: the one-shot clustering baseline as the IFCA paper describes it for Federated EMNIST (Ghosh, Chung, Yin,
     Ramchandran 2020, arXiv:2006.04088, section on experiments), where it stands for the earlier work of Ghosh, Hong,
@@ -63,17 +63,15 @@ class OneShotClustering:
     fixed_clients: ClassVar[str] = "decides clusters in its first round"
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
-        """Epsilon must count the first round."""
         require_counted(self.local, local)
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
-        """K random models, of which all clients train the first; nobody is in a cluster."""
         state = IFCA(self.clusters).init(engine, federation, local, stream)
         server = {_INITIAL: state.models[0].clone(), _MEANS: state.models[:0].clone()}
         return replace(state, server=server, clients={_CLUSTER: torch.full((len(federation),), -1)})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """Members train their cluster's model, newcomers the initial one; before there are clusters, everybody does."""
+        """Plan members' training of their cluster's model, and newcomers' training of the initial model."""
         if not len(state.server[_MEANS]):
             return first_plan(state, cohort, self.local)
         initial, cluster = state.server[_INITIAL], state.clients[_CLUSTER][cohort.clients]
@@ -85,22 +83,20 @@ class OneShotClustering:
         return newcomers_plan(state.models, cluster, cohort.sizes, newcomers)
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
-        """The averages are the new models, newcomers join a cluster; in the first round clusters are made."""
         if not len(state.server[_MEANS]):
             (update,) = aggregate.kept
             assert update is not None
             begun, cluster = group_updates(state, cohort, update)
             means = begun.models[: int(cluster.max()) + 1].clone()
             after = replace(begun, server={**state.server, _MEANS: means})
-            return _joined(after, cohort, cluster, torch.ones_like(cluster, dtype=torch.bool))
+            return _assign_clusters(after, cohort, cluster, torch.ones_like(cluster, dtype=torch.bool))
         after = replace(state, models=aggregate.models)
         for training, distances in zip(plan.trainings, aggregate.kept, strict=True):
             if distances is not None and training.participates is not None:
-                return _joined(after, cohort, distances.argmin(dim=1), training.participates)
+                return _assign_clusters(after, cohort, distances.argmin(dim=1), training.participates)
         return after
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        """Each client uses its cluster's model, and without one the first."""
         assignment = state.clients[_CLUSTER][cohort.clients].clamp(min=0)
         return Deployed(state.models, assignment, assignment)
 
@@ -109,7 +105,7 @@ _INITIAL, _MEANS, _CLUSTER = "one_shot.initial", "one_shot.means", "one_shot.clu
 
 
 def require_counted(first: LocalSGD | None, local: LocalSGD) -> None:
-    """Raise `InputError` where local training of the first round would spend privacy that epsilon does not count."""
+    """Raise `InputError` if local training of the first round would spend privacy that epsilon does not count."""
     require(
         first is None or not local.private,
         "with DP-SGD a first round cannot have a 'local' of its own, whose steps epsilon would not count; leave it out",
@@ -117,16 +113,17 @@ def require_counted(first: LocalSGD | None, local: LocalSGD) -> None:
 
 
 def first_plan(state: State, cohort: Cohort, local: LocalSGD | None) -> RoundPlan:
-    """The plan in which everybody trains the first model by itself, and the server keeps what they send."""
+    """Plan all clients' separate training of the first model; the server keeps their updates."""
     plan = FedAvg().plan(state, cohort)
     weights = averaging_weights(plan.assignment, cohort.sizes, len(state.models))
-    kept = replace(plan.trainings[0], weights=weights, keep=lambda update: update, local=local)
-    return replace(plan, trainings=(kept,))
+    return replace(
+        plan, trainings=(replace(plan.trainings[0], weights=weights, keep=lambda update: update, local=local),)
+    )
 
 
 def newcomers_plan(models: Tensor, cluster: Tensor, sizes: Tensor, newcomers: LocalTraining) -> RoundPlan:
-    """The plan in which members train the model (P,) of their ``cluster`` (n,), weighed by ``sizes`` (n,), and
-    newcomers, whose cluster is -1, take the training ``newcomers`` of everybody, which moves no model.
+    """Plan members' training of the model of their ``cluster`` (n,), with weights ``sizes`` (n,), and the training
+    ``newcomers`` of clients with cluster -1, which moves no model.
     """
     new, assignment = cluster < 0, cluster.clamp(min=0)
     weights = averaging_weights(assignment, sizes * ~new, len(models))
@@ -140,9 +137,7 @@ def newcomers_plan(models: Tensor, cluster: Tensor, sizes: Tensor, newcomers: Lo
 def group_updates(
     state: State, cohort: Cohort, update: Tensor, weighting: Literal["examples", "equal"] = "examples"
 ) -> tuple[State, Tensor]:
-    """``state`` after `first_plan`, with the mean of what each cluster sent, ``update`` (n, P), as its model, and each
-    client's cluster (n,).
-    """
+    """Cluster the updates (n, P) of `first_plan`; return the state with the clusters' means, and the clusters (n,)."""
     sizes = cohort.sizes if weighting == "examples" else torch.ones_like(cohort.sizes)
     seed = int(cohort.stream("k-means").numpy().integers(2**31))
     cluster = k_means(update, min(len(state.models), len(update)), seed, starts=10)
@@ -157,10 +152,10 @@ def group_updates(
 
 
 def k_means(vectors: Tensor, clusters: int, seed: int, starts: int) -> Tensor:
-    """(n,) int64, the cluster of each of ``vectors`` (n, P), as canonical labels, best of ``starts``; K at most n."""
+    """Return the clusters (n,) int64 of vectors (n, P) as canonical labels, the best of ``starts``; K at most n."""
     from sklearn.cluster import KMeans  # noqa: PLC0415 - scikit-learn takes a second to import
 
-    # scikit-learn warns where fewer vectors differ than it is to find clusters.
+    # scikit-learn warns if there are fewer different vectors than clusters.
     clusters = min(clusters, len(vectors.unique(dim=0)))
     # scikit-learn's hints know n_init only by its default, a word.
     best = KMeans(clusters, n_init=starts, random_state=seed)  # pyright: ignore[reportArgumentType]
@@ -168,7 +163,7 @@ def k_means(vectors: Tensor, clusters: int, seed: int, starts: int) -> Tensor:
 
 
 def k_means_by_id(vectors: Tensor, ids: Tensor, clusters: int, stream: Stream) -> Tensor:
-    """(N,) int64, `k_means` of what clients sent (N, D), which does not depend on the order of clients."""
+    """Return the clusters (N,) int64 of clients' vectors (N, D), whatever the order of clients."""
     order = torch.argsort(ids)
     seed = int(torch.randint(2**31, (), generator=stream.generator()))
     cluster = torch.empty_like(order)
@@ -177,7 +172,7 @@ def k_means_by_id(vectors: Tensor, ids: Tensor, clusters: int, stream: Stream) -
 
 
 def canonical_labels(labels: Tensor) -> Tensor:
-    """(n,) int64, the same parts with the labels 0, 1, ... in order of first appearance.
+    """Return labels (n,) int64 of the same parts, numbered 0, 1, ... in order of first appearance.
 
     >>> canonical_labels(torch.tensor([7, 2, 7, 5]))
     tensor([0, 1, 0, 2])
@@ -186,8 +181,8 @@ def canonical_labels(labels: Tensor) -> Tensor:
     return torch.tensor([order.index(label) for label in labels.tolist()], dtype=torch.int64)
 
 
-def _joined(state: State, cohort: Cohort, cluster: Tensor, joins: Tensor) -> State:
-    """``state`` in which the clients of the cohort that ``joins`` (n,) says are in their ``cluster`` (n,)."""
+def _assign_clusters(state: State, cohort: Cohort, cluster: Tensor, joins: Tensor) -> State:
+    """Assign the cohort's clients in the mask ``joins`` (n,) to their ``cluster`` (n,)."""
     clusters, assignment = state.clients[_CLUSTER].clone(), state.assignment.clone()
     clusters[cohort.clients[joins]] = cluster[joins]
     assignment[cohort.clients[joins]] = cluster[joins]
@@ -195,24 +190,21 @@ def _joined(state: State, cohort: Cohort, cluster: Tensor, joins: Tensor) -> Sta
 
 
 class FixedClusters(Derived):
-    """FedAvg within clusters that stay as they are; all models begin at the same parameters."""
+    """FedAvg within clusters that do not change; all models begin at the same parameters."""
 
     fixed_clients: ClassVar[str] = "decides clusters once for all clients"
+    weighting: Literal["examples", "equal"] = "examples"
     key: ClassVar[str]
     """The key of `State.clients` that has each client's cluster."""
 
-    def clustered(self, state: State, cluster: Tensor, count: int) -> State:
-        """``state`` of one model, with it as each of ``count`` models, and each client's ``cluster`` (N,)."""
-        begun = State.initial(state.models.repeat(count, 1), len(cluster))
-        return replace(begun, clients={self.key: cluster})
+    def init_clusters(self, state: State, cluster: Tensor, count: int) -> State:
+        """Return an initial state: ``count`` copies of the model of ``state``, and each client's ``cluster`` (N,)."""
+        initial = State.initial(state.models.repeat(count, 1), len(cluster))
+        return replace(initial, clients={self.key: cluster})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """Everybody trains its cluster's model; clients weigh by examples."""
-        assignment = state.clients[self.key][cohort.clients]
-        weights = averaging_weights(assignment, cohort.sizes, len(state.models))
-        return RoundPlan(assignment, (LocalTraining(state.models, assignment, weights),))
+        return IFCA(weighting=self.weighting).plan_of(state.clients[self.key][cohort.clients], None, state, cohort)
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        """Each client uses its cluster's model."""
         assignment = state.clients[self.key][cohort.clients]
         return Deployed(state.models, assignment, assignment)

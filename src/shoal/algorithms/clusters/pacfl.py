@@ -1,4 +1,4 @@
-"""PACFL: clusters of clients whose data span similar subspaces, found once."""
+"""PACFL: clusters of clients whose data span similar subspaces, computed once."""
 
 import logging
 from typing import ClassVar, Literal
@@ -19,24 +19,24 @@ LOG = logging.getLogger(__name__)
 
 @settings
 class PACFL(FixedClusters):
-    """Client i sends U_i, the first p left singular vectors of its data, and clients with close ones are one cluster.
+    """Clusters by subspace: client i sends U_i, the first p left singular vectors of its data, and close ones cluster.
 
-    The data are a matrix of features by examples. Between two clients the principal angles are ``arccos s`` for the
-    singular values s of ``U_i' U_j``; the distance of clients is the smallest angle or the sum of all, in degrees.
-    Hierarchical clustering merges clusters up to the distance ``threshold``, which so decides their number, and FedAvg
-    trains a model for each, all from one initial model. With all clients in one cluster it is FedAvg.
+    The data are a matrix of features by examples. The principal angles of two clients are ``arccos s`` for the singular
+    values s of ``U_i' U_j``; their distance is the smallest angle or the sum of all, in degrees. Hierarchical
+    clustering merges clusters up to the distance ``threshold``, which decides their number. FedAvg trains a model per
+    cluster, all from one initial model. With one cluster it is FedAvg.
 
-    The authors' code takes the smallest arccos of the *entries* of ``U_i' U_j``, which depends on the choice of basis
-    vectors within a subspace and on their signs. It takes p vectors of each label, which are not orthogonal. Thresholds
-    for it do not apply here. Ours: U_i is of all examples of a client, with fewer than p vectors where it has fewer
-    examples; average linkage weighs by clients, as scipy's does.
+    The authors' code takes the smallest arccos of the *entries* of ``U_i' U_j``, which depends on the basis vectors and
+    their signs, and p vectors per label, which are not orthogonal. Its thresholds do not apply here. Ours: U_i is of
+    all examples of a client, with fewer than p vectors if it has fewer examples; average linkage weighs by clients, as
+    in scipy.
 
     U_i shows the server directions of a client's data, and no defence of local training acts on it; DP-SGD is refused,
-    since its epsilon would not hold. Groups that differ in labels alone are not seen.
+    since its epsilon would not hold. Groups that differ only in labels are not found.
 
     Args:
-        threshold: beta, in degrees; larger ones give fewer clusters. It must lie between the distances within groups
-            and across, which depend on the data; the log says how many clusters are found.
+        threshold: beta, in degrees; larger values give fewer clusters. It must lie between the distances within and
+            across groups, which depend on the data; the log has the number of clusters.
         vectors: p (the authors: 3 to 5).
         distance: the "smallest" principal angle, or the "sum" of all.
         linkage: of the hierarchical clustering: "average", "complete" or "single".
@@ -67,11 +67,10 @@ class PACFL(FixedClusters):
     key: ClassVar[str] = "pacfl.cluster"
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
-        """Steps must not be private: the singular vectors that are sent are not."""
         local.check_only_gradients_sent("PACFL's singular vectors of their examples")
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
-        """One random model for each cluster that the clients' data make, the same for all.
+        """Cluster the clients and start all models at one random model.
 
         Raises:
             InputError: texts, whose words are numbers that span nothing.
@@ -80,15 +79,15 @@ class PACFL(FixedClusters):
         cluster = self.clusters_of(federation.clients, federation.ids)
         count = int(cluster.max()) + 1
         LOG.info("PACFL finds %d clusters in the clients' data", count)
-        return self.clustered(super().init(engine, federation, local, stream), cluster, count)
+        return self.init_clusters(super().init(engine, federation, local, stream), cluster, count)
 
     def clusters_of(self, clients: Shards, ids: Tensor) -> Tensor:
-        """(N,) int64, each client's cluster, numbered by the smallest of its clients' ``ids`` (N,)."""
+        """Return each client's cluster (N,) int64, numbered by the smallest of its clients' ``ids`` (N,)."""
         from scipy.cluster import hierarchy  # noqa: PLC0415 - takes half a second to import
 
         if len(clients) == 1:
             return torch.zeros(1, dtype=torch.int64)
-        # In the order of ids, so that ties are broken in the same way whatever the order of clients.
+        # In the order of ids, so that the order of clients does not break ties.
         order = torch.argsort(ids)
         bases = [basis(clients.x[clients.owned(i)].flatten(1), self.vectors) for i in order.tolist()]
         pairs = torch.triu_indices(len(bases), len(bases), offset=1).T.tolist()
@@ -101,17 +100,17 @@ class PACFL(FixedClusters):
 
 
 def basis(examples: Tensor, vectors: int) -> Tensor:
-    """(F, p) float64, the first left singular vectors of the data matrix of ``examples`` (m, F); fewer if m or F is."""
+    """Return the first p left singular vectors (F, p) float64 of the data matrix of ``examples`` (m, F)."""
     left, _, _ = torch.linalg.svd(examples.cpu().double().T, full_matrices=False)
     return left[:, :vectors]
 
 
-def principal_angles(one: Tensor, other: Tensor) -> Tensor:
-    """(min(p, q),) float64, in degrees, ascending: between the subspaces of two orthonormal bases (F, p) and (F, q).
+def principal_angles(first: Tensor, second: Tensor) -> Tensor:
+    """Return the angles (min(p, q),) in degrees, ascending, between two orthonormal bases (F, p) and (F, q).
 
     >>> quarter = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
     >>> rotated = torch.tensor([[0.0], [0.5**0.5], [0.5**0.5]])
     >>> principal_angles(quarter.double(), rotated.double()).round()
     tensor([45.], dtype=torch.float64)
     """
-    return torch.linalg.svdvals(one.T @ other).clamp(max=1).acos().rad2deg()
+    return torch.linalg.svdvals(first.T @ second).clamp(max=1).acos().rad2deg()

@@ -52,25 +52,20 @@ class FedAvg:
         """Any local training will do."""
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
-        """One random model."""
         return State.initial(engine.model.init(stream("model", 0))[None], len(federation))
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """Everybody trains it."""
         assignment = torch.zeros(len(cohort), dtype=torch.int64)
         sizes = cohort.sizes if self.weighting == "examples" else torch.ones_like(cohort.sizes)
         training = LocalTraining(state.models, assignment, averaging_weights(assignment, sizes, 1))
         return RoundPlan(assignment, (training,))
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
-        """The average is the new model."""
         return replace(state, models=aggregate.models)
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        """Everybody uses it."""
         everybody = torch.zeros(len(cohort), dtype=torch.int64)
         return Deployed(state.models, everybody, everybody)
 
     def remote_rounds(self) -> RemoteRounds:
-        """Clients train the one model."""
         return RemoteRounds(self, self)

@@ -60,12 +60,10 @@ class FedOpt(Wrapper):
     moves_by_average: ClassVar[bool] = False
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
-        """The base must keep its number of models, each of which has its own moments."""
         require_kept_models(self)
         super().check(local, risk_period)
 
-    def begun(self, state: State, layout: Layout) -> State:
-        """The base's state, with both moments of each model in float64."""
+    def add_tensors(self, state: State, layout: Layout) -> State:
         first = torch.zeros_like(state.models, dtype=torch.float64)
         return replace(state, server={**state.server, "fedopt.m": first, "fedopt.v": first + self.tau**2})
 
@@ -83,7 +81,6 @@ class FedOpt(Wrapper):
         return replace(averaged, models=torch.where(moved, models, state.models), server=server)
 
     def remote_rounds(self) -> RemoteRounds:
-        """The optimizer is the server's."""
         base = remote_rounds(self.base)
         return replace(base, server=replace(self, base=base.server))
 

@@ -41,16 +41,14 @@ class FedProx(Wrapper):
     trains_clusters_alone: ClassVar[bool] = True
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """The base's plan, with the proximal term in every local training."""
         plan = super().plan(state, cohort)
-        return replace(plan, trainings=tuple(map(self._pulled, plan.trainings)))
+        return replace(plan, trainings=tuple(map(self._add_pull, plan.trainings)))
 
     def remote_rounds(self) -> RemoteRounds:
-        """The pull is the clients'."""
         base = remote_rounds(self.base)
         return replace(base, client=replace(self, base=base.client))
 
-    def _pulled(self, training: LocalTraining) -> LocalTraining:
+    def _add_pull(self, training: LocalTraining) -> LocalTraining:
         if self.mu == 0:
             return training
         require(

@@ -15,7 +15,7 @@ from shoal.engine import Aggregate, ClientVectors, Cohort, LinearTerm, LocalSGD,
 
 @settings
 class Scaffold(Derived):
-    """A client's step is ``y <- y - eta_l * (g_i(y) - c_i + c)``, from the one model x.
+    """FedAvg with control variates: a client's step is ``y <- y - eta_l * (g_i(y) - c_i + c)``, from the model x.
 
     After E steps ``c_i <- c_i - c + (x - y) / (E * eta_l)``; the server moves ``x <- x + eta_g * mean_i(y - x)`` and
     ``c <- c + |S| / N * mean_i(change of c_i)`` over the cohort S. Every client keeps a vector of the model's size.
@@ -24,8 +24,8 @@ class Scaffold(Derived):
         server_learning_rate: eta_g.
 
     Raises:
-        InputError: local training with momentum, clipping, noise or an optimizer, for which (x - y) / (E * eta_l) is no
-            mean of gradients, or of fewer steps than E.
+        InputError: local training with momentum, clipping, noise, an optimizer or fewer steps than E, for which
+            (x - y) / (E * eta_l) is not a mean of gradients.
 
     Source: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh 2020, arXiv:1910.06378, Algorithm 1, Option II.
 
@@ -48,21 +48,18 @@ class Scaffold(Derived):
 
     @property
     def inner(self) -> FedAvg:
-        """FedAvg."""
         return FedAvg(weighting="equal")
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
-        """Local steps must be plain gradient steps."""
         require_plain_sgd(local, "SCAFFOLD")
-        require(local.share == 1, "SCAFFOLD needs all local steps, of which shorter training takes a share alone")
+        require(local.share == 1, "SCAFFOLD needs all local steps, but shorter training leaves some out")
 
-    def begun(self, state: State, layout: Layout) -> State:
-        """One random model, and control variates of 0."""
+    def add_tensors(self, state: State, layout: Layout) -> State:
         own = ClientVectors.same(torch.zeros_like(state.models[0]), len(state.assignment))
         return replace(state, server={"scaffold.c": torch.zeros_like(state.models)}, personal={"scaffold": own})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """FedAvg's plan with equal weights, corrected by the control variates; the server keeps every update."""
+        """Add the control variates to FedAvg's plan with equal weights; the server keeps every update."""
         plan = super().plan(state, cohort)
         correction = state.server["scaffold.c"] - state.personal["scaffold"][cohort.clients]
         term = LinearTerm(torch.zeros(len(cohort)), state.models, plan.assignment, correction)
@@ -70,7 +67,6 @@ class Scaffold(Derived):
         return replace(plan, trainings=(replace(training, linear_term=term, keep=lambda update: update),))
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
-        """Move the model, and all control variates."""
         (update,), server = aggregate.kept, state.server["scaffold.c"]
         assert update is not None
         steps = cohort.local.steps_each(cohort.sizes)[:, None]

@@ -14,29 +14,29 @@ from shoal.data import Federation
 from shoal.engine import Aggregate, Cohort, Engine, LocalSGD, RoundPlan, State
 
 
-def trained_by_server(
+def train_on_server(
     models: Tensor, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream, name: str
 ) -> Tensor:
-    """Models (K, P), each trained on the shadow set and its labels from where it is; equal ones stay equal.
+    """Train models (K, P) on the labelled shadow set; equal models stay equal.
 
     Raises:
         InputError: no shadow set for the algorithm of that ``name``.
     """
     shadow = federation.shadow
     require(len(shadow) > 0, f"'{name}' trains on the shadow set; give shadow examples")
-    begun, which = models.unique(dim=0, return_inverse=True)
-    trained = [engine.train_centrally(engine.model, row, shadow.x, shadow.y, local, stream("server")) for row in begun]
-    return torch.stack(trained)[which]
+    starts, which = models.unique(dim=0, return_inverse=True)
+    ends = [engine.train_centrally(engine.model, row, shadow.x, shadow.y, local, stream("server")) for row in starts]
+    return torch.stack(ends)[which]
 
 
 @settings
 class ServerOnly(Derived):
-    """One model, trained on the shadow set and its labels before the first round; no client trains or sends anything.
+    """One model, trained on the labelled shadow set before the first round; clients neither train nor send anything.
 
-    A protection that does worse than this is worse than not to ask clients. Its exposure is at chance.
+    Its exposure is at chance. A protection that is less accurate is worse than not asking clients.
 
     Args:
-        epochs: passes over the shadow set, in batches and at the rate of local training.
+        epochs: passes over the shadow set, with the batches and the learning rate of local training.
 
     Example:
         >>> import shoal
@@ -53,18 +53,16 @@ class ServerOnly(Derived):
     title: ClassVar[str] = "Shadow set alone"
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
-        """The trained model.
+        """Train the model.
 
         Raises:
             InputError: no shadow set.
         """
         state, passes = super().init(engine, federation, local, stream), replace(local, epochs=self.epochs, steps=None)
-        return replace(state, models=trained_by_server(state.models, engine, federation, passes, stream, self.name))
+        return replace(state, models=train_on_server(state.models, engine, federation, passes, stream, self.name))
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """Nobody trains."""
         return RoundPlan(torch.zeros(len(cohort), dtype=torch.int64), ())
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
-        """Nothing moves."""
         return state

@@ -47,7 +47,7 @@ class APFL(Derived):
 
     Raises:
         InputError: local training with momentum, clipping, noise or an optimizer, or a network with batch norm or
-            frozen layers, of which m_i would be no mixture.
+            frozen layers, whose m_i would not be a mixture.
 
     Source: Deng, Kamani, Mahdavi 2020, arXiv:2003.13461, Algorithm 1 and the rule for alpha in its section on adaptive
     personalisation; the authors' code (MLOPTPSU/FedTorch, 'trainings/federated/apfl.py').
@@ -69,28 +69,23 @@ class APFL(Derived):
 
     @property
     def inner(self) -> FedAvg:
-        """FedAvg."""
         return FedAvg(self.weighting)
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
-        """Local steps must be plain gradient steps."""
         require_plain_sgd(local, "APFL")
 
     def check_layout(self, layout: Layout) -> None:
-        """All parameters must be trained."""
         require(
             layout.trainable == layout.size,
             "APFL mixes parameters, so the network must have neither batch norm nor frozen layers",
         )
 
-    def begun(self, state: State, layout: Layout) -> State:
-        """One random model, the same for the server and for each client."""
+    def add_tensors(self, state: State, layout: Layout) -> State:
         personal = ClientVectors.same(state.models[0], len(state.assignment))
         alpha = torch.full((len(state.assignment),), self.alpha)
         return replace(state, clients={"apfl.alpha": alpha}, personal={"apfl": personal})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """Everybody trains the shared model and its own, and sends the shared one."""
         plan = super().plan(state, cohort)
         (training,) = plan.trainings
         size = state.models.shape[1]
@@ -105,7 +100,6 @@ class APFL(Derived):
         return replace(plan, trainings=(pair,))
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
-        """The averaged model; and each client's own model and share move."""
         (update,) = aggregate.kept
         assert update is not None
         personal = state.personal["apfl"].moved(cohort.clients, update[:, :-1])
@@ -114,7 +108,6 @@ class APFL(Derived):
         return replace(state, models=aggregate.models, clients={"apfl.alpha": alpha}, personal={"apfl": personal})
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        """Everybody uses its mixture."""
         everybody = torch.arange(len(cohort))
 
         def mixed(some: Tensor) -> Tensor:

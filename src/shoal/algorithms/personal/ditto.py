@@ -62,20 +62,19 @@ class Ditto(Wrapper):
     title: ClassVar[str] = "Ditto"
 
     def client_trainings(self, local: LocalSGD) -> ClientTrainings:
-        """The base's and that of the personal model in each round; nobody uses what the base would tune at the end."""
+        """Return the base's and the personal training of each round, without the base's fine-tuning at the end."""
         base, own = client_trainings(self.base, local), self.local or local
         return ClientTrainings((*base.rounds, own), None if base.first is None else (*base.first, own))
 
-    def begun(self, state: State, layout: Layout) -> State:
-        """The base's state, with a personal model for each client."""
+    def add_tensors(self, state: State, layout: Layout) -> State:
         personal = ClientVectors.same(state.models[0], len(state.assignment))
         return replace(state, personal={**state.personal, "ditto": personal})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """The base's plan, and then a training of the personal models, of which the server receives nothing."""
+        """Add a training of the personal models, which the server does not receive, to the base's plan."""
         plan = super().plan(state, cohort)
         everybody = torch.arange(len(cohort))
-        # Without a pull there is no term at all: even one of 0 could make the engine compute in another order.
+        # A term of 0 could make the engine compute in another order.
         pull = LinearTerm(torch.full((len(cohort),), self.strength), state.models, plan.assignment)
         training = LocalTraining(
             initial_params=state.personal["ditto"][cohort.clients],
@@ -87,7 +86,6 @@ class Ditto(Wrapper):
         return replace(plan, trainings=(*plan.trainings, training))
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
-        """The base's update; and each client's own model moves."""
         shared = replace(plan, trainings=plan.trainings[:-1])
         after = super().server_update(state, cohort, shared, Aggregate(aggregate.models, aggregate.kept[:-1]))
         update = aggregate.kept[-1]
@@ -96,11 +94,9 @@ class Ditto(Wrapper):
         return replace(after, personal={**after.personal, "ditto": personal})
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        """Everybody uses its own model; clusters are the base's."""
         models = PersonalModels.from_rows(state.personal["ditto"], cohort.clients)
         return Deployed(models, torch.arange(len(cohort)), self.base.deployed(state, cohort).assignment)
 
     def remote_rounds(self) -> RemoteRounds:
-        """Personal models are the clients'."""
         base = remote_rounds(self.base)
         return replace(base, client=replace(self, base=base.client))

@@ -53,11 +53,9 @@ class FedBN(OwnLayers):
 
     @property
     def inner(self) -> FedAvg:
-        """FedAvg."""
         return FedAvg(self.weighting)
 
-    def kept(self, layout: Layout) -> Tensor:
-        """(P,) bool, what stays with clients; `InputError` where a network has no such layer."""
+    def own_mask(self, layout: Layout) -> Tensor:
         if self.layers != BATCH_NORM:
             return head_of(layout, self.layers)
         layer = {slot: slot.name.rpartition(".")[0] for slot in layout.slots}
@@ -69,9 +67,8 @@ class FedBN(OwnLayers):
         return where
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """Everybody trains all layers, and sends the shared ones."""
         plan = super().plan(state, cohort)
-        kept, everybody = self.kept(cohort.layout), torch.arange(len(cohort))
+        kept, everybody = self.own_mask(cohort.layout), torch.arange(len(cohort))
         (training,) = plan.trainings
         training = replace(
             training,

@@ -54,26 +54,22 @@ class FedRep(OwnLayers):
 
     @property
     def inner(self) -> FedAvg:
-        """FedAvg."""
         return FedAvg(self.weighting)
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
-        """Local training must be in epochs, more than the body's, so that some are the head's."""
         require(
             local.epochs is not None and local.epochs > self.body_epochs,
             f"FedRep trains the head in all local 'epochs' but the last {self.body_epochs}, which train the body, so "
             f"'epochs' must be at least {self.body_epochs + 1}; got {local.epochs or f'steps = {local.steps}'}",
         )
-        require(local.share == 1, "FedRep needs all local steps, of which shorter training takes a share alone")
+        require(local.share == 1, "FedRep needs all local steps, but shorter training leaves some out")
 
-    def kept(self, layout: Layout) -> Tensor:
-        """(P,) bool, the head; `InputError` where a network has no such head, or nothing beside it."""
+    def own_mask(self, layout: Layout) -> Tensor:
         return head_of(layout, self.head)
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """Everybody trains its own head, then the body, and sends the body alone."""
         plan = super().plan(state, cohort)
-        head, everybody = self.kept(cohort.layout), torch.arange(len(cohort))
+        head, everybody = self.own_mask(cohort.layout), torch.arange(len(cohort))
         body = self.shared_tensors(cohort.layout)
         own_tensors = frozenset(slot.name for slot in cohort.layout.slots) - body
         assert cohort.local.epochs is not None

@@ -50,12 +50,10 @@ class LocalOnly(Derived):
     name: Literal["local"] = "local"
     title: ClassVar[str] = "Local training only"
 
-    def begun(self, state: State, layout: Layout) -> State:
-        """FedAvg's random model, and the same one for each client."""
+    def add_tensors(self, state: State, layout: Layout) -> State:
         return replace(state, personal={"local": ClientVectors.same(state.models[0], len(state.assignment))})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """Everybody goes on with its own model, and keeps the outcome to itself."""
         training = LocalTraining(
             initial_params=state.personal["local"][cohort.clients],
             init_index=torch.arange(len(cohort)),
@@ -64,14 +62,12 @@ class LocalOnly(Derived):
         return RoundPlan(torch.zeros(len(cohort), dtype=torch.int64), (training,))
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
-        """The clients' own models move, and nothing else."""
         (update,) = aggregate.kept
         assert update is not None
         personal = state.personal["local"].moved(cohort.clients, update)
         return replace(state, personal={"local": personal})
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        """Everybody uses its own model."""
         models = PersonalModels.from_rows(state.personal["local"], cohort.clients)
         return Deployed(models, torch.arange(len(cohort)), torch.zeros(len(cohort), dtype=torch.int64))
 
@@ -111,11 +107,9 @@ class FineTuning(Wrapper):
     title: ClassVar[str] = "Fine-tuning"
 
     def client_trainings(self, local: LocalSGD) -> ClientTrainings:
-        """The base's, and one more after the last round."""
         base = client_trainings(self.base, local)
         return replace(base, final=(*base.final, self.local or local))
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        """Everybody trains what the base deploys."""
         deployed = super().deployed(state, cohort)
         return replace(deployed, fine_tuning=(*deployed.fine_tuning, self.local))

@@ -43,14 +43,12 @@ class MRMTL(Derived):
 
     @property
     def inner(self) -> LocalOnly:
-        """Local training only."""
         return LocalOnly()
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """Everybody goes on with its own model, pulled to the mean, and sends it."""
         plan = super().plan(state, cohort)
         weights = torch.full((1, len(cohort)), 1 / len(state.assignment), dtype=torch.float64)
-        # Without a pull there is no term at all: even one of 0 could make the engine compute in another order.
+        # A term of 0 could make the engine compute in another order.
         pull = LinearTerm(torch.full((len(cohort),), self.strength), state.models, plan.assignment)
         (training,) = plan.trainings
         return replace(
@@ -58,7 +56,6 @@ class MRMTL(Derived):
         )
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
-        """The clients' own models move, and their mean with them."""
         (update,) = aggregate.kept
         assert update is not None
         # Not `aggregate.models`: those move by what clients sent minus the mean, not minus what they started from.

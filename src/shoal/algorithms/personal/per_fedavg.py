@@ -50,34 +50,29 @@ class PerFedAvg(Derived):
 
     @property
     def inner(self) -> FedAvg:
-        """FedAvg."""
         return FedAvg(self.weighting)
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
-        """Local steps must be plain gradient steps."""
         require_plain_sgd(local, "Per-FedAvg")
 
     def check_layout(self, layout: Layout) -> None:
-        """All parameters must be trained."""
         require(
             layout.trainable == layout.size,
             "Per-FedAvg adapts all parameters, so the network must have neither batch norm nor frozen layers",
         )
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """Everybody trains the one model by such steps."""
         plan = super().plan(state, cohort)
         (training,) = plan.trainings
-        return replace(plan, trainings=(replace(training, step_rule=_Adapted(self.alpha)),))
+        return replace(plan, trainings=(replace(training, step_rule=_AdaptedStep(self.alpha)),))
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        """Everybody takes one step of adaptation from the one model."""
         step = LocalSGD(steps=1, batch_size="all", learning_rate=self.alpha)
         return replace(super().deployed(state, cohort), fine_tuning=(step,))
 
 
 @dataclass(frozen=True)
-class _Adapted:
+class _AdaptedStep:
     """A step of rows w (u, P) by the gradient where one step of adaptation leads."""
 
     alpha: float

@@ -1,4 +1,4 @@
-"""A floor on cluster sizes: random clients fill up clusters that too few have chosen."""
+"""A floor on cluster sizes: random clients fill up small clusters."""
 
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
@@ -14,32 +14,30 @@ from shoal.engine import Algorithm, Cohort, LocalSGD, RoundPlan, State
 
 @runtime_checkable
 class PlansAnyAssignment(Protocol):
-    """An algorithm that makes a plan of any assignment, as `IFCA.plan_of` does."""
+    """An algorithm that plans any assignment, as `IFCA.plan_of` does."""
 
     def plan_of(self, assignment: Tensor, losses: Tensor | None, state: State, cohort: Cohort) -> RoundPlan:
-        """The plan in which each client trains the model that ``assignment`` (n,) says."""
+        """Plan training of each client's model by ``assignment`` (n,)."""
         ...
 
 
 @settings
 class ClusterSizeFloor(Wrapper):
-    """After the clients of ``base`` chose, models with fewer than B of this round's clients get some of others'.
+    """A wrapper that moves random clients to models that fewer than B clients of the round chose.
 
-    A client is drawn at random from all whose model has more than B, and trains the model that lacks most (the first of
-    several), until every model has B or none has more. The draw is of one round's training; clients use what the base
-    says, and the next round begins with their own choices again.
+    A client is drawn uniformly from all whose model has more than B clients, and trains the smallest model (the first
+    of several), until every model has B clients or none has more. The draw affects one round's training: clients use
+    the model that the base assigns, and choose again in the next round.
 
-    Every client of any model above the floor is equally likely in each draw. No model gives clients below B. The
-    directive "size_floor" of a cluster, in [0, 1], lowers its floor to round(B * directive); without it the floor is B.
-    At 0 the cluster receives no client, but may give some. Where it is 0 for all clusters this is ``base``, bit for
-    bit.
+    The directive "size_floor" of a cluster, in [0, 1], lowers its floor to round(B * directive); without it the floor
+    is B. At 0 the cluster receives no client, but may give some. At 0 for all clusters this is ``base``, bit for bit.
 
     Args:
         base: an algorithm that plans by ``plan_of``, itself or in its ``ifca``: IFCA, IFCA-MIR, IFCA within limits, or
             your own. Wrap other wrappers around this one.
         min_clients: B, the clients that train each model in a round.
 
-    A floor gives no guarantee of differential privacy. Single clients show less in a model that more clients train.
+    A floor is not a guarantee of differential privacy. Models that more clients train reveal less about each.
 
     Source: no paper's algorithm. Inspired by RR-Cluster (Yang, Hu, Kim, Li 2025, arXiv:2508.06183), which guarantees a
     minimum number of clients per cluster by random rebalancing, so that client-level noise costs less.
@@ -61,12 +59,10 @@ class ClusterSizeFloor(Wrapper):
     title: ClassVar[str] = "Cluster size floor"
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
-        """The base must let others say who trains which model."""
         self._planner()
         super().check(local, risk_period)
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """The base's plan with clients moved to models below their floors."""
         plan = super().plan(state, cohort)
         floors = (self.min_clients * state.strength("size_floor")).round().long()
         order = torch.randperm(len(cohort), generator=cohort.stream("cluster-size-floor").generator())
@@ -86,28 +82,27 @@ class ClusterSizeFloor(Wrapper):
 
 
 def rebalance(assignment: Tensor, floors: Tensor, keep: int, order: Tensor) -> Tensor:
-    """The assignment in which no model is below its floor while another has more than ``keep`` clients.
+    """Move clients until no model is below its floor while another has more than ``keep`` clients.
 
     Args:
         assignment: (n,) int64, each client's choice.
-        floors: (K,) int64, how many clients each model is to have; at most ``keep``.
-        keep: how many clients a model has at least after it gave some away.
-        order: (n,) int64, a random permutation of the clients, in which they are asked. Neither a model that gave all
-            it can nor one that received ever has clients to give again, so who is passed over once need not be asked
-            again, and each that moves is a uniform draw from those who could.
+        floors: (K,) int64, the least clients per model, at most ``keep``.
+        keep: the least clients of a model after it gave some away.
+        order: (n,) int64, a random permutation of the clients. One pass is enough: a model that gave all it can, or
+            received a client, never has clients to give again. So each move is a uniform draw.
 
     >>> rebalance(torch.tensor([0, 0, 0, 1]), torch.tensor([2, 2]), 2, torch.tensor([3, 1, 0, 2]))
     tensor([0, 1, 0, 1])
     """
-    moved, wanted = assignment.tolist(), floors.tolist()
-    sizes = torch.bincount(assignment, minlength=len(wanted)).tolist()
+    models, least = assignment.tolist(), floors.tolist()
+    sizes = torch.bincount(assignment, minlength=len(least)).tolist()
     for client in order.tolist():
-        short = [floor - size for floor, size in zip(wanted, sizes, strict=True)]
-        needy, giver = short.index(max(short)), moved[client]
-        if short[needy] <= 0:
+        short = [floor - size for floor, size in zip(least, sizes, strict=True)]
+        receiver, giver = short.index(max(short)), models[client]
+        if short[receiver] <= 0:
             break
         if sizes[giver] > keep:
-            moved[client] = needy
+            models[client] = receiver
             sizes[giver] -= 1
-            sizes[needy] += 1
-    return torch.tensor(moved, dtype=torch.int64)
+            sizes[receiver] += 1
+    return torch.tensor(models, dtype=torch.int64)

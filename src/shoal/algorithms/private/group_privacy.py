@@ -15,18 +15,17 @@ from shoal.engine import Aggregate, Cohort, RoundPlan, State
 
 @settings
 class GroupPrivacy(Derived):
-    """Client i trains ``k = argmin_k loss_ik`` and sends its model without k; the server clusters what it received.
+    """IFCA in which client i trains ``k = argmin_k loss_ik`` and sends its model without k; the server clusters models.
 
-    The server runs k-means over the n received models from the K models (the hypotheses) of the round, and each model
+    The server runs k-means on the n received models from the K models (the hypotheses) of the round, and each model
     becomes the mean of its cluster: ``model_k = mean of {sent_i : |sent_i - centroid_k| is the smallest}``. With noise
-    (`LaplaceNoise`, a defence of the clients that any algorithm can have) a received model may fall into another
-    cluster than its client chose; without, and while models are farther apart than clients move, this is IFCA with
-    equal weights.
+    (`LaplaceNoise`, a defence of clients) a received model may fall into another cluster than its client chose. Without
+    noise, and if models are farther apart than clients move, this is IFCA with equal weights.
 
-    Ours, where the paper is not known to say: equal weights, Lloyd's iterations up to a number or until nobody moves
-    (ties to the first), and a model that no received model is nearest to stays. A client's own choice is its cluster in
-    all tables; whose data a model has learnt from (`State.trained`) follows the server's clusters. Recorded updates
-    name the client's choice, which here the server is not told, so its attacks by cluster know too much.
+    Ours, as far as the paper is known: equal weights, at most ``iterations`` of Lloyd's algorithm (ties to the first),
+    and a model without a nearest received model does not change. In all tables a client's cluster is its own choice;
+    the members of a model (`State.trained`) follow the server's clusters. Recorded updates name the client's choice,
+    which the server does not receive here, so its attacks by cluster know too much.
 
     Args:
         clusters: K, the number of models.
@@ -51,27 +50,23 @@ class GroupPrivacy(Derived):
 
     @property
     def inner(self) -> IFCA:
-        """IFCA, which says what clients do."""
         return IFCA(self.clusters)
 
-    def begun(self, state: State, layout: Layout) -> State:
-        """K independent random models."""
+    def add_tensors(self, state: State, layout: Layout) -> State:
         return replace(state, clients={_TRAINED: state.trained.clone()})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """Each client trains the model with the lowest loss, and the server keeps what it sends."""
         plan = super().plan(state, cohort)
         return replace(plan, trainings=(replace(plan.trainings[0], keep=lambda update: update),))
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
-        """The centroids are the new models."""
         (update,) = aggregate.kept
         assert update is not None
         received = state.models[plan.assignment] + update.to(state.models)
         models, cluster = private_k_means(received, state.models, self.iterations)
         trained = state.clients[_TRAINED].clone()
         trained[cohort.clients, cluster] = cohort.round
-        # Two tensors: a checkpoint does not store one twice.
+        # A clone, since a checkpoint does not store one tensor twice.
         return replace(state, models=models, trained=trained, clients={_TRAINED: trained.clone()})
 
 
@@ -79,8 +74,7 @@ _TRAINED = "group-privacy.trained"
 
 
 def private_k_means(points: Tensor, centroids: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
-    """Lloyd's algorithm on points (n, P), from centroids (K, P), of which one without points stays, for at most so many
-    ``iterations``.
+    """Run Lloyd's algorithm on points (n, P) from centroids (K, P); a centroid without points stays.
 
     Returns:
         The centroids (K, P), each the mean of its points; and the cluster (n,) int64 of each point.

@@ -16,21 +16,22 @@ from shoal.engine import Engine, LocalSGD, State
 
 @settings
 class PrivateMeans(FixedClusters):
-    """Clients send a noisy mean of their inputs once; the server clusters these by k-means, and averages by cluster.
+    """FedAvg within clusters by k-means of noisy means of clients' inputs, sent once.
 
-    Client i with n_i inputs sends ``m_i = (sum_j x_j min(1, C / |x_j|) + N(0, (sigma C)^2 I)) / n_i``, which is a
-    Gaussian mechanism of noise multiplier sigma towards everybody, for a record that is present or left out while
-    n_i is known. Nothing else of a client's data decides its cluster, so the epsilon that is stated covers it. All
-    models begin at the same parameters.
+    Client i with n_i inputs sends ``m_i = (sum_j x_j min(1, C / |x_j|) + N(0, (sigma C)^2 I)) / n_i``. This is a
+    Gaussian mechanism with noise multiplier sigma for every view, for one record present or left out with n_i known.
+    Nothing else of a client's data decides its cluster, so the reported epsilon covers it. All models begin at the same
+    parameters.
 
-    Means of pixels say little; those of `Features`, at unit length, tell rotated groups apart at a small epsilon.
+    Means of pixels separate groups badly; means of `Features` at unit length separate rotated groups at a small
+    epsilon.
 
     Args:
         clusters: K, the number of models.
-        max_norm: C, to which longer inputs are scaled.
+        max_norm: C, the largest norm of an input; longer inputs are scaled.
         noise_multiplier: sigma; 0: no noise, and no guarantee.
 
-    Source: no paper; a relative is R-DPCFL (`RDPCFL`), whose clusters are made of noisy updates.
+    Source: ours; R-DPCFL (`RDPCFL`) clusters noisy updates.
 
     Example:
         >>> import shoal
@@ -51,11 +52,11 @@ class PrivateMeans(FixedClusters):
 
     @property
     def choice_noise(self) -> float:
-        """The noise multiplier of the one Gaussian mechanism by which a client's data decide its cluster."""
+        """The noise multiplier of the Gaussian mechanism that assigns a client to its cluster."""
         return self.noise_multiplier
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
-        """One random model for each cluster, the same for all, and each client's cluster.
+        """Cluster the clients and start all models at one random model.
 
         Raises:
             InputError: texts, whose words have no mean, or fewer clients than clusters.
@@ -67,10 +68,10 @@ class PrivateMeans(FixedClusters):
         )
         means = self.means(federation.clients, federation.ids, stream("means"))
         cluster = k_means_by_id(means, federation.ids, self.clusters, stream("k-means"))
-        return self.clustered(super().init(engine, federation, local, stream), cluster, self.clusters)
+        return self.init_clusters(super().init(engine, federation, local, stream), cluster, self.clusters)
 
     def means(self, clients: Shards, ids: Tensor, stream: Stream) -> Tensor:
-        """(N, D) float64, what each client sends; its noise depends on the stream and its id."""
+        """Return the noisy mean (N, D) float64 of each client; its noise depends on the stream and its id."""
         rows = []
         for position, client in enumerate(ids.tolist()):
             x = clients.x[clients.owned(position).to(clients.x.device)].flatten(1).cpu().double()

@@ -30,21 +30,21 @@ from shoal.engine import (
 class RDPCFL(Derived):
     """Clusters by a Gaussian mixture of updates on full batches, where DP-SGD's noise is smallest; later by losses.
 
-    1. First round: everybody trains one model on full batches. The server projects the updates on their first two
+    1. First round: all clients train one model on full batches. The server projects the updates on their first two
        principal components, scales both to [0, 1], and fits a mixture of K round Gaussians with equal weights:
-       ``p_ik``, the probability of cluster k for client i. Each client is drawn into a cluster by p_i, and model k
-       begins at the first model plus the mean update of its clients.
-    2. The next rounds: client i trains a cluster drawn anew by p_i. The first two phases last
-       ``soft_rounds * (1 - overlap)`` rounds, where overlap is ``1 - erf(s / sqrt(2))`` of the two closest clusters,
+       ``p_ik``, the probability of cluster k for client i. It draws each client's cluster by p_i, and model k begins at
+       the first model plus the mean update of its clients.
+    2. Next rounds: client i trains a cluster drawn by p_i in each round. The first two phases last
+       ``soft_rounds * (1 - overlap)`` rounds, with the overlap ``1 - erf(s / sqrt(2))`` of the two closest clusters,
        ``s = |mean_k - mean_l| / (2 * max(std_k, std_l))``: a confident mixture is used longer.
-    3. ``loss_rounds`` rounds: client i trains ``argmin_k loss_ik``; after them it keeps its last choice.
+    3. ``loss_rounds`` rounds: client i trains ``argmin_k loss_ik``; then it keeps its last choice.
 
-    The epsilon of DP-SGD counts the first round with its full batches; the draws of phase 2 read only what was sent.
-    It does not cover choices by loss (phase 3), on which the paper spends some budget by an exponential mechanism.
+    The epsilon of DP-SGD counts the first round with its full batches; the draws of phase 2 read only sent updates. It
+    does not cover choices by loss (phase 3); the paper spends some budget on them by an exponential mechanism.
 
-    Ours: that, and the start of the models (in the authors' code all begin at one client's); plain principal components
-    (there, of standardised updates). A client that was not in the first round is drawn from all clusters uniformly. A
-    cluster without clients in the draw begins at the mean of all. K is given, as in the authors' code.
+    Ours: no budget for phase 3; the start of the models (the authors' code: all at one client's model); plain principal
+    components (the authors' code: of standardised updates). A client that was not in the first round is drawn from all
+    clusters uniformly. A cluster without clients in the draw begins at the mean of all.
 
     Args:
         clusters: K, the number of models.
@@ -52,8 +52,7 @@ class RDPCFL(Derived):
         loss_rounds: rounds in which clients choose by loss (the authors' code: a tenth of 200).
 
     Source: Malekmohammadi, Taik, Farnadi 2025, "Differentially Private Clustered Federated Learning" (TMLR 09/2025),
-    and the authors' code (Saber-mm/DPCFL, main/DPCFL.py and utils/aggregate.py), which this follows where nothing else
-    is said.
+    and the authors' code (Saber-mm/DPCFL, main/DPCFL.py and utils/aggregate.py).
 
     Example:
         >>> import shoal.toy
@@ -73,15 +72,12 @@ class RDPCFL(Derived):
 
     @property
     def inner(self) -> IFCA:
-        """IFCA, which makes plans of assignments and averages."""
         return IFCA(self.clusters)
 
     def client_trainings(self, local: LocalSGD) -> ClientTrainings:
-        """Full batches in the first round."""
         return ClientTrainings((local,), first=(replace(local, batch_size="all"),))
 
-    def begun(self, state: State, layout: Layout) -> State:
-        """K independent random models, of which the first round trains the first alone."""
+    def add_tensors(self, state: State, layout: Layout) -> State:
         count = len(state.assignment)
         uniform = torch.full((count, self.clusters), 1 / self.clusters, dtype=torch.float64)
         return replace(
@@ -91,15 +87,15 @@ class RDPCFL(Derived):
         )
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """Full batches on one model; or a draw by the mixture; or a choice by loss.
+        """Plan full batches on one model, then draws by the mixture, then choices by loss.
 
         Raises:
             InputError: fewer clients than clusters in the first round.
         """
-        if not self._started(state):
+        if not self._has_clusters(state):
             return self._first(state, cohort)
         if self._soft(state, cohort):
-            drawn = _drawn(state.clients[_PROBABILITIES][cohort.clients], cohort.stream("r-dpcfl"))
+            drawn = _draw_clusters(state.clients[_PROBABILITIES][cohort.clients], cohort.stream("r-dpcfl"))
             return self.inner.plan_of(drawn, None, state, cohort)
         chosen = state.clients[_CHOICE][cohort.clients]
         over = cohort.round >= self._end_of_soft(state) + self.loss_rounds
@@ -110,9 +106,8 @@ class RDPCFL(Derived):
         return self.inner.plan_of(torch.where(chosen >= 0, chosen, best) if over else best, losses, state, cohort)
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
-        """The mixture, after the first round; then averages, and who chose what by loss."""
-        if not self._started(state):
-            return self._clustered(state, cohort, aggregate)
+        if not self._has_clusters(state):
+            return self._cluster_updates(state, cohort, aggregate)
         after = super().server_update(state, cohort, plan, aggregate)
         if self._soft(state, cohort):
             return after
@@ -131,12 +126,12 @@ class RDPCFL(Derived):
         training = LocalTraining(state.models, together, weights, keep=lambda update: update, local=full)
         return RoundPlan(together, (training,))
 
-    def _clustered(self, state: State, cohort: Cohort, aggregate: Aggregate) -> State:
+    def _cluster_updates(self, state: State, cohort: Cohort, aggregate: Aggregate) -> State:
         (update,) = aggregate.kept
         assert update is not None
         stream = cohort.stream("r-dpcfl")
         probabilities, overlap = mixture(principal_components(update), self.clusters, stream("mixture"))
-        drawn = _drawn(probabilities, stream)
+        drawn = _draw_clusters(probabilities, stream)
         models, trained = aggregate.models[:1].repeat(self.clusters, 1), torch.zeros_like(state.trained)
         for k in range(self.clusters):
             members = drawn == k if bool((drawn == k).any()) else torch.ones_like(drawn, dtype=torch.bool)
@@ -148,7 +143,7 @@ class RDPCFL(Derived):
         clients = {**state.clients, _PROBABILITIES: of_clients}
         return replace(state, models=models, trained=trained, assignment=assignment, server=server, clients=clients)
 
-    def _started(self, state: State) -> bool:
+    def _has_clusters(self, state: State) -> bool:
         return bool(state.server[_FIRST])
 
     def _end_of_soft(self, state: State) -> int:
@@ -164,9 +159,9 @@ _PROBABILITIES, _CHOICE = "r-dpcfl.probabilities", "r-dpcfl.choice"
 
 
 def principal_components(updates: Tensor) -> Tensor:
-    """The first two principal components of the updates (n, P), each scaled to [0, 1]: (n, 2) float64.
+    """Return the first two principal components (n, 2) float64 of updates (n, P), each scaled to [0, 1].
 
-    Components without spread are 0. Each points where its entry of largest magnitude is positive.
+    Components without spread are 0. The sign of a component makes its entry of largest magnitude positive.
     """
     centred = updates.double() - updates.double().mean(dim=0)
     values, vectors = torch.linalg.eigh(centred @ centred.T)
@@ -179,11 +174,11 @@ def principal_components(updates: Tensor) -> Tensor:
 
 
 def mixture(points: Tensor, clusters: int, stream: Stream) -> tuple[Tensor, float]:
-    """Fit of a mixture of round Gaussians, one for each of K clusters, to points (n, d), at least as many.
+    """Fit a mixture of K round Gaussians with equal weights to points (n, d), n at least K.
 
     Returns:
-        The probabilities (n, K) float64 of each cluster, all being equally likely in advance; and the overlap of the
-        two closest, in [0, 1], 0 of a single cluster.
+        The probabilities (n, K) float64 of each cluster, and the overlap of the two closest clusters in [0, 1]; 0 for
+        a single cluster.
     """
     from sklearn.mixture import GaussianMixture  # noqa: PLC0415 - scikit-learn takes a second to import
 
@@ -205,7 +200,7 @@ def mixture(points: Tensor, clusters: int, stream: Stream) -> tuple[Tensor, floa
     return torch.from_numpy(np.asarray(fitted.predict_proba(points.numpy()))), overlap
 
 
-def _drawn(probabilities: Tensor, stream: Stream) -> Tensor:
-    """(n,) int64, a cluster for each client by its probabilities (n, K)."""
-    coins = torch.rand(len(probabilities), 1, generator=stream("clusters").generator(), dtype=torch.float64)
-    return (coins > probabilities.cumsum(dim=1)).sum(dim=1).clamp(max=probabilities.shape[1] - 1)
+def _draw_clusters(probabilities: Tensor, stream: Stream) -> Tensor:
+    """Draw a cluster (n,) int64 for each client by its probabilities (n, K)."""
+    uniform = torch.rand(len(probabilities), 1, generator=stream("clusters").generator(), dtype=torch.float64)
+    return (uniform > probabilities.cumsum(dim=1)).sum(dim=1).clamp(max=probabilities.shape[1] - 1)

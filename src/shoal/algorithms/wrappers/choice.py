@@ -1,4 +1,4 @@
-"""Rules of choice: clients choose a model by other losses than those that they minimise."""
+"""Rules of choice: clients choose a model by other losses than training minimises."""
 
 from abc import abstractmethod
 from dataclasses import replace
@@ -19,23 +19,22 @@ from shoal.engine import Algorithm, Cohort, Deployed, LocalSGD, RemoteRounds, Ro
 
 
 class ChoiceRule(Derived):
-    """Clients of `inner` choose by `perceived` losses, in training and after it.
+    """An algorithm whose clients choose by the losses of `perceive_losses`, in training and after it.
 
-    Every loss of the K models that `inner` asks for is replaced: clients' mean losses, as IFCA's, and losses of single
-    examples, as FedSoft's importances and FedEM's responsibilities. What training minimises, and the losses that are
-    recorded, stay the true ones. Losses of another number of models, such as a personal one, stay as well.
+    Every loss of the K models that `inner` asks for is replaced: clients' mean losses, as in IFCA, and losses of single
+    examples, as in FedSoft and FedEM. Training still minimises the true losses, and they are recorded. Losses of other
+    models, such as a personal model, do not change.
     """
 
     title: ClassVar[str]
     by_risk: ClassVar[bool] = True
-    """Whether `perceived` reads the risks, which must then be estimated."""
+    """Whether `perceive_losses` reads the risks, which must then be estimated."""
 
     @abstractmethod
-    def perceived(self, losses: Tensor, state: State, preferences: Preferences) -> Tensor:
-        """Losses by which clients choose (r, K), from the true ``losses`` (r, K) and the preferences (r,) of each."""
+    def perceive_losses(self, losses: Tensor, state: State, preferences: Preferences) -> Tensor:
+        """Return the losses (r, K) for choosing, from the true ``losses`` (r, K) and clients' preferences (r,)."""
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
-        """Raise `InputError` where `inner` does, or where risks are not estimated."""
         require(
             risk_period > 0 or not self.by_risk,
             f"{self.title} chooses by risk, so the red team's 'every' must be at least 1; got 0",
@@ -43,17 +42,15 @@ class ChoiceRule(Derived):
         super().check(local, risk_period)
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """The plan of `inner` for clients with perceived losses."""
-        perceiving = _Perceiving(self, state, cohort)
-        plan = self.inner.plan(state, perceiving.cohort)
-        return replace(plan, losses=perceiving.true(plan.losses))
+        """Return the plan of `inner` for perceived losses; it records the true losses."""
+        view = PerceivedCohort(self, state, cohort)
+        plan = self.inner.plan(state, view.cohort)
+        return replace(plan, losses=view.true_losses(plan.losses))
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        """The models of `inner` for clients with perceived losses."""
-        return self.inner.deployed(state, _Perceiving(self, state, cohort).cohort)
+        return self.inner.deployed(state, PerceivedCohort(self, state, cohort).cohort)
 
     def remote_rounds(self) -> RemoteRounds:
-        """Clients choose by perceived losses; the server is told their choices, and runs `inner` alone."""
         inner = remote_rounds(self.inner)
         require(inner.choice == "client", "a rule of choice runs on several machines where clients choose a model")
         if not isinstance(self, Wrapper):
@@ -61,16 +58,16 @@ class ChoiceRule(Derived):
         return replace(inner, client=replace(self, base=inner.client))  # pyright: ignore[reportArgumentType]
 
 
-class _Perceiving:
-    """A ``cohort`` with perceived losses, and the true losses in the place of those that a plan records."""
+class PerceivedCohort:
+    """A ``cohort`` with perceived losses, which remembers the true ones."""
 
     def __init__(self, rule: ChoiceRule, state: State, cohort: Cohort) -> None:
         self._rule, self._state, self._cohort = rule, state, cohort
         self._scored, self._example_scored = list[tuple[Tensor, Tensor]](), list[tuple[Tensor, Tensor]]()
         self.cohort = replace(cohort, scores=self._scores, example_scores=self._example_scores)
 
-    def true(self, losses: Tensor | None) -> Tensor | None:
-        """The true losses (n, K) of perceived ones; any others as they are."""
+    def true_losses(self, losses: Tensor | None) -> Tensor | None:
+        """Return the true losses (n, K) for perceived ones; leave other losses as they are."""
         for true, perceived in self._scored:
             if perceived is losses:
                 return true
@@ -80,56 +77,49 @@ class _Perceiving:
         return losses
 
     def _scores(self, models: Tensor, examples: Literal["all", "batch"]) -> Tensor:
-        return self._perceived(self._cohort.scores(models, examples), self._cohort.preferences, self._scored)
+        return self._perceive(self._cohort.scores(models, examples), self._cohort.preferences, self._scored)
 
     def _example_scores(self, models: Tensor) -> Tensor:
         preferences = self._cohort.preferences.take(self._cohort.owners)
-        return self._perceived(self._cohort.example_scores(models), preferences, self._example_scored)
+        return self._perceive(self._cohort.example_scores(models), preferences, self._example_scored)
 
-    def _perceived(self, losses: Tensor, preferences: Preferences, scored: list[tuple[Tensor, Tensor]]) -> Tensor:
+    def _perceive(self, losses: Tensor, preferences: Preferences, scored: list[tuple[Tensor, Tensor]]) -> Tensor:
         if losses.shape[1] != len(self._state.models):
             return losses
-        scored.append((losses, self._rule.perceived(losses, self._state, preferences)))
+        scored.append((losses, self._rule.perceive_losses(losses, self._state, preferences)))
         return scored[-1][1]
 
 
-def _weighed(losses: Tensor, state: State, preferences: Preferences) -> Tensor:
-    """(r, K), ``alpha_i * loss_ik + beta_i * risk_k``."""
+def _weigh_risk(losses: Tensor, state: State, preferences: Preferences) -> Tensor:
+    """Return ``alpha_i * loss_ik + beta_i * risk_k`` (r, K)."""
     return preferences.alpha[:, None] * losses + preferences.beta[:, None] * state.risks
 
 
 @settings
 class _ChoiceOverIFCA(ChoiceRule):
-    """A rule of choice over IFCA, whose keys stand beside its own.
-
-    Args:
-        ifca: initial models, averaging, and the examples on which clients score the models.
-    """
+    """A rule of choice over IFCA; a configuration has IFCA's keys beside the rule's own."""
 
     ifca: Annotated[IFCA, Inline()] = IFCA()
 
     @property
     def inner(self) -> IFCA:
-        """IFCA."""
         return self.ifca
 
     @property
     def fixed_clients(self) -> str:
-        """IFCA's."""
         return self.ifca.fixed_clients
 
     @property
     def trains_clusters_alone(self) -> bool:
-        """IFCA's."""
         return self.ifca.trains_clusters_alone
 
 
 @settings
 class IFCAMIR(_ChoiceOverIFCA):
-    """Client i trains the model of least ``alpha_i * loss_ik + beta_i * risk_k``.
+    """IFCA in which client i trains the model of least ``alpha_i * loss_ik + beta_i * risk_k``.
 
-    The loss is in nats and the risk a probability in [0.5, 1], estimated by the red team (Algorithm 2) and sent with
-    the models; the paper adds them as they are. With beta = 0 for every client it is IFCA, bit for bit.
+    The loss is in nats. The risk is a probability in [0.5, 1] that the red team estimates (Algorithm 2) and the server
+    sends with the models. With beta = 0 for every client it is IFCA, bit for bit.
 
     Source: Jung, Biswas, Palamidessi, "Mitigating Membership Inference Vulnerability in Personalized Federated
     Learning", Algorithm 1, line 12.
@@ -150,20 +140,18 @@ class IFCAMIR(_ChoiceOverIFCA):
     name: Literal["ifca-mir"] = "ifca-mir"
     title: ClassVar[str] = "IFCA-MIR"
 
-    def perceived(self, losses: Tensor, state: State, preferences: Preferences) -> Tensor:
-        """Loss and risk, weighed by each client's preferences."""
-        return _weighed(losses, state, preferences)
+    def perceive_losses(self, losses: Tensor, state: State, preferences: Preferences) -> Tensor:
+        return _weigh_risk(losses, state, preferences)
 
 
 @settings
 class IFCAWithinLimit(_ChoiceOverIFCA):
-    """Client i trains the model of least loss among those with ``risk_k <= threshold_i``.
+    """IFCA in which client i trains the model of least loss among those with ``risk_k <= threshold_i``.
 
-    If there is none, it trains the model of least risk, and of several with that risk the one of least loss. Such
-    clients are still beyond their limits, and reports count them. With thresholds of 1 for every client it is IFCA, bit
-    for bit. The preference beta is not used.
+    Without such a model it trains the model of least risk, with ties by loss; reports count it as above its limit. With
+    thresholds of 1 for every client it is IFCA, bit for bit. The preference beta is not used.
 
-    Source: ours, by the thresholds with which Jung, Biswas, Palamidessi (IFCA-MIR) judge a choice.
+    Source: ours, with the thresholds of Jung, Biswas, Palamidessi (IFCA-MIR).
 
     Example:
         >>> import shoal.toy
@@ -181,8 +169,7 @@ class IFCAWithinLimit(_ChoiceOverIFCA):
     name: Literal["ifca-within-limit"] = "ifca-within-limit"
     title: ClassVar[str] = "IFCA within limits"
 
-    def perceived(self, losses: Tensor, state: State, preferences: Preferences) -> Tensor:
-        """The losses of allowed models; infinity for the others."""
+    def perceive_losses(self, losses: Tensor, state: State, preferences: Preferences) -> Tensor:
         within = state.risks <= preferences.threshold[:, None]
         least = state.risks == state.risks.min()
         allowed = torch.where(within.any(dim=1, keepdim=True), within, least)
@@ -194,11 +181,11 @@ class RiskAwareChoice(Wrapper, ChoiceRule):
     """IFCA-MIR's rule over any algorithm: clients of ``base`` choose by ``alpha_i * loss_ik + beta_i * risk_k``.
 
     Over HypCluster a client trains the model of least loss and risk. Over FedSoft each example counts for that model.
-    Over FedEM responsibilities are in proportion to ``pi_ik exp(-(alpha_i * loss + beta_i * risk_k))``, and over FedRC
-    that over P_k(y). Over IFCA it is IFCA-MIR. With beta = 0 for every client, or over an algorithm in which clients do
-    not choose, such as FedAvg, it is ``base``, bit for bit.
+    Over FedEM responsibilities are in proportion to ``pi_ik exp(-(alpha_i * loss + beta_i * risk_k))``; over FedRC the
+    same is divided by P_k(y). Over IFCA it is IFCA-MIR. With beta = 0 for every client, or if clients of ``base`` do
+    not choose, it is ``base``, bit for bit.
 
-    In a mixture a risk that is 0.2 higher multiplies a model's odds by at least exp(-0.2) = 0.82; in a choice of one
+    In a mixture a risk that is 0.2 higher multiplies a model's odds by at least exp(-0.2) = 0.82. In a choice of one
     model it decides wherever losses are close.
 
     Args:
@@ -221,7 +208,6 @@ class RiskAwareChoice(Wrapper, ChoiceRule):
     title: ClassVar[str] = "Risk-aware choice"
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
-        """Risks must be estimated, and not be weighed already."""
         for base in with_bases(self.base):
             require(
                 not isinstance(base, IFCAMIR | RiskAwareChoice),
@@ -230,9 +216,8 @@ class RiskAwareChoice(Wrapper, ChoiceRule):
             )
         super().check(local, risk_period)
 
-    def perceived(self, losses: Tensor, state: State, preferences: Preferences) -> Tensor:
-        """Loss and risk, weighed by each client's preferences."""
-        return _weighed(losses, state, preferences)
+    def perceive_losses(self, losses: Tensor, state: State, preferences: Preferences) -> Tensor:
+        return _weigh_risk(losses, state, preferences)
 
 
 _Price = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -240,15 +225,15 @@ _Price = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 @settings
 class PricedChoice(Wrapper, ChoiceRule):
-    """Clients of ``base`` choose by ``loss_ik + price_k``: the server prices models, whatever clients prefer.
+    """Choice by ``loss_ik + price_k`` among the models of ``base``, with prices that the server sets.
 
     The directive "price", in nats, sets the price of each cluster's model; without it ``prices`` do. With prices of 0,
-    or over an algorithm in which clients do not choose, such as FedAvg, it is ``base``, bit for bit. IFCA-MIR weighs
-    the price as it weighs the loss: by alpha.
+    or if clients of ``base`` do not choose, it is ``base``, bit for bit. IFCA-MIR multiplies the price by alpha, as it
+    does the loss.
 
     Args:
         base: an algorithm in which clients choose by their losses.
-        prices: of the K models, in nats, where the server does not set them; left out: 0 for all.
+        prices: prices of the K models in nats without the directive; left out: 0.
 
     Source: ours.
 
@@ -271,7 +256,6 @@ class PricedChoice(Wrapper, ChoiceRule):
     by_risk: ClassVar[bool] = False
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
-        """There must be as many prices as the base says it has clusters."""
         inner: object = self.base
         while inner is not None and not isinstance(getattr(inner, "clusters", None), int):
             inner = getattr(inner, "inner", None)
@@ -279,8 +263,8 @@ class PricedChoice(Wrapper, ChoiceRule):
             self._prices(getattr(inner, "clusters"))  # noqa: B009 - only known at run time
         super().check(local, risk_period)
 
-    def begun(self, state: State, layout: Layout) -> State:
-        """The state of the base.
+    def add_tensors(self, state: State, layout: Layout) -> State:
+        """Check the number of prices.
 
         Raises:
             InputError: the numbers of prices and models differ.
@@ -288,8 +272,7 @@ class PricedChoice(Wrapper, ChoiceRule):
         self._prices(len(state.models))
         return state
 
-    def perceived(self, losses: Tensor, state: State, preferences: Preferences) -> Tensor:
-        """Losses plus prices."""
+    def perceive_losses(self, losses: Tensor, state: State, preferences: Preferences) -> Tensor:
         clusters, directive = len(state.models), state.directives.get("price")
         if directive is None:
             return losses + self._prices(clusters)
@@ -301,7 +284,6 @@ class PricedChoice(Wrapper, ChoiceRule):
         return losses + directive.double()
 
     def _prices(self, clusters: int) -> Tensor:
-        """(K,) float64, those of the settings."""
         require(
             len(self.prices) in (0, clusters),
             f"'prices' must be one number for each of {clusters} models, or left out; got {len(self.prices)}",

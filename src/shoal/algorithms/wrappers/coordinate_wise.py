@@ -25,7 +25,7 @@ class CoordinateMedian(RobustMerging):
 
     Example:
         >>> import torch, shoal
-        >>> shoal.CoordinateMedian().merged(torch.tensor([[1.0, 0.0], [2.0, 0.0], [900.0, 6.0]]))
+        >>> shoal.CoordinateMedian().merge(torch.tensor([[1.0, 0.0], [2.0, 0.0], [900.0, 6.0]]))
         tensor([2., 0.])
     """
 
@@ -33,8 +33,7 @@ class CoordinateMedian(RobustMerging):
     name: Literal["median"] = "median"
     title: ClassVar[str] = "Coordinate-wise median"
 
-    def merged(self, updates: Tensor) -> Tensor:
-        """The median (P,) of (m, P) in each coordinate."""
+    def merge(self, updates: Tensor) -> Tensor:
         ordered, count = updates.sort(dim=0).values, len(updates)
         return (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
 
@@ -47,12 +46,11 @@ class TrimmedMean(RobustMerging):
 
     Args:
         base: trains the models, and says whose updates are merged.
-        trim: beta, the share of a cluster's clients that is left out at each end, in [0, 0.5): of m clients
-            ``floor(beta * m)``.
+        trim: beta, the share of a cluster's clients to leave out at each end, in [0, 0.5): ``floor(beta * m)`` of m.
 
     Example:
         >>> import torch, shoal
-        >>> shoal.TrimmedMean(trim=0.25).merged(torch.tensor([[1.0], [2.0], [4.0], [900.0]]))
+        >>> shoal.TrimmedMean(trim=0.25).merge(torch.tensor([[1.0], [2.0], [4.0], [900.0]]))
         tensor([3.])
     """
 
@@ -61,7 +59,6 @@ class TrimmedMean(RobustMerging):
     name: Literal["trimmed-mean"] = "trimmed-mean"
     title: ClassVar[str] = "Trimmed mean"
 
-    def merged(self, updates: Tensor) -> Tensor:
-        """The trimmed mean (P,) of (m, P) in each coordinate."""
+    def merge(self, updates: Tensor) -> Tensor:
         cut = int(self.trim * len(updates))
         return updates.sort(dim=0).values[cut : len(updates) - cut].mean(dim=0)

@@ -1,4 +1,4 @@
-"""Early stopping by cluster: a model that is exposed enough is trained no more."""
+"""Early stopping by cluster: no client trains a stopped model."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -14,16 +14,16 @@ from shoal.engine import Aggregate, Algorithm, Cohort, LocalTraining, RoundPlan,
 
 @settings
 class EarlyStopping(Wrapper):
-    """Clients of ``base`` still choose a stopped cluster and use its model, but nobody trains it, and it stays.
+    """A wrapper that stops clusters: clients still choose and use a stopped cluster's model, but do not train it.
 
-    The directive "stop" of a cluster stops it in the rounds in which it is 1; below that, and so at 0, the cluster
-    is the base's, bit for bit. Without the directive all clusters stop after a number of rounds. Clients of a stopped
-    cluster sit the round out: they train nothing, not even a personal model of ``base``, they send nothing, and the
-    base's own tensors of them stay. A cluster that is stopped before groups are found stays mixed.
+    The directive "stop" of a cluster stops it in the rounds in which it is 1; below 1 the cluster is the base's, bit
+    for bit. Without the directive all clusters stop after a number of rounds. Clients of a stopped cluster train
+    nothing, not even a personal model of ``base``, they send nothing, and the base's tensors of them do not change. A
+    cluster that stops before the groups separate stays mixed.
 
     Args:
         base: trains the models.
-        after: rounds after which all clusters stop, where the server does not say which do; left out: they do not.
+        after: rounds after which all clusters stop, without the directive; left out: never.
 
     Source: ours by cluster. An overfitted model reveals its members (Yeom, Giacomelli, Fredrikson, Jha 2018,
     arXiv:1709.01604), and Song, Mittal 2021, arXiv:2003.10595, find that stopping early protects about as well as
@@ -44,50 +44,46 @@ class EarlyStopping(Wrapper):
     title: ClassVar[str] = "Early stopping"
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """The base's plan, in which clients of stopped clusters do not train."""
-        plan, stopped = super().plan(state, cohort), self._stopped(state, cohort)
+        plan, stopped = super().plan(state, cohort), self._stop_mask(state, cohort)
         if not bool(stopped.any()):
             return plan
         trains = ~stopped[plan.assignment]
-        return replace(plan, trainings=tuple(_restricted(training, trains, stopped) for training in plan.trainings))
+        return replace(plan, trainings=tuple(_restrict(training, trains, stopped) for training in plan.trainings))
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
-        """The base's update by those who trained; stopped models stay."""
-        stopped = self._stopped(state, cohort)
+        """Apply the base's update to the clients that trained; stopped models do not change."""
+        stopped = self._stop_mask(state, cohort)
         if not bool(stopped.any()):
             return super().server_update(state, cohort, plan, aggregate)
         trains = torch.nonzero(~stopped[plan.assignment]).flatten()
         if not len(trains):
             return state
         after = super().server_update(state, *_part(cohort, plan, aggregate, trains))
-        # Of another number of models only the base knows which is which.
+        # After a split or merge only the base knows which model is which.
         if len(after.models) != len(stopped):
             return after
         return replace(after, models=torch.where(stopped.to(after.models.device)[:, None], state.models, after.models))
 
-    def _stopped(self, state: State, cohort: Cohort) -> Tensor:
-        """(K,) bool, the clusters that are not trained in the cohort's round."""
+    def _stop_mask(self, state: State, cohort: Cohort) -> Tensor:
+        """Return a mask (K,) bool of the clusters that stop in the cohort's round."""
         if "stop" in state.directives:
             return state.strength("stop") >= 1
         return torch.full((len(state.models),), self.after is not None and cohort.round > self.after)
 
 
-def _restricted(training: LocalTraining, trains: Tensor, stopped: Tensor) -> LocalTraining:
-    """A local training in which only clients in ``trains`` (n,) bool take part, and no ``stopped`` (K,) model moves."""
+def _restrict(training: LocalTraining, trains: Tensor, stopped: Tensor) -> LocalTraining:
+    """Restrict a local training to the clients ``trains`` (n,) bool and to models that are not ``stopped`` (K,)."""
     together = training.participants() & trains
     weights = None if training.weights is None else training.weights * (trains & ~stopped[:, None])
     return replace(training, weights=weights, participates=together)
 
 
-def _part(cohort: Cohort, plan: RoundPlan, aggregate: Aggregate, some: Tensor) -> tuple[Cohort, RoundPlan, Aggregate]:
-    """A round as if only the clients at ``some`` (u,) of the cohort had been asked."""
-    trained = RoundPlan(
-        plan.assignment[some],
-        tuple(training.take(some, cohort.sizes) for training in plan.trainings),
-        None if plan.losses is None else plan.losses[some],
+def _part(cohort: Cohort, plan: RoundPlan, aggregate: Aggregate, rows: Tensor) -> tuple[Cohort, RoundPlan, Aggregate]:
+    """Restrict a round to the clients at ``rows`` (u,) of the cohort."""
+    part = RoundPlan(
+        plan.assignment[rows],
+        tuple(training.take(rows, cohort.sizes) for training in plan.trainings),
+        None if plan.losses is None else plan.losses[rows],
     )
-    return cohort.take(some), trained, Aggregate(aggregate.models, tuple(_rows(kept, some) for kept in aggregate.kept))
-
-
-def _rows(kept: Tensor | None, some: Tensor) -> Tensor | None:
-    return None if kept is None else kept[some]
+    kept = tuple(None if values is None else values[rows] for values in aggregate.kept)
+    return cohort.take(rows), part, Aggregate(aggregate.models, kept)

@@ -18,9 +18,9 @@ from shoal.engine import Algorithm
 class MultiKrum(RobustMerging):
     """A cluster's model moves by the mean of the m updates with the lowest scores.
 
-    The score of an update is the sum of its squared distances to its n - f - 2 nearest ones, of n clients of whom f may
-    lie. The paper's guarantee needs n >= 2 f + 3; in a smaller cluster f is ``(n - 3) // 2``, and with fewer than three
-    clients it is the mean. See `RobustMerging`.
+    The score of an update is the sum of its squared distances to its n - f - 2 nearest updates, if f of the n clients
+    may lie. The paper's guarantee needs n >= 2 f + 3; in a smaller cluster f is ``(n - 3) // 2``, and with fewer than
+    three clients the model moves by the mean. See `RobustMerging`.
 
     Args:
         base: trains the models, and says whose updates are merged.
@@ -29,7 +29,7 @@ class MultiKrum(RobustMerging):
 
     Example:
         >>> import torch, shoal
-        >>> shoal.MultiKrum(byzantine=1).merged(torch.tensor([[1.0], [2.0], [3.0], [2.0], [900.0]]))
+        >>> shoal.MultiKrum(byzantine=1).merge(torch.tensor([[1.0], [2.0], [3.0], [2.0], [900.0]]))
         tensor([2.])
     """
 
@@ -39,8 +39,7 @@ class MultiKrum(RobustMerging):
     name: Literal["multi-krum"] = "multi-krum"
     title: ClassVar[str] = "Multi-Krum"
 
-    def merged(self, updates: Tensor) -> Tensor:
-        """The mean (P,) of the selected ones of (n, P)."""
+    def merge(self, updates: Tensor) -> Tensor:
         count = len(updates)
         if count < 3:
             return updates.mean(dim=0)

@@ -1,4 +1,4 @@
-"""Pooling: after each round every cluster's model is drawn towards the average of all models."""
+"""Pooling: after each round every cluster's model moves towards the average of all models."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -14,16 +14,15 @@ from shoal.engine import Aggregate, Algorithm, Cohort, RoundPlan, State
 
 @settings
 class Pooling(Wrapper):
-    """After the round of ``base``: ``theta_k <- (1 - rho_k) * theta_k + rho_k * mean``, with rho_k = share * directive.
+    """A wrapper that moves models after each round: ``theta_k <- (1 - rho_k) * theta_k + rho_k * mean``.
 
-    The mean of all models is weighted by the number of clients that trained each in this round, so that every client
-    counts once: with rho = 1 and equally weighted clients the models are FedAvg's average. Where nobody trained any
-    model, and with a single model, nothing changes. Single records show less in a model that also has what others
-    learnt.
+    The mean is weighted by the number of clients that trained each model in the round, so every client counts once:
+    with rho = 1 and equally weighted clients the models are FedAvg's average. A round without training changes nothing.
+    Single records show less in an averaged model.
 
-    The directive "pooling" of a cluster, in [0, 1], multiplies the share; without it the share is whole, and at 0 the
-    model is that of ``base``, bit for bit. The members of a model stay those who trained it: other clusters' records
-    that pooling brings to it are not counted as membership.
+    rho_k is the share times the directive "pooling" of the cluster, in [0, 1] (1 by default). At 0 the model is that of
+    ``base``, bit for bit. The members of a model are the clients that trained it; other clusters' records that pooling
+    brings to it do not count.
 
     Args:
         base: trains the models.
@@ -48,19 +47,18 @@ class Pooling(Wrapper):
     moves_by_average: ClassVar[bool] = False
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
-        """The base's update; then each model moves towards the mean."""
         after = super().server_update(state, cohort, plan, aggregate)
         rho = self.share * after.strength("pooling")
         return replace(after, models=pool_models(after.models, rho[:, None], trainers_per_model(after, cohort, plan)))
 
 
 def pool_models(models: Tensor, rho: Tensor, weights: Tensor) -> Tensor:
-    """``(1 - rho) * models + rho * mean``, in float64; where rho is 0 the models as they are, bit for bit.
+    """Return ``(1 - rho) * models + rho * mean``, computed in float64; at rho = 0 the models bit for bit.
 
     Args:
         models: (K, P) float32.
         rho: (K, 1) or (K, P) float64 in [0, 1].
-        weights: (K,) float64 of the models in the mean, at least 0; where all are 0, nothing changes.
+        weights: (K,) float64, at least 0, of the models in the mean; if all are 0, nothing changes.
 
     >>> models, released = torch.tensor([[0.0], [4.0]]), torch.tensor([[0.0], [0.5]]).double()
     >>> pool_models(models, released, torch.tensor([3.0, 1.0]).double())
@@ -75,14 +73,14 @@ def pool_models(models: Tensor, rho: Tensor, weights: Tensor) -> Tensor:
 
 
 def trainers_per_model(after: State, cohort: Cohort, plan: RoundPlan) -> Tensor:
-    """(K,) float64, the number of clients of ``cohort`` that trained each model of ``after``, the round's last state.
+    """Count the clients (K,) float64 of ``cohort`` that trained each model of ``after``, the round's last state.
 
-    They have a weight in its aggregation; of models that the server has split or merged since, they are assigned to it.
+    A client counts if it has a weight in the model's aggregation, or after a split or merge if it is assigned to it.
     """
     clusters = len(after.models)
-    moved = [training.weights != 0 for training in plan.trainings if training.weights is not None]
-    if not moved:
+    masks = [training.weights != 0 for training in plan.trainings if training.weights is not None]
+    if not masks:
         return torch.zeros(clusters, dtype=torch.float64)
-    if len(moved[0]) != clusters:
+    if len(masks[0]) != clusters:
         return torch.bincount(after.assignment[cohort.clients], minlength=clusters).double()
-    return torch.stack(moved).any(dim=0).sum(dim=1).double()
+    return torch.stack(masks).any(dim=0).sum(dim=1).double()

@@ -17,12 +17,11 @@ from shoal.engine import Aggregate, Algorithm, ClientVectors, Cohort, Deployed, 
 
 @settings
 class SharedBody(Wrapper):
-    """After the round of ``base``, every parameter outside the head becomes the mean over the models.
+    """A wrapper that sets every parameter outside the head to the mean over the models after each round of ``base``.
 
-    The mean is that of `Pooling`, weighted by the number of clients that trained each model in this round; so this is
-    pooling with share 1 of the body, batch norm's statistics included, and 0 of the head. The directive "shared_body"
-    of a cluster, in [0, 1], is the mean's part in its body; without it that is 1, and at 0 the model is that of
-    ``base``, bit for bit. The body is the same in all models after the first round, not before it.
+    It is `Pooling` with share 1 of the body, batch norm's statistics included, and 0 of the head. The directive
+    "shared_body" of a cluster, in [0, 1], is the mean's share in its body: 1 by default; at 0 the model is that of
+    ``base``, bit for bit. The body is the same in all models from the end of the first round.
 
     Args:
         base: trains the models.
@@ -50,11 +49,9 @@ class SharedBody(Wrapper):
     moves_by_average: ClassVar[bool] = False
 
     def check_layout(self, layout: Layout) -> None:
-        """Raise `InputError` where a network has no such head, or nothing beside it."""
         head_of(layout, self.head)
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
-        """The base's update; then the bodies become one."""
         after = super().server_update(state, cohort, plan, aggregate)
         body = ~head_of(cohort.layout, self.head)
         rho = after.strength("shared_body")[:, None] * body
@@ -62,10 +59,10 @@ class SharedBody(Wrapper):
 
 
 def head_of(layout: Layout, head: str) -> Tensor:
-    """(P,) bool, the parameters of the layer ``head``; "last": of the last linear one, whose weight is a matrix.
+    """Return a mask (P,) bool of the parameters of the layer ``head``; "last" is the last layer with a weight matrix.
 
     Raises:
-        InputError: there is none, or there is no other layer.
+        InputError: the network has no such layer, or no other layer.
 
     >>> layout = Layout.from_tensors({"a.weight": torch.zeros(2, 3), "b.weight": torch.zeros(1, 2)}, {})
     >>> head_of(layout, "last").tolist()
@@ -88,49 +85,45 @@ def head_of(layout: Layout, head: str) -> Tensor:
 
 
 class OwnLayers(Derived):
-    """An algorithm of one model, of which each client has some layers for itself.
+    """An algorithm with one model and some layers that each client keeps for itself.
 
-    Its ``plan`` begins at `own_models`, keeps the updates of the layers in `kept`, and shares `shared_tensors`.
+    Its ``plan`` begins at `own_models`, keeps the updates of the layers in `own_mask`, and shares `shared_tensors`.
     """
 
     key: ClassVar[str]
     """The name of the clients' layers in `State.personal`."""
 
-    def kept(self, layout: Layout) -> Tensor:
-        """(P,) bool, the parameters that stay with clients; `InputError` where a network has no such layers."""
+    def own_mask(self, layout: Layout) -> Tensor:
+        """Return a mask (P,) bool of the parameters that stay with clients, or raise `InputError` without any."""
         raise NotImplementedError
 
     def shared_tensors(self, layout: Layout) -> frozenset[str]:
         """The names of the tensors that clients send."""
-        kept = self.kept(layout)
-        return frozenset(slot.name for slot in layout.slots if not kept[slot.start])
+        mask = self.own_mask(layout)
+        return frozenset(slot.name for slot in layout.slots if not mask[slot.start])
 
     def check_layout(self, layout: Layout) -> None:
-        """Raise `InputError` where a network has no such layers."""
-        self.kept(layout)
+        self.own_mask(layout)
 
-    def begun(self, state: State, layout: Layout) -> State:
-        """One random model, and its own layers for each client."""
-        own = state.models[0, self.kept(layout)]
+    def add_tensors(self, state: State, layout: Layout) -> State:
+        own = state.models[0, self.own_mask(layout)]
         return replace(state, personal={self.key: ClientVectors.same(own, len(state.assignment))})
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
-        """The averaged layers; and each client's own ones move."""
         (update,) = aggregate.kept
         assert update is not None
         own = state.personal[self.key].moved(cohort.clients, update)
         # Nobody sent these, so the server's stay to the last bit.
-        models = torch.where(self.kept(cohort.layout), state.models, aggregate.models)
+        models = torch.where(self.own_mask(cohort.layout), state.models, aggregate.models)
         return replace(state, models=models, personal={self.key: own})
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        """Everybody uses the averaged layers with its own ones."""
         everybody = torch.arange(len(cohort))
         models = PersonalModels(len(cohort), lambda some: self.own_models(state, cohort, some))
         return Deployed(models, everybody, torch.zeros_like(everybody))
 
-    def own_models(self, state: State, cohort: Cohort, some: Tensor) -> Tensor:
-        """(u, P), the shared layers with the own ones of each of the cohort's clients at ``some`` (u,)."""
-        rows = state.models[0].repeat(len(some), 1)
-        rows[:, self.kept(cohort.layout)] = state.personal[self.key][cohort.clients[some]]
+    def own_models(self, state: State, cohort: Cohort, positions: Tensor) -> Tensor:
+        """Return the models (u, P) of the cohort's clients at ``positions`` (u,): shared layers and their own."""
+        rows = state.models[0].repeat(len(positions), 1)
+        rows[:, self.own_mask(cohort.layout)] = state.personal[self.key][cohort.clients[positions]]
         return rows

@@ -16,7 +16,7 @@ from torch import Tensor
 from shoal.algorithms.clusters.ifca import IFCA
 from shoal.algorithms.clusters.one_shot import first_plan, group_updates, require_counted
 from shoal.algorithms.one_model.fedavg import FedAvg
-from shoal.algorithms.one_model.server_only import trained_by_server
+from shoal.algorithms.one_model.server_only import train_on_server
 from shoal.algorithms.wrapper import Wrapper, require_no_first_round
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream
@@ -26,9 +26,9 @@ from shoal.engine import Aggregate, Algorithm, Cohort, Deployed, Engine, LocalSG
 
 
 class InitialisationPhase(Wrapper):
-    """A wrapper whose own rounds come first and make the models with which ``base`` goes on.
+    """A wrapper whose own rounds come first and make the initial models of ``base``.
 
-    Rounds without clients do not count. In the start's rounds the base's other models and tensors stay as they began.
+    Rounds without clients do not count. During the start the base's other models and tensors do not change.
     """
 
     fixed_clients: ClassVar[str] = "finds its first models in rounds of their own"
@@ -40,26 +40,24 @@ class InitialisationPhase(Wrapper):
 
     @abstractmethod
     def start_plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """The plan of a round of the start."""
+        """Return the plan of a round of the start."""
 
     @abstractmethod
     def start_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate, *, last: bool) -> State:
-        """The state after a round of the start; after the ``last`` one it has the models of the base."""
+        """Return the state after a round of the start; after the ``last`` one it has the models of the base."""
 
     def starting(self, state: State) -> bool:
         """Whether the next round is one of the start."""
         return bool(state.server[self._left])
 
-    def begun(self, state: State, layout: Layout) -> State:
-        """The state of the base, and the number of rounds that are left of the start."""
+    def add_tensors(self, state: State, layout: Layout) -> State:
+        """Add the number of remaining rounds of the start."""
         return replace(state, server={**state.server, self._left: torch.tensor([self.rounds])})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """The plan of the start; later that of the base."""
         return self.start_plan(state, cohort) if self.starting(state) else self.base.plan(state, cohort)
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
-        """The update of the start; later that of the base."""
         left = state.server[self._left]
         if not self.starting(state):
             after = self.base.server_update(state, cohort, plan, aggregate)
@@ -69,27 +67,25 @@ class InitialisationPhase(Wrapper):
 
     @property
     def _left(self) -> str:
-        """Name of the tensor with the number of rounds that are left."""
         return f"{type(self).__name__}.left"
 
 
 @settings
 class ServerStart(Wrapper):
-    """Public pretraining: before the first round the server trains each model of ``base`` on the shadow set and its
-    labels; the clients go on from there.
+    """Public pretraining: before the first round the server trains each model of ``base`` on the labelled shadow set.
 
-    No client has a part in the start, so it exposes nobody and costs no epsilon, and reference federations begin there
-    too. Models that ``base`` begins alike stay alike; personal models begin as they do without it. Attacks that take
-    the shadow set for non-members (a loss threshold, RMIA's population) are misled, since every model has seen it.
-    Compare with `ServerOnly`, which stops there: clients must add to it.
+    No client takes part in the start, so it exposes no client and costs no epsilon; reference federations begin there
+    too. Equal initial models of ``base`` stay equal, and personal models are not pretrained. Attacks that use the
+    shadow set as non-members (a loss threshold, RMIA's population) are misled, since every model was trained on it.
+    `ServerOnly` is the baseline without clients.
 
     Args:
         base: the algorithm of the clients.
-        local: training on the shadow set, whose steps are neither clipped nor noised; left out: 20 epochs in the
-            batches and at the rate of local training.
+        local: training on the shadow set, without clipping and noise; left out: 20 epochs with the batches and the
+            learning rate of local training.
 
-    Source: ours for clusters; as in FedAvg from pretrained models, Nguyen et al., "Where to begin?", ICLR 2023,
-    arXiv:2206.15387, with labels of the server's in the place of other data.
+    Source: ours for clusters; as FedAvg from pretrained models, Nguyen et al., "Where to begin?", ICLR 2023,
+    arXiv:2206.15387, with the server's labels instead of other data.
 
     Example:
         >>> import shoal
@@ -109,28 +105,28 @@ class ServerStart(Wrapper):
     title: ClassVar[str] = "Start on the shadow set"
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
-        """The state of the base, with its models trained.
+        """Pretrain the models of the base.
 
         Raises:
             InputError: no shadow set.
         """
         state = super().init(engine, federation, local, stream)
         own = self.local or replace(local, epochs=20, steps=None)
-        return replace(state, models=trained_by_server(state.models, engine, federation, own, stream, self.name))
+        return replace(state, models=train_on_server(state.models, engine, federation, own, stream, self.name))
 
 
 @settings
 class OneShotStart(InitialisationPhase):
-    """In one round each client trains the first model of ``base`` by itself; k-means of the results makes K clusters,
-    and their means are the models with which ``base`` goes on.
+    """A start from one round of separate training: ``base`` begins at the K means of k-means of the clients' models.
 
-    The server keeps all n updates of that round. Where fewer clients than K take part, the remaining models stay the
-    base's. Other wrappers belong inside: around this one they would see the means as an update.
+    Each client trains the first model of ``base``, and the server keeps all n updates of that round. If fewer clients
+    than K take part, the remaining models stay the base's. Wrap other wrappers inside: around this one they would see
+    the means as an update.
 
     Args:
-        base: the algorithm that goes on with the K models.
-        local: local training of the first round; left out: as in all others. It must be long enough for clients'
-            models to differ by group.
+        base: the algorithm that trains the K models.
+        local: local training of the first round, long enough for clients' models to differ by group; left out: as in
+            other rounds.
 
     Source: ours as a start; the grouping is `OneShotClustering`'s, the baseline of Ghosh et al. 2020.
 
@@ -149,17 +145,14 @@ class OneShotStart(InitialisationPhase):
     title: ClassVar[str] = "One-shot start"
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
-        """The base must have no first round of its own, and epsilon must count the start's."""
         require_counted(self.local, local)
         require_no_first_round(self)
         super().check(local, risk_period)
 
     def start_plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """Everybody trains the first model by itself."""
         return first_plan(state, cohort, self.local)
 
     def start_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate, *, last: bool) -> State:
-        """The means of the clusters."""
         (update,) = aggregate.kept
         assert update is not None
         return group_updates(state, cohort, update)[0]
@@ -167,12 +160,11 @@ class OneShotStart(InitialisationPhase):
 
 @settings
 class FedAvgStart(InitialisationPhase):
-    """FedAvg trains the first model of ``base`` for some rounds; then ``model_k = model + noise_k`` for all K.
+    """A start with FedAvg on the first model of ``base``; then ``model_k = model + noise_k`` for all K.
 
-    The noise of a parameter is Gaussian with standard deviation ``noise * rms``, the root mean square of the values in
-    its tensor, and independent for each model; batch norm's statistics get none. All clients of these rounds count as
-    members of each copy, which holds what they taught the one model. Other wrappers belong inside: around this one they
-    would see the copies as an update.
+    The noise of a parameter is Gaussian and independent per model, with standard deviation ``noise`` times the root
+    mean square of its tensor; batch norm's statistics get none. All clients of these rounds count as members of each
+    copy. Wrap other wrappers inside: around this one they would see the copies as an update.
 
     Args:
         base: the algorithm that trains the copies, as many as it has clusters.
@@ -199,34 +191,30 @@ class FedAvgStart(InitialisationPhase):
 
     @property
     def rounds(self) -> int:
-        """Rounds of FedAvg."""
         return self.fedavg_rounds
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
-        """The base must have no first round of its own."""
         require_no_first_round(self)
         super().check(local, risk_period)
 
     def start_plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """Everybody trains the one model."""
         plan = FedAvg().plan(state, cohort)
         weights = averaging_weights(plan.assignment, cohort.sizes, len(state.models))
         return replace(plan, trainings=(replace(plan.trainings[0], weights=weights),))
 
     def start_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate, *, last: bool) -> State:
-        """The average is the one model; at last all models are copies of it."""
+        """Return the averaged model, or after the last round its noisy copies."""
         if not last:
             return replace(state, models=aggregate.models)
         models = noisy_copies(aggregate.models[0], len(state.models), self.noise, cohort.layout, cohort.stream)
         return replace(state, models=models, trained=state.trained[:, :1].expand_as(state.trained).clone())
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        """Everybody uses the one model; later the models of the base."""
         return (FedAvg() if self.starting(state) else self.base).deployed(state, cohort)
 
 
 def noisy_copies(model: Tensor, count: int, noise: float, layout: Layout, stream: Stream) -> Tensor:
-    """(count, P): ``model`` (P,) with Gaussian noise, of ``noise`` times the root mean square of each tensor."""
+    """Return copies (count, P) of a model (P,) with Gaussian noise: ``noise`` times each tensor's root mean square."""
     scale = torch.zeros_like(model)
     for slot in layout.slots:
         place = slice(slot.start, slot.start + slot.size)
@@ -238,13 +226,13 @@ def noisy_copies(model: Tensor, count: int, noise: float, layout: Layout, stream
 
 @dataclass(frozen=True)
 class FarthestFirstStart(InitialisationPhase):
-    """In one round some clients train the first random model, each by itself; K of the results are the models.
+    """A start from K of the models that some clients train separately in one round (`HypCluster`).
 
-    The first is taken at random, and each other from the client whose lowest loss under those taken is the highest
-    (`HypCluster`). Where fewer clients than K train, the remaining models stay random.
+    The first is drawn at random. Each further one comes from the client with the highest loss under the best model so
+    far. If fewer clients than K train, the remaining models stay random.
 
     Args:
-        base: the algorithm that goes on with the K models.
+        base: the algorithm that trains the K models.
         candidates: clients that train, drawn at random.
     """
 
@@ -252,7 +240,6 @@ class FarthestFirstStart(InitialisationPhase):
     candidates: int
 
     def start_plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """Candidates train the first model, and the server keeps what they send."""
         order = torch.randperm(len(cohort), generator=cohort.stream("candidates").generator())
         trains = torch.zeros(len(cohort), dtype=torch.bool)
         trains[order[: self.candidates]] = True
@@ -262,7 +249,6 @@ class FarthestFirstStart(InitialisationPhase):
         return replace(plan, trainings=(kept,))
 
     def start_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate, *, last: bool) -> State:
-        """The models of candidates that are far from each other."""
         ((update,), (training,)) = aggregate.kept, plan.trainings
         assert update is not None
         candidates = torch.nonzero(training.participants()).flatten()
@@ -275,18 +261,18 @@ class FarthestFirstStart(InitialisationPhase):
         taken = farthest_first(losses, int(first), min(len(state.models), len(candidates)))
         models, trained = state.models.clone(), torch.zeros_like(state.trained)
         models[: len(taken)] = ends[taken]
-        # Each model has learnt from the one client that trained it, and from nobody else.
+        # Each model has learnt from one client alone.
         trained[cohort.clients[candidates[taken]], torch.arange(len(taken))] = cohort.round
         return replace(state, models=models, trained=trained)
 
 
 def farthest_first(losses: Callable[[int], Tensor], first: int, count: int) -> list[int]:
-    """Candidates that each have the highest loss under the best model of those before them.
+    """Select candidates, each with the highest loss under the best model of those before it.
 
     Args:
-        losses: of a candidate's model on the examples of all m candidates: (m,).
-        first: the candidate to begin with.
-        count: number of candidates, at most m.
+        losses: the losses (m,) of a candidate's model on the examples of all m candidates.
+        first: the first candidate.
+        count: number of candidates to select, at most m.
 
     >>> distance = torch.tensor([[0.0, 1.0, 5.0], [1.0, 0.0, 4.0], [5.0, 4.0, 0.0]])
     >>> farthest_first(lambda candidate: distance[candidate], 0, 3)
@@ -295,7 +281,7 @@ def farthest_first(losses: Callable[[int], Tensor], first: int, count: int) -> l
     taken = [first]
     lowest = losses(first).clone()
     while len(taken) < count:
-        # Those taken already must not be taken again, where a model is worse for its own client than for others.
+        # A model may be worse for its own client than for others, so a candidate could be taken twice.
         lowest[taken] = -torch.inf
         taken.append(int(lowest.argmax()))
         lowest = torch.minimum(lowest, losses(taken[-1]))

@@ -1,8 +1,7 @@
-"""Queries with copies of an image: itself and its mirror image, each as it is and shifted to eight sides.
+"""Queries with 18 copies of an image: itself and its mirror image, unshifted and shifted to eight sides.
 
-Source: Carlini et al. 2022, arXiv:2112.03570 (queries with augmented inputs); these 18 copies are those of Aerni, Zhang
-and Tramer 2024, arXiv:2404.17399. Every attack reads the mean of the copies' scores, which is ours; LiRA could also
-weigh the copies, with a likelihood ratio of each.
+Source: Carlini et al. 2022, arXiv:2112.03570 (queries with augmented inputs); the copies of Aerni, Zhang and Tramer
+2024, arXiv:2404.17399. Ours: every attack reads the mean of the copies' scores.
 """
 
 from collections.abc import Sequence
@@ -24,10 +23,10 @@ _CHUNK = 512
 
 
 def require_queries(queries: object, shape: Sequence[int]) -> int:
-    """The number of queries of each record.
+    """Return the number of queries per record.
 
     Raises:
-        InputError: another number, or copies of what is no image.
+        InputError: a number outside 1 to 18, or copies of inputs that are not images.
     """
     number = integer("queries", queries, "such as 18", 1)
     require(number <= MAX_QUERIES, f"'queries' must be 1 to {MAX_QUERIES} (2 flips x 9 shifts); got {number}")
@@ -39,9 +38,10 @@ def require_queries(queries: object, shape: Sequence[int]) -> int:
 
 
 def image_copies(images: Tensor, number: int) -> list[Tensor]:
-    """The first ``number`` copies of images (m, channels, height, width): unshifted, then shifted, each and mirrored.
+    """Return the first ``number`` copies of images (m, channels, height, width): unshifted, then shifted, in pairs with
+    their mirror images.
 
-    Shifts are of an eighth of the image, 4 pixels of 32, with 0 outside.
+    Shifts are an eighth of the image, 4 pixels of 32, with 0 outside.
 
     Example:
         >>> import torch
@@ -56,15 +56,8 @@ def image_copies(images: Tensor, number: int) -> list[Tensor]:
 
 
 def mean_confidence(engine: Engine, model: Tensor, x: Tensor, labels: Tensor, rows: Tensor, number: int) -> Tensor:
-    """The logit-scaled confidence (m,) float64 of a model on the inputs of x at ``rows`` (m,), averaged over copies.
-
-    Args:
-        engine: evaluates the model.
-        model: (P,) parameters.
-        x: inputs, as `Engine.prepare` stores them or not.
-        labels: (m,) of the inputs at ``rows``.
-        rows: where they are.
-        number: of copies; 1: the input itself, which need not be an image.
+    """Return the logit-scaled confidence (m,) float64 of a model (P,) on the inputs of x at ``rows`` (m,), with their
+    ``labels`` (m,), averaged over ``number`` copies; 1: the input itself, which need not be an image.
     """
     if number == 1:
         return logit_confidence(engine.outputs(model, x, rows).cpu(), labels, engine.model.loss)
@@ -72,5 +65,5 @@ def mean_confidence(engine: Engine, model: Tensor, x: Tensor, labels: Tensor, ro
     for part, truth in zip(rows.split(_CHUNK), labels.split(_CHUNK), strict=True):
         copies = image_copies(gather(x, part.to(x.device)).float(), number)
         outputs = (engine.outputs(model, copy).cpu() for copy in copies)
-        means.append(torch.stack([logit_confidence(each, truth, engine.model.loss) for each in outputs]).mean(dim=0))
+        means.append(torch.stack([logit_confidence(copy, truth, engine.model.loss) for copy in outputs]).mean(dim=0))
     return torch.cat(means)

@@ -1,10 +1,10 @@
 """Label-only attacks: how robust the predicted label is, from queries with changed inputs.
 
 Source: Choquette-Choo, Tramer, Carlini, Papernot 2021, ICML, arXiv:2007.14321, section 3: data augmentation attack and
-decision boundary distance by random noise (3.3). A record that was trained on keeps its label under more changes.
+decision boundary distance by random noise (3.3). A member keeps its label under more changes than a non-member.
 
-These attacks ask the model about new inputs, which a `Query` does not have; so they are functions that give a score for
-each record, higher for members. The gap attack, their baseline, is `shoal.attacks.queries.yeom.Gap`.
+These attacks query new inputs, which a `Query` does not have, so they are functions that return scores, higher for
+members. Their baseline is the gap attack, `shoal.attacks.queries.yeom.Gap`.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,10 +21,10 @@ from shoal.data.shifts import rotate
 from shoal.engine import Engine
 
 _CHUNK = 512
-"""Records changed at a time, so that copies take little memory. It changes no result beyond the last bits."""
+"""Records per batch of copies, for little memory. It only changes the last bits of results."""
 
 Change = Callable[[Tensor], Tensor]
-"""Changes inputs (m, ...) to others of the same shape."""
+"""A map of inputs (m, ...) to inputs of the same shape."""
 
 
 @settings
@@ -33,32 +33,32 @@ class ImageChanges:
 
     Args:
         pixels: translations by (i, j) with ``|i| + |j| = 1..pixels``, 0 outside; 0: none.
-        degrees: rotation by so much both ways, bilinear, 0 outside; 0: none.
+        degrees: angle of a rotation in both directions, bilinear, 0 outside; 0: none.
     """
 
     pixels: Count = 1
     degrees: NonNegativeFloat = 4.0
 
     def changes(self) -> Iterator[Change]:
-        """The changes of one image, among them none."""
+        """Iterate over the changes of an image, including the identity."""
         for down in range(-self.pixels, self.pixels + 1):
             for right in range(abs(down) - self.pixels, self.pixels - abs(down) + 1):
                 yield partial(translate_images, down=down, right=right)
         if self.degrees > 0:
-            yield from (partial(_rotated, degrees=angle) for angle in (self.degrees, -self.degrees))
+            yield from (partial(_rotate_images, degrees=angle) for angle in (self.degrees, -self.degrees))
 
 
 def augmentation_votes(
     engine: Engine, model: Tensor, x: Tensor, y: Tensor, rows: Tensor, copies: ImageChanges | None = None
 ) -> Tensor:
-    """Number (M,) int64 of changed copies of each record to which the model gives the record's label.
+    """Count the changed copies (M,) int64 of each record that the model gives the record's label.
 
     Args:
-        engine: evaluates the model.
-        model: (P,) parameters.
-        x: (N, ...) inputs, as `Engine.prepare` stores them or not.
+        engine: the model's engine.
+        model: (P,), parameters.
+        x: (N, ...), inputs, stored by `Engine.prepare` or not.
         y: (N,) int64, labels.
-        rows: (M,) int64, the records that are scored.
+        rows: (M,) int64, the records to score.
         copies: the changes; None: those of `ImageChanges`.
 
     Example:
@@ -95,17 +95,17 @@ def boundary_distance(
     levels: tuple[float, ...] = (0.05, 0.1, 0.2, 0.4, 0.8),
     draws: int = 4,
 ) -> Tensor:
-    """The smallest (M,) of some noise levels at which the model's label is no longer the record's, a mean over draws.
+    """Return the smallest noise level (M,) at which the model's label is wrong, averaged over draws.
 
-    Each draw is one direction of noise for all records, scaled by the levels. A record that is wrong without noise has
-    distance 0, and a draw whose label holds at all levels counts twice the largest of them. A record takes ``draws``
-    times the number of levels queries, and one more.
+    Each draw is one direction of noise for all records, scaled by the levels. A record with a wrong label without noise
+    has distance 0; a draw with the right label at all levels counts twice the largest level. A record takes ``draws``
+    times the number of levels, plus one, queries.
 
     Args:
         engine, model, x, y, rows: as in `augmentation_votes`.
-        stream: of the noise.
+        stream: randomness of the noise.
         levels: standard deviations of the noise in units of the inputs, above 0 and increasing.
-        draws: directions of noise.
+        draws: number of directions.
     """
     distances = [torch.empty(0, dtype=torch.float64)]
     for part in rows.split(_CHUNK):
@@ -117,30 +117,26 @@ def boundary_distance(
                 right = _is_correct(engine, model, x, y, part, noisy)
                 flips[~right] = level
             total += flips
-        distances.append(total / draws * _is_correct(engine, model, x, y, part, _identity))
+        distances.append(total / draws * _is_correct(engine, model, x, y, part, lambda inputs: inputs))
     return torch.cat(distances)
 
 
 def _is_correct(engine: Engine, model: Tensor, x: Tensor, y: Tensor, rows: Tensor, change: Change) -> Tensor:
-    """(m,) bool on the CPU, True where the model gives a changed record its label."""
+    """Whether the model gives each changed record its label, (m,) bool on the CPU."""
     rows = rows.to(x.device)
     outputs = engine.outputs(model, change(gather(x, rows).float())).cpu()
     return outputs.argmax(dim=1) == y[rows.to(y.device)].cpu()
 
 
-def _identity(inputs: Tensor) -> Tensor:
-    return inputs
-
-
 def translate_images(images: Tensor, down: int, right: int) -> Tensor:
-    """Images moved by so many pixels, 0 where they came from outside."""
+    """Shift images by some pixels, with 0 from outside."""
     height, width = images.shape[-2:]
     padded = pad(images, (max(right, 0), max(-right, 0), max(down, 0), max(-down, 0)))
     top, left = max(-down, 0), max(-right, 0)
     return padded[..., top : top + height, left : left + width]
 
 
-def _rotated(images: Tensor, degrees: float) -> Tensor:
+def _rotate_images(images: Tensor, degrees: float) -> Tensor:
     return rotate(images, torch.full((len(images),), degrees, device=images.device))
 
 

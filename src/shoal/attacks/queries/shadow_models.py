@@ -1,7 +1,7 @@
-"""Shadow models: models that the server trains on examples of its own, so that it knows their members.
+"""Shadow models, which the server trains on its own examples, so that it knows their members.
 
-A model that many clients trained over many rounds knows their examples in another way than one that a single owner
-trained for a round, and an attack fitted on the second looks for the wrong signs. Hence "federated" training.
+A model that many clients trained over many rounds fits their examples differently from a model that one owner trained
+for one round, and an attack fitted on the second reads the wrong signs. Hence "federated" training.
 
 Source: Shokri et al. 2017, arXiv:1610.05820, section V-C (shadow models are trained like the target); McMahan et al.
 2017, arXiv:1602.05629 (how); IFCA-MIR, Algorithm 2, lines 1 to 6, which trains each on one pool of examples.
@@ -28,28 +28,28 @@ from shoal.engine.rounds.cohort_trainer import CohortTrainer
 LOG = logging.getLogger(__name__)
 
 _MAX_OWNERS = 2**20
-"""Most owners of one shadow model. Their ids are consecutive, so its randomness does not depend on the others."""
+"""Most owners of one shadow model. Their ids are consecutive, so its randomness does not depend on other models."""
 
 
 @settings
 class ShadowModels:
-    """The training of shadow models. All of one estimate are trained together, as clients of the engine.
+    """The training of shadow models.
 
-    Each shadow model of a cluster samples twice its size from the shadow set, without replacement; it is trained on one
-    half, and the other half are its non-members.
+    Each shadow model of a cluster samples twice its size from the shadow set, without replacement. It is trained on one
+    half; the other half are its non-members. All models of one estimate are trained together, as clients of the engine.
 
     Args:
         number: shadow models per model of the federation (IFCA-MIR: 3).
-        size: examples that each is trained on; "cluster": as many as the cluster's clients have together (at least as
-            many as an average client has), since the estimated risk could not depend on the cluster's size otherwise.
-            At most half the shadow set either way.
-        epochs: passes over these examples, with "federated" training in each round; "round": as many as a client makes
-            in a round.
-        warm_start: start from the federation's model; otherwise from random parameters. For "pooled" training.
-        training: "pooled": the shadow model is trained on all its examples for one round, as one client (IFCA-MIR);
-            "federated": they are split between as many owners as the cluster has clients. All owners train it together
-            by federated averaging, from random parameters, for as many rounds as the run has done. That costs as much
-            as the rounds of the run so far, times the number of shadow models, for every estimate.
+        size: training examples per shadow model, at most half the shadow set. "cluster": as many as the cluster's
+            clients have together, and at least the average of a client; so the estimated risk depends on the cluster's
+            size.
+        epochs: passes over these examples, per round with "federated" training; "round": as many as a client makes in
+            a round.
+        warm_start: start "pooled" training from the federation's model; otherwise from random parameters.
+        training: "pooled": one client trains the shadow model on all its examples for one round (IFCA-MIR).
+            "federated": as many owners as the cluster has clients train it by federated averaging, from random
+            parameters, for as many rounds as the run has done. Every estimate then costs the run so far, times the
+            number of shadow models.
 
     Example:
         >>> import shoal
@@ -80,23 +80,23 @@ class ShadowModels:
         *,
         keep_models: bool = False,
     ) -> list[Records]:
-        """Train shadow models of each of the K models of ``state``, and record their outputs: K records.
+        """Train shadow models of each of the K models of ``state``, and record their outputs.
 
-        With ``keep_models`` the shadow models are in `Records.reference`, and outputs are those of an evaluation on all
-        of the shadow set, which may differ in the last bits. Otherwise a model is dropped after its outputs' record.
+        With ``keep_models`` the shadow models are in `Records.reference`, and outputs come from one evaluation of the
+        whole shadow set, which may differ in the last bits.
 
         Raises:
             InputError: the shadow set has fewer than two examples.
             DivergenceError: the training of a shadow model diverged.
         """
-        shadow, labels, records, kept = federation.shadow, federation.shadow.y.cpu(), {}, {}
-        for owner, model, examples in self._trained(state, federation, engine, local, stream):
+        shadow, labels, records, models = federation.shadow, federation.shadow.y.cpu(), {}, {}
+        for owner, model, examples in self._train(state, federation, engine, local, stream):
             member = torch.arange(len(examples)) < len(examples) // 2
             if keep_models:
                 all_outputs = engine.outputs(model, shadow.x).cpu()
-                trained_on = torch.zeros(len(shadow), dtype=torch.bool)
-                trained_on[examples[member]] = True
-                kept[owner] = model.cpu(), trained_on, all_outputs
+                members = torch.zeros(len(shadow), dtype=torch.bool)
+                members[examples[member]] = True
+                models[owner] = model.cpu(), members, all_outputs
                 outputs = all_outputs[examples]
             else:
                 outputs = engine.outputs(model, shadow.x, examples.to(shadow.y.device)).cpu()
@@ -107,18 +107,18 @@ class ShadowModels:
             owners = range(k * self.number, (k + 1) * self.number)
             reference = None
             if keep_models:
-                reference = ReferenceModels(*map(torch.stack, zip(*(kept[owner] for owner in owners), strict=True)))
-            clusters.append(Records.joined([records[owner] for owner in owners], reference))
+                reference = ReferenceModels(*map(torch.stack, zip(*(models[owner] for owner in owners), strict=True)))
+            clusters.append(Records.concatenate([records[owner] for owner in owners], reference))
         return clusters
 
-    def _trained(
+    def _train(
         self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
     ) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Train the ``K * number`` shadow models; with "pooled" training only a few are in memory at a time.
 
         Yields:
-            The number of a shadow model among all, its parameters (P,), and the positions in the shadow set of the
-            examples that it sampled; on the first half of these it was trained.
+            The position of a shadow model, its parameters (P,), and the positions in the shadow set of its sample. It
+            was trained on the first half of the sample.
         """
         shadow, clusters = federation.shadow, len(state.models)
         require(len(shadow) >= 2, f"shadow models need a shadow set of at least 2 examples; got {len(shadow)}")
@@ -131,7 +131,16 @@ class ShadowModels:
                 inside.append(samples[-1][:size])
         owners = torch.arange(clusters * self.number)
         if self.training == "federated":
-            ends = self._trained_federated(state, federation, engine, local, stream, inside)
+            sizes, federations = federation.clients.sizes, []
+            for s, examples in enumerate(inside):
+                k = s // self.number
+                of_cluster = sizes[state.assignment == k]
+                # An empty cluster is attacked as if one average client had joined it.
+                parts = split_between_owners(len(examples), of_cluster if len(of_cluster) else sizes[:1])
+                passes = local[k] if self.epochs == "round" else replace(local[k], epochs=self.epochs, steps=None)
+                start = engine.model.init(stream("start", s))
+                federations.append(ShadowFederation(start, examples, parts, passes))
+            ends = train_shadow_federations(federations, shadow, state.round, engine, stream)
             yield from zip(owners.tolist(), ends, samples, strict=True)
             return
         sizes = torch.tensor([len(rows) for rows in inside])
@@ -151,45 +160,24 @@ class ShadowModels:
                 for owner, end in zip(some[trained].tolist(), ends, strict=True):
                     yield owner, end, samples[owner]
 
-    def _trained_federated(
-        self,
-        state: State,
-        federation: Federation,
-        engine: Engine,
-        local: tuple[LocalSGD, ...],
-        stream: Stream,
-        inside: list[Tensor],
-    ) -> Tensor:
-        """The shadow models (K * number, P), each trained by federated averaging on its examples ``inside``."""
-        sizes, federations = federation.clients.sizes, []
-        for s, examples in enumerate(inside):
-            k = s // self.number
-            of_cluster = sizes[state.assignment == k]
-            # An empty cluster is attacked as if one average client had joined it.
-            owners = split_between_owners(len(examples), of_cluster if len(of_cluster) else sizes[:1])
-            passes = local[k] if self.epochs == "round" else replace(local[k], epochs=self.epochs, steps=None)
-            start = engine.model.init(stream("start", s))
-            federations.append(ShadowFederation(start, examples, owners, passes))
-        return train_shadow_federations(federations, federation.shadow, state.round, engine, stream)
-
     def size_of(self, state: State, federation: Federation, k: int) -> int:
-        """Number of examples of a shadow model of cluster k; at most half the shadow set."""
+        """Return the number of examples of a shadow model of cluster k; at most half the shadow set."""
         sizes = federation.clients.sizes
         if self.size == "cluster":
-            wanted = max(int(sizes[state.assignment == k].sum()), round(float(sizes.double().mean())))
+            size = max(int(sizes[state.assignment == k].sum()), round(float(sizes.double().mean())))
         else:
-            wanted = self.size
+            size = self.size
         most = len(federation.shadow) // 2
-        if wanted > most:
-            LOG.info("shadow models of cluster %d train on %d examples, half the shadow set, not %d", k, most, wanted)
-        return min(wanted, most)
+        if size > most:
+            LOG.info("shadow models of cluster %d train on %d examples, half the shadow set, not %d", k, most, size)
+        return min(size, most)
 
 
 def split_between_owners(examples: int, sizes: Tensor) -> Tensor:
     """Split a number of examples between owners, in proportion to clients' sizes.
 
     Returns:
-        (m,) int64, which sum to ``examples``: the sizes themselves where they do. Who would get none is left out.
+        (m,) int64, with the sum ``examples``. Owners with 0 examples are left out.
 
     >>> split_between_owners(10, torch.tensor([8, 4, 8])), split_between_owners(1, torch.tensor([5, 5, 5]))
     (tensor([4, 2, 4]), tensor([1]))
@@ -201,12 +189,12 @@ def split_between_owners(examples: int, sizes: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class ShadowFederation:
-    """Shadow model with its owners.
+    """A shadow model and its owners.
 
     Args:
-        start: (P,).
-        examples: (M,) int64, the positions in the shadow set of the examples that the model is trained on.
-        sizes: (m,) int64, the number of these of each owner, in order.
+        start: (P,), the initial parameters.
+        examples: (M,) int64, the positions of its training examples in the shadow set.
+        sizes: (m,) int64, the number of examples of each owner, in order.
         local: local training of the owners in the last round (`LocalSGD.at`).
     """
 
@@ -219,11 +207,10 @@ class ShadowFederation:
 def train_shadow_federations(
     federations: Sequence[ShadowFederation], shadow: GroupedExamples, rounds: int, engine: Engine, stream: Stream
 ) -> Tensor:
-    """Train S shadow models (S, P), on the CPU, by federated averaging, the owners of all of them together in every
-    round.
+    """Train S shadow models (S, P), on the CPU, by federated averaging of their owners.
 
-    Owners weigh by examples, and all of a model take part in each round. Local training is the clients' of the last
-    round, in earlier rounds at their learning rate; what a defence changed from round to round is not repeated.
+    The weight of an owner is its number of examples, and all owners take part in every round. Local training is that of
+    the clients in the last round, with the learning rate of each round; other changes by a defence are not repeated.
 
     Raises:
         DivergenceError: a result is not finite.

@@ -28,15 +28,15 @@ Classifier = Literal["logistic", "mlp", "random-forest"]
 
 @settings
 class ShadowModelAttack:
-    """Classifies a model's posteriors on an example into those of members and of non-members.
+    """A classifier of a model's posteriors into those of members and of non-members.
 
     Args:
         classifier: "logistic" regression, "mlp" (64 hidden neurons) or "random-forest" (100 trees).
         per_class: one classifier per true class, as in the paper; otherwise one for all, with the true class as a
-            one-hot input. A linear classifier for all classes cannot know which posterior belongs to the true class, so
+            one-hot input. A linear classifier for all classes cannot tell the posterior of the true class, so
             "logistic" needs ``per_class`` or ``sorted_posteriors``.
         sorted_posteriors: posteriors in descending order, without their classes.
-        name: of this attack in a configuration.
+        name: the attack's name in a configuration.
 
     Example:
         >>> import torch, shoal
@@ -65,16 +65,16 @@ class ShadowModelAttack:
         member, labels = records.member.numpy(), records.labels.numpy()
         if not self.per_class:
             return FittedShadowModelAttack(self, {-1: _classifier(self.classifier, features, member, stream("all"))})
-        fitted: dict[int, Pipeline] = {}
+        classifiers: dict[int, Pipeline] = {}
         for label in np.unique(labels):
             of_class = labels == label
             if 0 < member[of_class].sum() < of_class.sum():
                 seeds = stream("class", int(label))
-                fitted[int(label)] = _classifier(self.classifier, features[of_class], member[of_class], seeds)
-        return FittedShadowModelAttack(self, fitted)
+                classifiers[int(label)] = _classifier(self.classifier, features[of_class], member[of_class], seeds)
+        return FittedShadowModelAttack(self, classifiers)
 
     def features(self, outputs: Tensor, labels: Tensor) -> Floats:
-        """The classifiers' inputs (M, F) for outputs (M, C) and labels (M,)."""
+        """Return the classifiers' inputs (M, F) for outputs (M, C) and labels (M,)."""
         posteriors = torch.softmax(outputs.double(), dim=1)
         if self.sorted_posteriors:
             posteriors = posteriors.sort(dim=1, descending=True).values
@@ -86,11 +86,9 @@ class ShadowModelAttack:
 
 @dataclass(frozen=True, eq=False)
 class FittedShadowModelAttack:
-    """Scores by the classifiers' probability of "member"; 0.5, so non-member, where a class has no classifier.
+    """A fitted attack; its score is the probability of a member, or 0.5 (non-member) in a class without a classifier.
 
-    Args:
-        attack: that was fitted.
-        classifiers: by class; -1 is the one for all classes.
+    ``classifiers`` are by class; -1 is the one for all classes.
     """
 
     attack: ShadowModelAttack
@@ -98,7 +96,7 @@ class FittedShadowModelAttack:
     threshold: float = 0.5
 
     def score(self, query: Query) -> Floats:
-        """Probabilities (M,) that the examples are members."""
+        """Return probabilities (M,) of members."""
         features = self.attack.features(query.outputs, query.labels)
         scores = np.full(len(query.labels), 0.5)
         for label, classifier in self.classifiers.items():
@@ -111,13 +109,13 @@ class FittedShadowModelAttack:
 
 @cache
 def _controller() -> ThreadpoolController:
-    # Once per process: to search its libraries takes as long as to fit a classifier.
+    # Once per process, since the search for its libraries takes as long as fitting a classifier.
     return ThreadpoolController()
 
 
 def _classifier(kind: Classifier, features: Floats, member: Bools, stream: Stream) -> "Pipeline":
-    """A classifier of ``features`` (M, F) into ``member`` (M,), fitted."""
-    # Here, since scikit-learn takes long to import.
+    """Fit a classifier of ``features`` (M, F) into ``member`` (M,)."""
+    # Imported here because scikit-learn takes long to import.
     from sklearn.ensemble import RandomForestClassifier  # noqa: PLC0415
     from sklearn.exceptions import ConvergenceWarning  # noqa: PLC0415
     from sklearn.linear_model import LogisticRegression  # noqa: PLC0415
@@ -135,8 +133,8 @@ def _classifier(kind: Classifier, features: Floats, member: Bools, stream: Strea
         case "random-forest":
             estimator = RandomForestClassifier(100, min_samples_leaf=5, random_state=seed)
     pipeline = make_pipeline(StandardScaler(), estimator)
-    # Such small problems are slower on several BLAS threads, which may also change the last bits.
+    # Several BLAS threads are slower on such small problems, and may change the last bits.
     with warnings.catch_warnings(), _controller().limit(limits=1):
-        # A classifier stopped at its limit of iterations is still an attack.
+        # A classifier at its limit of iterations is still an attack.
         warnings.simplefilter("ignore", ConvergenceWarning)
         return pipeline.fit(features, member)

@@ -1,7 +1,7 @@
-"""Site inference: which client a record comes from, by what the client's model says of it.
+"""Site inference: a guess of a record's client (such as a hospital) from the model's outputs on it.
 
-Hospitals ask it of their outputs: the label alone says something where sites see different cases, so the outputs are
-judged within each class, against always naming that class's largest site.
+A label alone reveals something if sites see different cases, so outputs are judged within each class, against always
+guessing the class's largest site.
 """
 
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ from shoal.metrics.intervals import Floats, Ints, mean_interval
 
 @dataclass(frozen=True)
 class SiteGuesses:
-    """Guesses of sites by outputs, and of the prior on the same records.
+    """Guesses of sites by outputs and by the prior, on the same records.
 
     Args:
-        outputs: by the outputs, with the chance that the prior gives.
-        gain, low, high: accuracy beyond the prior, and its 95 % interval over the records, which are paired.
+        outputs: guesses by outputs, with the prior's accuracy as chance.
+        gain, low, high: accuracy beyond the prior, and its 95 % interval over paired records.
     """
 
     outputs: Guesses
@@ -33,13 +33,13 @@ class SiteGuesses:
 
 @settings
 class SiteInference:
-    """Guesses a record's client by a regression of the client on the model's outputs, one per class.
+    """A guess of a record's client by a regression of clients on the model's outputs, per class.
 
-    It is fitted on other records of the same clients, in turn on all folds but one. The attacker holds outputs on
-    records of known clients, as from an evaluation that was shared.
+    The regression is cross-fitted on other records of the same clients. So the attacker has outputs on records of known
+    clients, such as from a shared evaluation.
 
     Args:
-        folds: into which the records of a class are split.
+        folds: number of parts of a class's records.
 
     Example:
         >>> import numpy as np
@@ -61,28 +61,28 @@ class SiteInference:
         """Guess the site of every record.
 
         Args:
-            outputs: of the model of the record's client, (M, C).
-            label: of the records (M,).
-            site: the client of each (M,).
+            outputs: (M, C), outputs of the model of the record's client.
+            label: (M,), the records' labels.
+            site: (M,), the records' clients.
         """
         from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - takes a second to import
         from sklearn.pipeline import make_pipeline  # noqa: PLC0415
         from sklearn.preprocessing import StandardScaler  # noqa: PLC0415
 
         guessed, prior = np.full(len(site), -1), np.full(len(site), -1)
-        # Records of a site one after another go to different folds.
+        # Consecutive records of a site go to different folds.
         fold = np.empty(len(site), dtype=np.int64)
         fold[np.lexsort((site, label))] = np.arange(len(site)) % self.folds
         for c in np.unique(label):
             for part in range(self.folds):
-                asked, known = (label == c) & (fold == part), (label == c) & (fold != part)
-                if not asked.any() or not known.any():
+                test, train = (label == c) & (fold == part), (label == c) & (fold != part)
+                if not test.any() or not train.any():
                     continue
-                sites, counts = np.unique(site[known], return_counts=True)
-                prior[asked] = guessed[asked] = sites[counts.argmax()]
-                if len(sites) > 1 and outputs[known].std(axis=0).any():
-                    fitted = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
-                    guessed[asked] = fitted.fit(outputs[known], site[known]).predict(outputs[asked])
+                sites, counts = np.unique(site[train], return_counts=True)
+                prior[test] = guessed[test] = sites[counts.argmax()]
+                if len(sites) > 1 and outputs[train].std(axis=0).any():
+                    regression = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
+                    guessed[test] = regression.fit(outputs[train], site[train]).predict(outputs[test])
         right, by_prior = guessed == site, prior == site
         gains = right.astype(np.float64) - by_prior
         outcomes = Guesses.from_outcomes(right, by_prior.astype(np.float64))

@@ -17,13 +17,12 @@ from shoal.metrics.intervals import Floats
 
 @settings
 class LossThreshold:
-    """Calls an example a member when the model's loss on it is below the mean loss of members.
+    """Yeom's Adversary 1: an example is a member if the model's loss on it is below the mean loss of members.
 
-    Adversary 1 with that threshold. The mean is over the members of the shadow models, since an outsider knows no
-    others.
+    The mean is over the members of the shadow models, the only members that an outsider knows.
 
     Args:
-        name: of this attack in a configuration.
+        name: the attack's name in a configuration.
 
     Example:
         >>> import torch, shoal
@@ -43,7 +42,7 @@ class LossThreshold:
     name: Literal["loss-threshold"] = "loss-threshold"
 
     def fit(self, records: Records, stream: Stream) -> "FittedLossThreshold":
-        """Set the threshold to minus the mean loss of the members in ``records``; infinite where there are none."""
+        """Set the threshold to minus the mean loss of the members in ``records``; infinite without members."""
         del stream
         of_members = losses(records.outputs, records.labels, records.loss)[records.member.numpy()]
         return FittedLossThreshold(-float(of_members.mean()) if len(of_members) else np.inf)
@@ -51,23 +50,23 @@ class LossThreshold:
 
 @dataclass(frozen=True)
 class FittedLossThreshold:
-    """Scores by minus the loss with which the model was trained; cross-entropy in nats."""
+    """A fitted attack; its score is minus the training loss, cross-entropy in nats."""
 
     threshold: float
 
     def score(self, query: Query) -> Floats:
-        """Negative losses (M,)."""
+        """Return negative losses (M,)."""
         return -losses(query.outputs, query.labels, query.loss)
 
 
 @settings
 class Gap:
-    """Calls an example a member when the model classifies it correctly; nothing has to be fitted.
+    """The gap attack: an example is a member if the model classifies it correctly.
 
     Its balanced accuracy is 0.5 + (train accuracy - test accuracy) / 2.
 
     Args:
-        name: of this attack in a configuration.
+        name: the attack's name in a configuration.
     """
 
     needs: ClassVar[Needs] = "nothing"
@@ -78,17 +77,17 @@ class Gap:
     name: Literal["gap"] = "gap"
 
     def fit(self, records: Records, stream: Stream) -> "FittedGap":
-        """The same for all models."""
+        """Return the same attack for all models."""
         del records, stream
         return FittedGap()
 
 
 @dataclass(frozen=True)
 class FittedGap:
-    """Scores by the model's correctness."""
+    """A fitted attack; its score is whether the model is right."""
 
     threshold: float = 0.5
 
     def score(self, query: Query) -> Floats:
-        """1 for each of the M examples that is classified correctly, else 0."""
+        """Return 1 for each of the M examples that is classified correctly, else 0."""
         return (query.outputs.argmax(dim=1) == query.labels).double().numpy()

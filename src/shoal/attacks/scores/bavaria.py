@@ -17,16 +17,12 @@ from shoal.data.preferences import View
 from shoal.metrics.intervals import Floats
 
 LARGEST = 1e3
-"""Largest number of scores that a prior counts for, where records do not differ in mean or variance."""
+"""Largest weight of a prior, in scores, where records do not differ in mean or variance."""
 
 
 @dataclass(frozen=True)
 class Prior:
-    """Prior of a record's mean and variance: variance ~ inverse-gamma(a0, b0), mean ~ N(m0, variance / k0).
-
-    Args:
-        mean, strength, shape, scale: m0, k0, a0 and b0.
-    """
+    """The prior of a record's mean ~ N(m0, variance / k0) and variance ~ inverse-gamma(a0, b0), as (m0, k0, a0, b0)."""
 
     mean: float
     strength: float
@@ -36,15 +32,14 @@ class Prior:
 
 @settings
 class BaVarIA:
-    """The log density of a record's score by its IN scores minus that by its OUT scores, each a Student-t distribution.
+    """The log density of a record's score given its IN scores, minus that given its OUT scores.
 
-    The Student-t distribution is what a record's scores on one side predict of the next one, given a prior of mean and
-    variance that fits all records of the side. So with few scores the variance is nearly the pooled one, and with many
-    it is the record's own. Records without IN (or OUT) scores as in `LiRA`. Where the scores of each side are equal,
-    both sides count R / 2 scores: their own counts alone would separate the densities, and can tell membership.
+    Each density is the Student-t distribution of the next score of a side, with a prior of mean and variance fitted on
+    all records of the side. With few scores its variance is nearly the pooled variance, with many the record's own.
+    Records without IN (or OUT) scores are treated as in `LiRA`. A record with equal scores on each side counts R / 2
+    scores per side: unequal counts alone would separate the densities, and can depend on membership.
 
-    The prior is our choice, since the paper's was not at hand: the moments of the records' means and variances
-    (see `fitted_prior`).
+    The prior is ours (`fit_prior`); the paper's was not at hand.
     """
 
     name: ClassVar[str] = "bavaria"
@@ -53,16 +48,16 @@ class BaVarIA:
     least: ClassVar[int] = 3
 
     def scores(self, records: ReferenceScores) -> Floats:
-        """In nats; above 0 the record is likelier to be a member."""
+        """Return the ratios (M,) in nats; above 0 a record is more likely a member."""
         if not len(records):
             return np.empty(0)
         squares = sum(side.squares for side in in_and_out(self, records, needs_in=True))
-        alike = np.where(squares == 0, records.references / 2, np.nan)
-        return log_ratio(self, records, partial(_log_predictive, records.score, alike))
+        equal_count = np.where(squares == 0, records.references / 2, np.nan)
+        return log_ratio(self, records, partial(_log_predictive, records.score, equal_count))
 
 
-def fitted_prior(side: Side, variance: float) -> Prior:
-    """The prior of one side whose moments are those of its records.
+def fit_prior(side: Side, variance: float) -> Prior:
+    """Fit the prior of one side by the moments of its records.
 
     With the pooled ``variance`` s: m0 is the mean of the records' means; k0 = s / t, where t is the variance of these
     means less what their few scores add to it; a0 = 2 + s^2 / (variance of the records' true variances), as the
@@ -83,14 +78,15 @@ def fitted_prior(side: Side, variance: float) -> Prior:
     return Prior(float(means.mean()), variance / between, shape, variance * (shape - 1))
 
 
-def _log_predictive(x: Floats, alike: Floats, side: Side, pooled: float) -> Floats:
-    """Log density (M,) of the next score: Student-t with 2 a_n degrees of freedom around m_n.
+def _log_predictive(x: Floats, equal_count: Floats, side: Side, pooled: float) -> Floats:
+    """Return the log density (M,) of x: Student-t with 2 a_n degrees of freedom around m_n.
 
-    ``alike`` (M,) is the number of scores to count, NaN where those of the side count.
+    ``equal_count`` (M,) is the number of scores to count; NaN: the number of scores on the side.
     """
     from scipy.special import gammaln  # noqa: PLC0415 - only this attack needs scipy
 
-    prior, n, mean = fitted_prior(side, pooled), np.where(np.isnan(alike), side.count, alike), side.mean
+    n = np.where(np.isnan(equal_count), side.count, equal_count)
+    prior, mean = fit_prior(side, pooled), side.mean
     strength, shape = prior.strength + n, prior.shape + n / 2
     centre = (prior.strength * prior.mean + n * mean) / strength
     scale = prior.scale + side.squares / 2 + prior.strength * n * (mean - prior.mean) ** 2 / (2 * strength)

@@ -1,8 +1,7 @@
 """The loss as a score, and scores calibrated by the difficulty of the record.
 
 Source: Yeom, Giacomelli, Fredrikson, Jha 2018, arXiv:1709.01604 (the loss); Watson, Guo, Cormode, Sablayrolles, ICLR
-2022, arXiv:2111.08440, equation 3, on the logit-scaled confidence. That other clusters' models serve as reference
-models is ours.
+2022, arXiv:2111.08440, equation 3, on the logit-scaled confidence. `OtherClusters` is ours.
 """
 
 from dataclasses import dataclass
@@ -19,9 +18,9 @@ from shoal.metrics.intervals import Floats
 
 @settings
 class LossScore:
-    """Minus the loss of the attacked model, log(1 + exp(-score)); needs no reference models.
+    """Minus the loss of the attacked model, log(1 + exp(-score)), without reference models.
 
-    The threshold is set by `shoal.audit.reference_thresholds`, not by the mean loss as in `LossThreshold`.
+    `shoal.audit.reference_thresholds` sets its threshold, not the mean loss as in `LossThreshold`.
     """
 
     name: ClassVar[str] = "loss"
@@ -30,7 +29,7 @@ class LossScore:
     least: ClassVar[int] = 0
 
     def scores(self, records: ReferenceScores) -> Floats:
-        """In nats, at most 0."""
+        """Return scores (M,) in nats, at most 0."""
         return -np.logaddexp(0.0, -records.score)
 
 
@@ -38,8 +37,8 @@ class LossScore:
 class DifficultyCalibration:
     """The attacked model's score minus the mean score of the reference models that did not train on the record.
 
-    A record that all reference models trained on counts their scores minus the mean difference between such models and
-    others.
+    If all reference models trained on a record, their scores are first shifted by the mean difference between OUT and
+    IN scores.
     """
 
     name: ClassVar[str] = "calibration"
@@ -48,7 +47,7 @@ class DifficultyCalibration:
     least: ClassVar[int] = 1
 
     def scores(self, records: ReferenceScores) -> Floats:
-        """In logits."""
+        """Return scores (M,) in logits."""
         _, outside = in_and_out(self, records, needs_in=False)
         return records.score - outside.mean
 
@@ -57,9 +56,9 @@ class DifficultyCalibration:
 class OtherClusters:
     """A record's confidence on its own model minus its mean confidence on the others.
 
-    A clustered federation sends every client all K models. A record of one cluster was trained on by that cluster's
-    model alone, so the others say how difficult it is, as reference models do, and nothing has to be trained. They are
-    models of other groups, so a record's scores differ by more than membership.
+    A clustered federation sends every client all K models. Only one of them trained on a record, so the others serve as
+    reference models without further training. They are models of other groups, so scores differ by more than
+    membership.
 
     Args:
         all_models: (M, K) logit-scaled confidence of each model on each record, K at least 2.
@@ -83,7 +82,7 @@ class OtherClusters:
     all_models: Floats
 
     def scores(self, records: ReferenceScores) -> Floats:
-        """Scores (M,); ``records`` are those of ``all_models``, in the same order."""
+        """Return scores (M,); ``records`` are in the order of ``all_models``."""
         trained = np.arange(self.all_models.shape[1]) == records.model[:, None]
         differences = np.where(trained, 0.0, records.score[:, None] - self.all_models)
         return differences.sum(axis=1) / (self.all_models.shape[1] - 1)

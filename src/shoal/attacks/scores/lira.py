@@ -22,10 +22,10 @@ class LiRA:
     """Log-likelihood ratio of a record's score, with normal distributions of its IN and of its OUT scores.
 
     log N(score; mean_in, variance_in) - log N(score; mean_out, variance_out). With few reference models a side has one
-    variance for all records: that of the scores around each record's own mean, with the degrees of freedom that these
-    means leave. The paper's "fixed variance" is that of all scores of a side, in which records differ by their
-    difficulty too, and its code takes the IN scores for both sides. A record without IN scores takes its OUT scores,
-    moved by the mean difference between IN and OUT, and the other way round.
+    variance for all records: that of the scores around each record's mean (`pooled_variances`). The paper's "fixed
+    variance" is that of all scores of a side, which includes the records' difficulty, and its code uses the IN scores
+    for both sides. A record without IN scores takes its OUT scores, shifted by the mean difference between IN and OUT,
+    and the other way round.
 
     Args:
         own_variance: number of reference models from which on each record has its own variances.
@@ -53,16 +53,16 @@ class LiRA:
     name: ClassVar[str] = "lira"
     title: ClassVar[str] = "LiRA"
     view: ClassVar[View] = "outsider"
-    # Of three models, two are on the same side of a record, and so tell a variance.
+    # With three models, two are on the same side of a record and give a variance.
     least: ClassVar[int] = 3
 
     own_variance: Positive = 64
 
     def scores(self, records: ReferenceScores) -> Floats:
-        """In nats; above 0 the record is likelier to be a member."""
+        """Return the ratios (M,) in nats; above 0 a record is more likely a member."""
 
         def log_density(side: Side, pooled: float) -> Floats:
-            """The log density (M,), but for a constant."""
+            """Return the log density (M,), up to a constant."""
             variance = variances(side, pooled, self.own_variance)
             return -0.5 * (np.log(variance) + (records.score - side.mean) ** 2 / variance)
 
@@ -73,9 +73,8 @@ class LiRA:
 class OfflineLiRA:
     """Distance of a record's score from the mean of its OUT scores, in their standard deviations.
 
-    The paper's score is the normal distribution function of this. It orders the records alike, but would be 1 for all
-    beyond eight standard deviations. Variances, and records without OUT scores, as in `LiRA`; IN scores, where there
-    are any, give the mean difference.
+    The paper's score is the normal distribution function of this distance: the same order of records, but 1 beyond
+    eight standard deviations. Variances and records without OUT scores are as in `LiRA`.
 
     Args:
         own_variance: as in `LiRA`.
@@ -89,16 +88,16 @@ class OfflineLiRA:
     own_variance: Positive = 64
 
     def scores(self, records: ReferenceScores) -> Floats:
-        """In standard deviations."""
+        """Return distances (M,) in standard deviations."""
         _, outside = in_and_out(self, records, needs_in=False)
         (pooled,) = pooled_variances(self, outside)
         return (records.score - outside.mean) / np.sqrt(variances(outside, pooled, self.own_variance))
 
 
 def variances(side: Side, pooled: float, own_variance: int) -> Floats:
-    """The variances (M,) of a side's scores: the pooled one, or with many reference models each record's own.
+    """Return the variances (M,) of a side's scores: the pooled variance, or each record's own with many models.
 
-    A record's own variance is at least `VARIANCE_FLOOR` of the pooled one; fewer than two scores have none.
+    A record's own variance is at least `VARIANCE_FLOOR` of the pooled variance, and needs two scores.
     """
     variances = np.full(len(side.scores), pooled)
     if side.scores.shape[1] < own_variance:

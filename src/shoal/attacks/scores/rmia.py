@@ -18,25 +18,24 @@ Gamma = Annotated[float, Field(ge=1, strict=True, allow_inf_nan=False)]
 """A number, at least 1."""
 
 TIE = 1e-6
-"""The most by which the ratio itself moves a score, to order records with the same fraction."""
+"""Largest contribution of the ratio itself to a score, which orders records with the same fraction."""
 
 
 @settings
 class RMIA:
     """The fraction of records z whose ratio a record's ratio exceeds by a factor gamma.
 
-    The ratio is p(record) by the attacked model over its mean by reference models, half IN and half OUT. z are the
-    population's rows of the same attacked model. All reference models count for these, since none trained on them.
-    Where a model has no population, z are its other records, by their OUT scores.
+    The ratio is p(record) by the attacked model over its mean by reference models, half IN and half OUT. The records z
+    are the population's rows of the same attacked model; all reference models count for them, since none trained on
+    them. Without a population, z are the model's other records, by their OUT scores. Without any z the fraction is 1/2.
 
-    A fraction has as few levels as there are z, so that low false positive rates could not be told apart: records of a
-    level are ordered by their ratio (our addition, at most `TIE`). So the population does not decide the order of one
-    model's records, which is that of their ratios, but makes models comparable. Without any z the fraction is 1/2.
+    A fraction has as many levels as there are z, too few for low false positive rates. So records of one level are
+    ordered by their ratio (ours, at most `TIE`). The population makes models comparable; it does not change the order
+    of one model's records.
 
     Args:
-        gamma: the factor, at least 1 (the paper: 2). It does not change the order of one model's records. At 2 the
-            fractions of most records are near 0, and a threshold from other models misses: on 300 images of a group
-            that trained alone, 0.655 of 0.72 were left of the balanced accuracy, at 1 0.71 (docs/audit.md).
+        gamma: the factor, at least 1 (the paper: 2). It does not change the order of one model's records. At 2 most
+            fractions are near 0, and a threshold from other models is less accurate (docs/audit.md).
     """
 
     name: ClassVar[str] = "rmia"
@@ -50,7 +49,7 @@ class RMIA:
         """Fractions, within `TIE`."""
         inside, outside = in_and_out(self, records, needs_in=True)
         log_out = _log_mean(outside)
-        # Of equal means exactly theirs.
+        # The mean of equal means is exactly that mean.
         average = log_out + (np.logaddexp(_log_mean(inside) - log_out, 0.0) - np.log(2))
         return _fractions(records, average, log_out, _population_average(records), self.gamma)
 
@@ -59,11 +58,11 @@ class RMIA:
 class OfflineRMIA:
     """RMIA with reference models that did not train on the record.
 
-    Their mean probability p_out is taken for that of all models as ((1 + a) p_out + 1 - a) / 2, for z too.
+    The mean probability over all models is estimated from their mean p_out as ((1 + a) p_out + 1 - a) / 2, for z too.
 
     Args:
         gamma: as in `RMIA`.
-        a: how much p_out counts, in [0, 1]; at 1 the mean is p_out itself.
+        a: the weight of p_out, in [0, 1]; at 1 the mean is p_out itself.
     """
 
     name: ClassVar[str] = "rmia-offline"
@@ -87,14 +86,8 @@ class OfflineRMIA:
 def _fractions(
     records: ReferenceScores, average: Floats, average_z: Floats, population: Floats, gamma: float
 ) -> Floats:
-    """The scores (M,).
-
-    Args:
-        records: to be scored.
-        average: (M,) log p(record) over models.
-        average_z: (M,) the same of the record as a z.
-        population: (Z,) the same of the population.
-        gamma: the factor.
+    """Return the scores (M,), from log p averaged over models: of a record (M,), of a record as a z (M,), and of the
+    population (Z,).
     """
     log_p = _log_sigmoid(records.score)
     ratio, as_z = log_p - average, log_p - average_z
@@ -112,7 +105,7 @@ def _fractions(
 
 
 def _population_average(records: ReferenceScores) -> Floats:
-    """Log of the mean probability (Z,) of each row by all reference models, since none trained on it."""
+    """Return the log of the mean probability (Z,) of each row by all reference models; none trained on it."""
     if records.population is None:
         return np.empty(0)
     logs = _log_sigmoid(records.population.reference)
@@ -120,12 +113,11 @@ def _population_average(records: ReferenceScores) -> Floats:
 
 
 def _log_mean(side: Side) -> Floats:
-    """Log of the mean probability (M,) of the scores that count; of equal scores exactly theirs."""
-    logs = np.where(side.used, _log_sigmoid(side.scores), -np.inf)
+    """Return the log of the mean probability (M,) of the scores that count; exact for equal scores."""
+    logs = np.where(side.mask, _log_sigmoid(side.scores), -np.inf)
     most = logs.max(axis=1, initial=-np.inf, keepdims=True)
     return most[:, 0] + np.log(np.exp(logs - most).sum(axis=1) / side.count)
 
 
 def _log_sigmoid(x: Floats) -> Floats:
-    """Log of the probability with this logit."""
     return -np.logaddexp(0.0, -x)

@@ -1,7 +1,7 @@
-"""The level of an attack's score among the record's own scores where it was not trained on.
+"""The level of an attack's score among the scores of the same record by models that did not train on it.
 
-Source: Jälkö, Pradhan, Räisä, Honkela 2026, arXiv:2605.25819: one threshold for all records has another false positive
-rate on each of them, so a true positive rate "at 1 %" mixes records at 20 % with many at none.
+Source: Jälkö, Pradhan, Räisä, Honkela 2026, arXiv:2605.25819: one threshold for all records has a different false
+positive rate on each record, so a true positive rate "at 1 %" mixes records at 20 % with many at 0 %.
 """
 
 import numpy as np
@@ -12,23 +12,22 @@ from shoal.attacks.scores.lira import OfflineLiRA, variances
 from shoal.metrics.intervals import Bools, Floats
 
 MIN_FOR_LEVELS = 8
-"""Reference models from which on records have levels. Half of them are a record's: of 4 scores the 1 % quantile of
-Student's t is 4.5 standard deviations, of 2 it would be 32."""
+"""Fewest reference models for levels. Half of them did not train on a record: with 4 scores the 1 % quantile of
+Student's t is 4.5 standard deviations, with 2 it would be 32."""
 
 
 def record_levels(score: Floats, reference: Floats, trained: Bools) -> Floats:
-    """Minus the logarithm (M,) of the false positive rate that a threshold at each record's score has on that record.
+    """Return levels (M,): minus the log of the false positive rate of a threshold at a record's score on that record.
 
-    A threshold on levels is one threshold a record, at which all records have the same false positive rate: that of
-    Student's t, for a score (x - mean) / (std sqrt(1 + 1 / n)) of n normal scores by models that did not train on the
-    record. It is exact however much records differ in their variance, which a prior of all records would not be. Scores
-    are replaced by the normal quantiles of their ranks among all records' such scores first, so that levels do not
-    depend on the units of an attack.
+    The rate is that of Student's t for (x - mean) / (std sqrt(1 + 1 / n)), with n normal scores by models that did not
+    train on the record. So a threshold on levels has the same false positive rate on all records, however much their
+    variances differ. Scores are first replaced by the normal quantiles of their ranks among all records' OUT scores, so
+    levels do not depend on the units of an attack.
 
     Args:
-        score: (M,) of an attack on the attacked model.
-        reference: (M, R) of the attack on each reference model.
-        trained: (M, R) whether each reference model was trained on each record.
+        score: (M,), the attack on the attacked model.
+        reference: (M, R), the attack on each reference model.
+        trained: (M, R), whether each reference model was trained on each record.
 
     Raises:
         InputError: all models were trained on all records, or scores of a record do not vary.
@@ -60,6 +59,6 @@ def record_levels(score: Floats, reference: Floats, trained: Bools) -> Floats:
     _, outside = in_and_out(attack, records, needs_in=False)
     (pooled,) = pooled_variances(attack, outside)
     width = np.sqrt(variances(outside, pooled, 0) * (1 + 1 / outside.count))
-    # A record with fewer than two such scores has the pooled variance.
+    # A record with fewer than two OUT scores has the pooled variance.
     freedom = np.where(outside.freedom > 0, outside.freedom, np.inf)
     return -np.log(stdtr(freedom, (outside.mean - records.score) / width))

@@ -1,8 +1,8 @@
-"""The stack: one attacker who reads the scores of several attacks on a record, and the regression that reads them.
+"""The stack: a regression of membership on the scores of several attacks.
 
 It is fitted on reference federations, whose members are known: each is attacked in turn with the others as its
-references, so that its records have the scores that the attacked run's have. Source: stacked generalisation, Wolpert
-1992, Neural Networks 5(2):241-259; of membership attacks, with seven estimators, arXiv:2604.12737.
+references, as the run itself is. Source: stacked generalisation, Wolpert 1992, Neural Networks 5(2):241-259; with seven
+membership attacks, arXiv:2604.12737.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from shoal.core.settings import PositiveFloat, settings
 from shoal.metrics.intervals import Bools, Floats
 
 FOLDS = 8
-"""Parts of the reference models, at most, each of which is scored by a regression that was fitted on the others."""
+"""Most parts of the reference models; each part is scored by a regression fitted on the other parts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,8 +24,7 @@ class Regression:
 
     Args:
         centre, spread: (F,) mean and standard deviation of the reference records' features.
-        weights: (F,) of the standardised features.
-        bias: of the regression.
+        weights, bias: (F,) weights of the standardised features, and the intercept.
         threshold: the largest score of a non-member.
     """
 
@@ -37,7 +36,7 @@ class Regression:
 
     @staticmethod
     def fit(features: Floats, member: Bools, inverse_penalty: float) -> "Regression":
-        """The regression of ``member`` (M,) on ``features`` (M, F); members and non-members weigh the same.
+        """Fit ``member`` (M,) on ``features`` (M, F); members and non-members have the same total weight.
 
         Raises:
             InputError: no members, or no non-members.
@@ -46,14 +45,14 @@ class Regression:
 
         require(bool(member.any() and not member.all()), "the records must have members and non-members; got one kind")
         centre, spread = features.mean(axis=0), features.std(axis=0)
-        # A feature that is equal for all says nothing; its deviation is a rounding error, not always 0.
+        # The deviation of a constant feature is a rounding error, not always 0.
         spread = np.where(spread > 1e-9 * (1 + abs(centre)), spread, 1.0)
         regression = LogisticRegression(C=inverse_penalty, class_weight="balanced", max_iter=1000)
         regression.fit((features - centre) / spread, member)
         return Regression(centre, spread, np.ravel(regression.coef_), float(np.ravel(regression.intercept_)[0]))
 
     def score(self, features: Floats) -> Floats:
-        """The logarithm of the odds of membership (M,) of features (M, F)."""
+        """Return the log odds of membership (M,) for features (M, F)."""
         # Summed row by row: a matrix product may round equal rows differently by their position.
         return ((features - self.centre) / self.spread * self.weights).sum(axis=-1) + self.bias
 
@@ -62,8 +61,7 @@ class Regression:
 class Stack:
     """A logistic regression of membership on the scores of F attacks, fitted on R reference models.
 
-    It reads no member of the attacked run. Gradient boosting on the same scores finds no more
-    (docs/results/attacks/table.md).
+    It reads no membership of the attacked run. Gradient boosting is not more accurate (docs/results/attacks/table.md).
 
     Args:
         inverse_penalty: scikit-learn's C, the inverse of the strength of the L2 penalty on standardised scores.
@@ -87,26 +85,24 @@ class Stack:
     inverse_penalty: PositiveFloat = 1.0
 
     def scores(self, attacked: Floats, references: Floats, trained: Bools) -> tuple[Floats, Floats]:
-        """Scores of M records, in log odds, on the attacked model and on each reference model.
+        """Return log odds of M records on the attacked model (M,), and on each reference model (M, R).
+
+        The regression that scores a reference model was fitted without that model's part.
 
         Args:
             attacked: (M, F) scores of F attacks on the attacked model; NaN where an attack has none.
-            references: (M, R, F) the same on each reference model, as if it were attacked.
-            trained: (M, R) whether each reference model was trained on each record.
-
-        Returns:
-            (M,) by a regression that was fitted on all reference models; (M, R) by one that was fitted without the part
-            of the reference models that the scored one is of.
+            references: (M, R, F), the same on each reference model, as if it were attacked.
+            trained: (M, R), whether each reference model was trained on each record.
         """
         rows, columns = trained.shape
         centre = np.nanmean(references, axis=(0, 1))
         references = np.where(np.isnan(references), centre, references)
 
-        def fitted(models: np.ndarray) -> Regression:
+        def fit(models: np.ndarray) -> Regression:
             features = references[:, models].reshape(-1, references.shape[2])
             return Regression.fit(features, trained[:, models].ravel(), self.inverse_penalty)
 
-        held_out, everyone = np.empty((rows, columns)), np.arange(columns)
-        for part in np.array_split(everyone, min(FOLDS, columns // 2)):
-            held_out[:, part] = fitted(np.setdiff1d(everyone, part)).score(references[:, part])
-        return fitted(everyone).score(np.where(np.isnan(attacked), centre, attacked)), held_out
+        cross_fitted, models = np.empty((rows, columns)), np.arange(columns)
+        for part in np.array_split(models, min(FOLDS, columns // 2)):
+            cross_fitted[:, part] = fit(np.setdiff1d(models, part)).score(references[:, part])
+        return fit(models).score(np.where(np.isnan(attacked), centre, attacked)), cross_fitted

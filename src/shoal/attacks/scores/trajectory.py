@@ -1,8 +1,8 @@
-"""The loss-trajectory attack: a record's losses on the models of several rounds, instead of on the last one alone.
+"""The loss-trajectory attack, on a record's losses over the models of several rounds.
 
-Source: Liu, Zhao, Backes, Zhang 2022, CCS, arXiv:2208.14933. There the stages of training are imitated by distilling
-the released model, and a neural network reads the losses. Here an attacker has seen the models of these rounds, as a
-server or a client has, and a logistic regression reads them.
+Source: Liu, Zhao, Backes, Zhang 2022, CCS, arXiv:2208.14933. The paper distils the released model to imitate the stages
+of training, and reads the losses with a neural network. Here the attacker is a server or a client with the models of
+these rounds, and a logistic regression reads the losses.
 """
 
 from typing import ClassVar
@@ -15,7 +15,7 @@ from shoal.metrics.intervals import Bools, Floats
 
 @settings
 class LossTrajectory:
-    """Learns from records of reference models, whose membership is known, which losses over rounds members have.
+    """A regression of membership on losses over rounds, fitted on reference models with known members.
 
     Args:
         inverse_penalty: scikit-learn's C, the inverse of the strength of the L2 penalty on standardised losses.
@@ -38,11 +38,11 @@ class LossTrajectory:
     inverse_penalty: PositiveFloat = 1.0
 
     def fit(self, trajectories: Floats, member: Bools) -> Regression:
-        """Fit the regression; members and non-members weigh the same, however many there are.
+        """Fit the regression; members and non-members have the same total weight.
 
         Args:
-            trajectories: (M, T) losses of reference models over the rounds of which records are scored later.
-            member: (M,) whether each record was trained on.
+            trajectories: (M, T) losses of reference models over T rounds.
+            member: (M,), whether each record was trained on.
 
         Raises:
             InputError: no members or no non-members.

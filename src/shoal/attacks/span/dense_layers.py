@@ -1,10 +1,10 @@
-"""The dense layers of a network: their places in the flat vector, and what comes into them.
+"""The dense layers of a network: their places in the flat vector, and their inputs.
 
-A convolution whose patches do not overlap is a dense layer on each patch, and a record's inputs are its patches. Others
-are not attacked. The rows of a convolution's gradient are combinations of patches. A kernel of 3 x 3 on c channels has
-9 c inputs and hundreds of patches an image, so its span is all of its inputs as soon as it has enough rows. A recurrent
-layer's are combinations of words' embeddings, which many texts share; and an embedding's own gradient names the words
-of a batch, and no text.
+A convolution whose patches do not overlap is a dense layer on each patch, and a record's inputs are its patches. Other
+layers are not attacked. The rows of a convolution's gradient are combinations of patches: a 3 x 3 kernel on c channels
+has 9 c inputs and hundreds of patches per image, so with enough rows its span is the whole space. A recurrent layer's
+rows combine words' embeddings, which many texts share. An embedding's own gradient shows the words of a batch, not its
+texts.
 """
 
 import math
@@ -28,8 +28,8 @@ class DenseLayer:
 
     Args:
         name: of the module in the network.
-        outputs, inputs: (h, d), the weight's shape; of a convolution d is of all channels and places of a patch.
-        bias: whether its bias is trained too; then it counts as one more input, which is always 1.
+        outputs, inputs: (h, d), the weight's shape; for a convolution d counts all channels and places of a patch.
+        bias: whether its bias is trained too; then it is one more input, which is always 1.
     """
 
     name: str
@@ -43,7 +43,7 @@ class DenseLayer:
         return self.inputs + self.bias
 
     def matrices(self, model: Model, vectors: Tensor) -> Tensor:
-        """The layer's weight, with the bias as last column: vectors (n, P) -> (n, h, d or d + 1)."""
+        """Return the layer's weight (n, h, d or d + 1) in vectors (n, P), with the bias as last column."""
         prefix = f"{self.name}." if self.name else ""
         slots = {slot.name: slot for slot in model.layout.slots}
         weight = slots[prefix + "weight"].view(vectors).flatten(vectors.dim())
@@ -51,10 +51,10 @@ class DenseLayer:
 
 
 def dense_layers(model: Model, only: str | None = None) -> list[DenseLayer]:
-    """The dense layers of a model's network, in its order; the one called ``only``, if that is given.
+    """List the trained dense layers of a model's network in order, or only the layer called ``only``.
 
     Raises:
-        InputError: the network has no dense layer that is trained, or none of this name.
+        InputError: the network has no trained dense layer, or none of this name.
 
     Example:
         >>> import shoal
@@ -78,11 +78,11 @@ def dense_layers(model: Model, only: str | None = None) -> list[DenseLayer]:
 
 
 def _patch(module: nn.Module) -> tuple[int, ...] | None:
-    """The size of the patches of a convolution on separate ones, none of which is filled up; None of another module."""
+    """Return the patch size of a convolution on separate patches without padding; None for another module."""
     if type(module) is not nn.Conv2d or module.stride != module.kernel_size or module.groups != 1:
         return None
     if module.kernel_size == (1, 1):
-        # Of single pixels there are more than channels.
+        # An image has more pixels than channels, so the span is the whole space.
         return None
     return module.kernel_size if module.padding in (0, (0, 0)) and module.dilation == (1, 1) else None
 
@@ -90,20 +90,20 @@ def _patch(module: nn.Module) -> tuple[int, ...] | None:
 def layer_inputs(
     model: Model, row: Tensor, layer: DenseLayer, x: Tensor, dtype: torch.dtype, y: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """`layer_factors` of one layer."""
+    """Compute `layer_factors` of one layer."""
     return layer_factors(model, row, [layer], x, dtype, y)[0]
 
 
 def layer_factors(
     model: Model, row: Tensor, layers: Sequence[DenseLayer], x: Tensor, dtype: torch.dtype, y: Tensor | None = None
 ) -> list[tuple[Tensor, Tensor]]:
-    """What comes into each layer, in evaluation mode, of the model at ``row`` (P,) for x (M, ...), and its errors for
-    labels or targets y (M,): an example's gradient of the layer is ``error input'``.
+    """Compute each layer's inputs and errors, in evaluation mode, for the model at ``row`` (P,), inputs x (M, ...) and
+    labels or targets y (M,). An example's gradient of the layer is ``error input'``.
 
     Returns:
-        For each layer inputs (M, d) float32, with a bias one more column, of 1; and the errors (M, h), each example's
-        gradient of the loss by the layer's outputs; (M, 0) without ``y``. A layer that sees L vectors or patches of
-        each example has (M, L, d) and (M, L, h).
+        For each layer inputs (M, d) float32, plus a column of 1 for a bias; and errors (M, h), each example's gradient
+        of the loss by the layer's outputs; (M, 0) without ``y``. A layer that sees L vectors or patches per example has
+        (M, L, d) and (M, L, h).
     """
     network = model.structure()
     network.load_state_dict(model.layout.views(row.cpu()), strict=False)
@@ -112,13 +112,13 @@ def layer_factors(
     patches = [_patch(network.get_submodule(layer.name)) for layer in layers]
 
     def watch(i: int) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
-        def watched(_: nn.Module, given: tuple[Tensor, ...], made: Tensor) -> Tensor:
-            whole, patch = given[0].detach().float(), patches[i]
+        def hook(_: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            whole, patch = arguments[0].detach().float(), patches[i]
             inputs[i].append(whole if patch is None else nn.functional.unfold(whole, patch, stride=patch).mT)
-            outputs[i] = made if made.requires_grad else made.detach().requires_grad_()
+            outputs[i] = output if output.requires_grad else output.detach().requires_grad_()
             return outputs[i]
 
-        return watched
+        return hook
 
     for i, layer in enumerate(layers):
         network.get_submodule(layer.name).register_forward_hook(watch(i))
@@ -128,11 +128,11 @@ def layer_factors(
         if y is not None:
             loss = model.loss(result.float(), y[begin : begin + _BATCH].cpu()).sum()
             gradients = torch.autograd.grad(loss, [outputs[i] for i in range(len(layers))])
-            for of_layer, gradient, patch in zip(errors, gradients, patches, strict=True):
-                of_layer.append(gradient.float() if patch is None else gradient.float().flatten(2).mT)
+            for parts, gradient, patch in zip(errors, gradients, patches, strict=True):
+                parts.append(gradient.float() if patch is None else gradient.float().flatten(2).mT)
     factors = list[tuple[Tensor, Tensor]]()
-    for layer, seen, found in zip(layers, inputs, errors, strict=True):
-        whole, error = torch.cat(seen), torch.cat(found) if found else torch.empty(len(x), 0)
+    for layer, input_parts, error_parts in zip(layers, inputs, errors, strict=True):
+        whole, error = torch.cat(input_parts), torch.cat(error_parts) if error_parts else torch.empty(len(x), 0)
         if whole.dim() > 2:
             whole, error = whole.flatten(1, -2), error.flatten(1, -2) if error.dim() > 2 else error
         ones = whole.new_ones(*whole.shape[:-1], 1)
@@ -140,39 +140,30 @@ def layer_factors(
     return factors
 
 
-def clipped_factors(
-    engine: Engine, row: Tensor, layer: DenseLayer, x: Tensor, y: Tensor, dtype: torch.dtype, bound: float
-) -> tuple[Tensor, Tensor]:
-    """`layer_factors` of one layer, with errors so scaled that each example's whole gradient has at most length
-    ``bound``.
-    """
-    layers = [layer] if bound == math.inf else dense_layers(engine.model)
-    return all_clipped_factors(engine, row, layers, x, y, dtype, bound)[layers.index(layer)]
-
-
-def all_clipped_factors(
+def clip_layer_factors(
     engine: Engine, row: Tensor, layers: Sequence[DenseLayer], x: Tensor, y: Tensor, dtype: torch.dtype, bound: float
 ) -> list[tuple[Tensor, Tensor]]:
-    """`layer_factors` of all dense layers, scaled as of `clipped_factors`."""
-    model = engine.model
-    factors = layer_factors(model, row, layers, x, dtype, y)
+    """Compute `layer_factors` with errors scaled so that each example's whole gradient is at most ``bound`` long."""
+    model, every = engine.model, layers if bound == math.inf else dense_layers(engine.model)
+    factors = layer_factors(model, row, every, x, dtype, y)
     if bound == math.inf:
         return factors
-    if sum(layer.outputs * layer.width for layer in layers) == model.layout.trainable:
-        squares = torch.stack([_squares(*of_layer) for of_layer in factors]).sum(dim=0)
+    if sum(layer.outputs * layer.width for layer in every) == model.layout.trainable:
+        squares = torch.stack([_squares(*pair) for pair in factors]).sum(dim=0)
     else:
         parts = engine.example_gradients_into(lambda gradients: gradients.square().sum(dim=1).cpu(), row, x, y)
         squares = torch.cat([*parts])
-    return [(inputs, scaled_rows(errors, clip_factors(squares, bound))) for inputs, errors in factors]
+    scale, chosen = clip_factors(squares, bound), (factors[every.index(layer)] for layer in layers)
+    return [(inputs, scale_rows(errors, scale)) for inputs, errors in chosen]
 
 
-def scaled_rows(values: Tensor, factor: Tensor) -> Tensor:
-    """Values (m, ...) times one factor each (m,)."""
+def scale_rows(values: Tensor, factor: Tensor) -> Tensor:
+    """Multiply values (m, ...) by one factor per row (m,)."""
     return values * factor.view(-1, *[1] * (values.dim() - 1))
 
 
 def _squares(inputs: Tensor, errors: Tensor) -> Tensor:
-    """The squared length (m,) of each gradient ``error input'``."""
+    """Return the squared length (m,) of each gradient ``error input'``."""
     if inputs.dim() == 2:
         return inputs.square().sum(dim=1) * errors.square().sum(dim=1)
     return ((inputs @ inputs.mT) * (errors @ errors.mT)).sum(dim=(1, 2))

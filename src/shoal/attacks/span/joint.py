@@ -1,19 +1,19 @@
-"""The joint attack: who is a member, asked of all records on a list at once and over every recorded round.
+"""The joint attack: the membership of all records on a list, solved at once over every recorded round.
 
 A client's update, or a model's move, is a sum of per-example gradients and noise of known size. With ``z_j = 1`` for a
-member, ``g_j`` the gradient of record j at the round's start, clipped as clients clip it, and ``c_j`` its factor,
+member, ``g_j`` the clipped gradient of record j at the round's start, and ``c_j`` its factor,
 
     move_t = -sum_j z_j c_j g_j(start_t) + noise_t
 
-is a linear regression with known noise. Where clients take several steps and add no noise, gradients are those half way
-between a round's start and end. Solving for all z together lets members explain the move away from each other, which a
-test of one record at a time (`matched_filter`) cannot do. The score of a record is its log-odds, by a normal prior with
-the mean and variance of z.
+is a linear regression with known noise. If clients take several steps and add no noise, gradients are taken half way
+between a round's start and end. Solving for all z together lets one member explain a part of the move that a test of
+single records (`matched_filter`) would attribute to others. The score of a record is its log-odds, by a normal prior
+with the mean and variance of z.
 
 **The attacker has a list** of candidates that contains members, knows which clients trained which model in a round, and
-knows how clients train. Members that are missing from the list add noise to the move, and the attack gets weaker.
+knows how clients train. Members missing from the list add noise to the move and weaken the attack.
 
-Source: none; a Bayesian linear regression of ours.
+Source: ours, a Bayesian linear regression.
 """
 
 import math
@@ -29,7 +29,7 @@ from pydantic import Field
 from torch import Tensor
 
 from shoal.attacks.span.candidates import Candidates
-from shoal.attacks.span.dense_layers import DenseLayer, all_clipped_factors, dense_layers, scaled_rows
+from shoal.attacks.span.dense_layers import DenseLayer, clip_layer_factors, dense_layers, scale_rows
 from shoal.attacks.span.knowledge import Knowledge
 from shoal.attacks.span.layer_moves import Move, moves_of_models, moves_of_updates
 from shoal.core.errors import require
@@ -39,10 +39,10 @@ from shoal.engine import Engine, LocalSGD, RoundUpdates
 from shoal.metrics.intervals import Floats
 
 _MISFIT = 0.1
-"""The part of a move, in its own length, that gradients at the start of a round do not explain: local steps move on."""
+"""The share of a move's length that gradients at the start of a round do not explain, because local steps move on."""
 
-_MOST = 6000
-"""Records of a list, at most, that are solved for at once; more are solved for in parts."""
+_MAX_RECORDS = 6000
+"""Most records of a list to solve for at once; longer lists are solved in parts."""
 
 Merged = tuple[Tensor, Tensor]
 """The clients (n,) of a round, by id, and the weights (K, n) of their updates in each model's move."""
@@ -50,12 +50,7 @@ Merged = tuple[Tensor, Tensor]
 
 @settings
 class _JointAttack:
-    """What both attacks have in common.
-
-    Args:
-        prior: the share of members on the list of a client or cluster; None: as many as its clients have examples, or
-            half of a list that is shorter.
-    """
+    """The common part of both attacks."""
 
     prior: Annotated[float, Field(gt=0, lt=1, strict=True)] | None = None
 
@@ -63,10 +58,10 @@ class _JointAttack:
         self, moves: Sequence[Move], candidates: Candidates, engine: Engine, knowledge: Knowledge
     ) -> tuple[Floats, Floats]:
         local = knowledge.local
-        known = local is not None and local.optimizer is None and not knowledge.control_variates
-        require(known, "the joint attack needs to know how clients train, by SGD without control variates")
-        for values, what in ((candidates.client, "client"), (candidates.y, "label")):
-            require(values is not None, f"the joint attack needs the {what} of each candidate")
+        plain = local is not None and local.optimizer is None and not knowledge.control_variates
+        require(plain, "the joint attack needs to know how clients train, by SGD without control variates")
+        for values, name in ((candidates.client, "client"), (candidates.y, "label")):
+            require(values is not None, f"the joint attack needs the {name} of each candidate")
         score = np.full(len(candidates.x), np.nan)
         threshold = score.copy()
         for unknown in _Regression(candidates, engine, knowledge, self.prior).solve(moves):
@@ -110,16 +105,16 @@ class UpdateJoint(_JointAttack):
     def score(
         self, rounds: Iterable[RoundUpdates], candidates: Candidates, engine: Engine, knowledge: Knowledge
     ) -> tuple[Floats, Floats]:
-        """Scores (M,) and thresholds (M,), NaN for records of a client that sent nothing.
+        """Return scores (M,) and thresholds (M,), NaN for records of a client that sent nothing.
 
         Args:
             rounds: recorded updates.
-            candidates: M records, each asked of its ``client``'s updates.
-            engine: of the model that was trained.
-            knowledge: of training.
+            candidates: M records, each scored by its ``client``'s updates.
+            engine: the engine of the trained model.
+            knowledge: settings of training.
 
         Raises:
-            InputError: the candidates lack clients or labels, the clients' training is unknown, is no SGD or uses
+            InputError: the candidates lack clients or labels, the clients' training is unknown, is not SGD or uses
                 control variates, or the network has no dense layer.
         """
         recorded = sorted(rounds, key=lambda updates: updates.round)
@@ -151,14 +146,13 @@ class ModelJoint(_JointAttack):
         knowledge: Knowledge,
         first: int = 1,
     ) -> tuple[Floats, Floats]:
-        """Scores (M,) and thresholds (M,), NaN for records of a client that trained no model.
+        """Return scores (M,) and thresholds (M,), NaN for records of a client that trained no model.
 
         Args:
-            models: (T + 1, K, P), as of `ModelSpan.score`.
+            models: (T + 1, K, P), as in `ModelSpan.score`.
             merged: the clients and weights of each of the T rounds.
             candidates: M records, each with its ``client``.
-            engine: of the model that was trained.
-            knowledge: of training.
+            engine, knowledge: as in `UpdateJoint.score`.
             first: the number of the first of the T rounds.
 
         Raises:
@@ -175,56 +169,48 @@ class ModelJoint(_JointAttack):
 
 @dataclass(eq=False)
 class _Unknown:
-    """The memberships of m records that are solved for together.
+    """The unknown memberships of m records, solved together.
 
     Args:
         rows: (m,) int64, the records' places, ascending.
         prior: the share of members among them.
         gram: (m, m) float64, the sum over moves of ``<c_i g_i, c_j g_j>``, in units of the noise's variance.
-        moved: (m,) float64, the same of ``<c_i g_i, -move>``.
+        target: (m,) float64, the same of ``<c_i g_i, -move>``.
         products: by layer the last inputs (m, d) and their products (m, m), since a first layer's stay the same.
     """
 
     rows: Tensor
     prior: float
     gram: Tensor
-    moved: Tensor
+    target: Tensor
     products: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @staticmethod
     def of(rows: Tensor, prior: float) -> "_Unknown":
-        """Without equations."""
         gram = torch.zeros(len(rows), len(rows), dtype=torch.float64)
         return _Unknown(rows, prior, gram, gram.new_zeros(len(rows)))
 
     def log_odds(self) -> Tensor:
-        """Log P(member) / P(non-member), (m,) float64, without the prior's own."""
+        """Return log P(member) / P(non-member), (m,) float64, without the prior's."""
         precision = 1 / (self.prior * (1 - self.prior))
         factor = torch.linalg.cholesky(self.gram + precision * torch.eye(len(self.rows), dtype=torch.float64))
         inverse = torch.cholesky_inverse(factor)
-        mean, variance = inverse @ (self.moved + precision * self.prior), inverse.diagonal()
-        # The posterior without the record's own prior: what the moves alone say of it.
-        said = (1 / variance - precision).clamp(min=0)
-        return mean / variance - precision * self.prior - said / 2
+        mean, variance = inverse @ (self.target + precision * self.prior), inverse.diagonal()
+        # The posterior without the record's prior, so that the moves alone decide.
+        evidence = (1 / variance - precision).clamp(min=0)
+        return mean / variance - precision * self.prior - evidence / 2
 
     def products_of(self, layer: int, inputs: Tensor) -> Tensor:
-        """The products (m, m) of a layer's inputs (m, d)."""
-        before = self.products.get(layer)
-        if before is None or not before[0].equal(inputs):
-            self.products[layer] = before = inputs, inputs @ inputs.T
-        return before[1]
+        """Return the products (m, m) of a layer's inputs (m, d)."""
+        last = self.products.get(layer)
+        if last is None or not last[0].equal(inputs):
+            self.products[layer] = last = inputs, inputs @ inputs.T
+        return last[1]
 
 
 @dataclass(frozen=True, eq=False)
 class _Regression:
-    """The regression of moves on the gradients of candidates.
-
-    Args:
-        candidates: M records with clients and labels.
-        engine: of the model that was trained.
-        knowledge: of training.
-        prior: the share of members on each list; None: see `UpdateJoint`.
-    """
+    """The regression of moves on the gradients of candidates."""
 
     candidates: Candidates
     engine: Engine
@@ -233,12 +219,12 @@ class _Regression:
 
     @cached_property
     def layers(self) -> list[DenseLayer]:
-        """The layers whose moves are regressed: all dense ones."""
+        """All dense layers."""
         return dense_layers(self.engine.model)
 
     @cached_property
     def rows_of(self) -> dict[int, Tensor]:
-        """The rows of each client's candidates, ascending, by its id."""
+        """The rows of each client's candidates by its id, ascending."""
         client = self.candidates.client
         assert client is not None
         order = torch.argsort(client, stable=True)
@@ -247,26 +233,25 @@ class _Regression:
         return defaultdict(lambda: none, zip(ids.tolist(), order.split(counts.tolist()), strict=True))
 
     def solve(self, moves: Sequence[Move]) -> list[_Unknown]:
-        """The unknowns of all lists, with the equations of all moves."""
+        """Collect the equations of all moves for the unknowns of all lists."""
         lists = self._lists(moves)
         of_client = {client: parts for clients, parts in lists for client in clients}
         of_start: dict[int, list[Move]] = defaultdict(list)
         for number, move in enumerate(moves):
             of_start[number if self._halfway else move.start.data_ptr()].append(move)
         for group in of_start.values():
-            clients = torch.cat([move.clients for move in group]).unique().tolist()
-            asked = torch.cat([self.rows_of[client] for client in clients]).sort().values
-            if len(asked):
-                self._add_moves(group, asked, of_client)
+            rows = self._rows(torch.cat([move.clients for move in group]).unique().tolist())
+            if len(rows):
+                self._add_moves(group, rows, of_client)
         return [unknown for _, parts in lists for unknown in parts]
 
     @property
     def _halfway(self) -> bool:
-        """Whether gradients are half way to a move's end. A single step's are those of its start; noise moves it."""
+        """Whether gradients are taken half way to a move's end: not for a single step, nor with noise in the move."""
         return not self.knowledge.noisy and self.knowledge.steps != 1
 
     def _lists(self, moves: Sequence[Move]) -> list[tuple[list[int], list[_Unknown]]]:
-        """The clients that train models together, and the unknowns of their candidates, in parts of at most `_MOST`."""
+        """Return the clients that train models together, and their candidates in parts of at most `_MAX_RECORDS`."""
         joined = dict[int, int]()
 
         def first(client: int) -> int:
@@ -282,21 +267,24 @@ class _Regression:
             together[first(client)].append(client)
         lists = list[tuple[list[int], list[_Unknown]]]()
         for clients in together.values():
-            rows = torch.cat([self.rows_of[client] for client in clients]).sort().values
+            rows = self._rows(clients)
             if not len(rows):
                 continue
-            # Dealt out, so that every part has records of all clients.
-            count = math.ceil(len(rows) / _MOST)
+            # Every part has records of all clients.
+            count = math.ceil(len(rows) / _MAX_RECORDS)
             share = sum(map(self._size, clients)) / len(rows)
             prior = self.prior or (share if share < 1 else 0.5)
             lists.append((clients, [_Unknown.of(rows[part::count].contiguous(), prior) for part in range(count)]))
         return lists
 
-    def _add_moves(self, group: Sequence[Move], asked: Tensor, of_client: Mapping[int, Sequence[_Unknown]]) -> None:
-        """Add the equations of moves from one start; the records ``asked`` are those of all their clients."""
+    def _rows(self, clients: Sequence[int]) -> Tensor:
+        return torch.cat([self.rows_of[client] for client in clients]).sort().values
+
+    def _add_moves(self, group: Sequence[Move], rows: Tensor, of_client: Mapping[int, Sequence[_Unknown]]) -> None:
+        """Add the equations of moves from one start, with all their clients' records ``rows``."""
         start, place = torch.nan_to_num(group[0].start), torch.full((len(self.candidates.x),), -1)
-        place[asked] = torch.arange(len(asked))
-        factors = self._gradients(start + group[0].move.nan_to_num().float() / 2 if self._halfway else start, asked)
+        place[rows] = torch.arange(len(rows))
+        factors = self._gradients(start + group[0].move.nan_to_num().float() / 2 if self._halfway else start, rows)
         vectors = torch.stack([move.move for move in group])
         variances, decay = self._variances(group, vectors), self._decay(group[0].number)
         matrices = [
@@ -305,37 +293,37 @@ class _Regression:
             for layer in self.layers
         ]
         for i, move in enumerate(group):
-            rows = torch.cat([self.rows_of[client] for client in move.clients.tolist()]).sort().values
+            rows = self._rows(move.clients.tolist())
             factor = self._factor(move, rows)
             for unknown in of_client.get(int(move.clients[0]), ()):
-                mine = torch.isin(rows, unknown.rows)
-                gram = torch.zeros(2 * (int(mine.sum()),), dtype=torch.float64)
-                moved = torch.zeros(len(gram), dtype=torch.float64)
+                inside = torch.isin(rows, unknown.rows)
+                gram = torch.zeros(2 * (int(inside.sum()),), dtype=torch.float64)
+                target = torch.zeros(len(gram), dtype=torch.float64)
                 for layer, ((inputs, errors), matrix) in enumerate(zip(factors, matrices, strict=True)):
-                    a, e = inputs[place[rows]].double(), scaled_rows(errors[place[rows]].double(), factor)
-                    # The records of other parts stand at their prior.
-                    rest = matrix[i] + unknown.prior * _flat(e[~mine]).T @ _flat(a[~mine])
-                    a, e = a[mine], e[mine]
+                    a, e = inputs[place[rows]].double(), scale_rows(errors[place[rows]].double(), factor)
+                    # The records of other parts count at their prior.
+                    rest = matrix[i] + unknown.prior * _flat(e[~inside]).T @ _flat(a[~inside])
+                    a, e = a[inside], e[inside]
                     if a.dim() == 2:
                         gram += unknown.products_of(layer, a) * (e @ e.T)
-                        moved -= ((e @ rest) * a).sum(dim=1)
+                        target -= ((e @ rest) * a).sum(dim=1)
                     else:
                         gradients = (e.mT @ a).flatten(1)
                         gram += gradients @ gradients.T
-                        moved -= gradients @ rest.flatten()
-                within = torch.searchsorted(unknown.rows, rows[mine])
+                        target -= gradients @ rest.flatten()
+                within = torch.searchsorted(unknown.rows, rows[inside])
                 unknown.gram[within[:, None], within] += gram / variances[i]
-                unknown.moved[within] += moved / variances[i]
+                unknown.target[within] += target / variances[i]
 
     def _gradients(self, start: Tensor, rows: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Each layer's inputs and errors of records, the latter so scaled that gradients are clipped as clients do."""
+        """Compute each layer's inputs and errors of records, clipped as clients clip gradients."""
         x, y = self.candidates.x[rows.to(self.candidates.x.device)], self.candidates.y
         assert y is not None
         known = self.knowledge
-        return all_clipped_factors(self.engine, start, self.layers, x, y[rows], known.dtype, known.max_grad_norm)
+        return clip_layer_factors(self.engine, start, self.layers, x, y[rows], known.dtype, known.max_grad_norm)
 
     def _factor(self, move: Move, rows: Tensor) -> Tensor:
-        """(m,) float64, how far a unit of each record's gradient takes a move, by the weight of its client."""
+        """Return the factors (m,) float64 of records' gradients in a move, from their clients' weights and steps."""
         client, local = self.candidates.client, self.knowledge.local
         assert client is not None
         assert local is not None
@@ -344,7 +332,7 @@ class _Regression:
         return torch.tensor([per_client[c] for c in client[rows].tolist()], dtype=torch.float64)
 
     def _size(self, client: int) -> int:
-        """The number of a client's examples; of one without candidates that of the others, in the median."""
+        """Return the number of a client's examples; for a client without candidates the median of all."""
         examples, rows = self.candidates.examples, self.rows_of[client]
         if examples is None:
             require(self.knowledge.examples is not None, "the joint attack needs the number of each client's examples")
@@ -353,12 +341,12 @@ class _Regression:
         return int(examples[rows[0]] if len(rows) else examples.median())
 
     def _variances(self, group: Sequence[Move], vectors: Tensor) -> list[float]:
-        """The variance of the noise in each number of each move, and of what gradients at the start do not explain."""
+        """Return the variance of the noise in each number of each move, the misfit of gradients included."""
         lengths, count = vectors.double().norm(dim=1), vectors.shape[1]
         misfit, variances = (_MISFIT * lengths) ** 2 / count, list[float]()
         for move, length, unexplained in zip(group, lengths, misfit.tolist(), strict=True):
             sizes = [self._size(client) for client in move.clients.tolist()]
-            # One per size: most clients of a model have as many examples.
+            # One per size, since most clients of a model have equally many examples.
             deviation = {
                 size: float(replace(self.knowledge, examples=size).deviation(move.number, length, count))
                 for size in set(sizes)
@@ -370,21 +358,20 @@ class _Regression:
         return variances
 
     def _decay(self, number: int) -> float:
-        """The part of the start that weight decay takes off in a round, negative; 0 where it is unknown."""
+        """Return the multiple of the start that weight decay adds in a round, at most 0; 0 if it is unknown."""
         return (self.knowledge.decay_multiple(number) or 0.0) if self.knowledge.decays else 0.0
 
 
 def _reach(local: LocalSGD, size: int) -> float:
-    """How far a round takes a unit of an example's gradient, at a client with ``size`` examples."""
+    """Return the factor of an example's gradient in the update of a client with ``size`` examples."""
     batch, steps = local.batch(size), local.steps_of(size)
-    # DP-SGD divides by the nominal batch, also the sum over a pass's last batch, which may be shorter.
+    # DP-SGD divides by the nominal batch size, even for a shorter last batch.
     nominal = local.private and local.gradient_privacy is not None and not local.gradient_privacy.poisson
     share = steps / math.ceil(size / batch) / batch if nominal else steps / size
-    # Momentum repeats a step's gradient in all that follow.
+    # Momentum repeats a step's gradient in all later steps.
     repeated = sum((1 - local.momentum**after) / (1 - local.momentum) for after in range(1, steps + 1)) / steps
     return local.learning_rate * share * repeated
 
 
 def _flat(values: Tensor) -> Tensor:
-    """Values (m, h), or (m, L, h) of L places, as rows."""
     return values.flatten(0, -2)

@@ -1,4 +1,4 @@
-"""What an attacker knows of a federation's training, and moves without what is no gradient in them."""
+"""An attacker's knowledge of a federation's training, and the removal of everything but gradients from moves."""
 
 import math
 from dataclasses import dataclass
@@ -24,21 +24,21 @@ class ServerOptimizer:
 
 @dataclass(frozen=True, eq=False)
 class Knowledge:
-    """Settings of a federation that its participants know; what is not known is left at its default.
+    """Settings of a federation that its participants know; unknown settings keep their defaults.
 
     Args:
-        local: local training in round 1 as clients do it, with their defences (`gradient_privacy`, `augmentation`).
-        examples: of each client, where all have as many; None: unknown, or they differ.
-        clients: N, of the federation; None: those that are seen.
-        noise: standard deviation of the noise that a client adds to each number of its update, beside DP-SGD's.
+        local: clients' local training in round 1, with their defences (`gradient_privacy`, `augmentation`).
+        examples: number of examples of every client; None: unknown, or they differ.
+        clients: N, the clients of the federation; None: those in the updates.
+        noise: standard deviation of a client's noise in each number of its update, beside DP-SGD's.
         relative_noise: the length of a client's noise in lengths of its update (nu of `LaplaceNoise`).
         proximal: mu of FedProx.
         server: the server's optimizer; None: models move by the mean update.
-        control_variates: whether clients correct their steps as SCAFFOLD does.
-        pooling: rho, the share of all models' mean in each after a round (`shoal.algorithms.Pooling`).
-        cohort: the number of clients of a round; None: unknown.
-        continued: whether clients go on from what they sent last, and not from a cluster's model (FedSoft).
-        dtype: of the clients' computations; bfloat16 rounds inputs and gradients.
+        control_variates: whether clients correct their steps as in SCAFFOLD.
+        pooling: rho, the share of all models' mean in each model after a round (`shoal.algorithms.Pooling`).
+        cohort: the number of clients per round; None: unknown.
+        continued: whether clients start from their own last model, not from a cluster's model (FedSoft).
+        dtype: the precision of the clients' computations; bfloat16 rounds inputs and gradients.
 
     Example:
         >>> import shoal
@@ -75,13 +75,13 @@ class Knowledge:
 
     @property
     def max_grad_norm(self) -> float:
-        """The length to which clients clip each example's gradient; infinite where they do not."""
+        """The length to which clients clip each example's gradient; infinite without clipping."""
         rule = None if self.local is None else self.local.gradient_privacy
         return math.inf if rule is None else rule.max_grad_norm
 
     @property
     def steps(self) -> int | None:
-        """The local steps of a client in a round, None where they are unknown."""
+        """The local steps of a client in a round; None if unknown."""
         if self.local is None:
             return None
         if self.examples is None:
@@ -89,10 +89,10 @@ class Knowledge:
         return self.local.steps_of(self.examples)
 
     def decay_multiple(self, number: int) -> float | None:
-        """The kappa of a client's update in round ``number``: its update is ``kappa w`` and a combination of gradients.
+        """Return the kappa of round ``number``: a client's update is ``kappa w`` plus a combination of gradients.
 
-        By the recursion of SGD on weights alone, ``v <- momentum v + weight_decay theta + mu (theta - 1)``, ``theta <-
-        theta - rate v``, from theta = 1; None where the number of steps is unknown.
+        From the recursion of SGD on weights alone, ``v <- momentum v + weight_decay theta + mu (theta - 1)``,
+        ``theta <- theta - rate v``, from theta = 1. None if the number of steps is unknown.
         """
         if self.local is None or self.steps is None:
             return None
@@ -103,8 +103,9 @@ class Knowledge:
         return theta - 1.0
 
     def deviation(self, number: int, lengths: Tensor, parameters: int) -> Tensor:
-        """The noise in each number of clients' updates of round ``number``, without rounding: (n,); ``lengths`` (n,)
-        are the L2 norms of these updates of P ``parameters``.
+        """Return the standard deviation (n,) of the noise per number in clients' updates of round ``number``.
+
+        ``lengths`` (n,) are the L2 norms of these updates of P ``parameters``. Rounding is not included.
         """
         variance = lengths.new_full(lengths.shape, self.noise**2, dtype=torch.float64)
         variance += (self.relative_noise * lengths) ** 2 / (1 + self.relative_noise**2) / parameters
@@ -117,10 +118,10 @@ class Knowledge:
 
 
 def fitted_decay(move: Tensor, weight: Tensor) -> float:
-    """The kappa for which ``D - kappa W`` has the lowest rank, of matrices (h, d) with h <= d; 0 where none lowers it.
+    """Return the kappa for which ``D - kappa W`` has the lowest rank, of matrices (h, d) with h <= d; 0 without one.
 
-    With d reduced to h by W's leading right singular vectors Z, ``D Z - kappa W Z`` is singular for that kappa as often
-    as its rank lacks rows, so kappa is the eigenvalue of ``(W Z)^-1 D Z`` that most others equal.
+    With d reduced to h by W's leading right singular vectors Z, kappa is the most frequent eigenvalue of
+    ``(W Z)^-1 D Z``: its multiplicity is the number of missing ranks of ``D Z - kappa W Z``.
     """
     tall = min(weight.shape)
     _, _, vectors = torch.linalg.svd(weight.double(), full_matrices=False)
@@ -139,10 +140,10 @@ def fitted_decay(move: Tensor, weight: Tensor) -> float:
 
 
 def without_variates(updates: list[Tensor], clients: list[Tensor], total: int, rates: list[float]) -> list[Tensor]:
-    """Clients' moves without SCAFFOLD's variates, round by round (n, P): multiples of sums of gradients.
+    """Remove SCAFFOLD's variates from clients' moves, round by round (n, P).
 
     By its recursion, ``c_i <- c_i - c - u_i / (E eta)`` and ``c <- c + sum of changes / N``, the new c_i is the mean of
-    i's gradients in the round, so ``-c_i`` is the move.
+    client i's gradients in the round, so ``-c_i`` is the move.
 
     Args:
         updates: (n, P) of every round from the first.
@@ -150,28 +151,28 @@ def without_variates(updates: list[Tensor], clients: list[Tensor], total: int, r
         total: N.
         rates: ``E eta`` of every round.
     """
-    own, server = torch.zeros(total, updates[0].shape[1], dtype=torch.float64), 0.0
+    variates, server = torch.zeros(total, updates[0].shape[1], dtype=torch.float64), 0.0
     moves = []
     for update, senders, rate in zip(updates, clients, rates, strict=True):
         change = -server - update.double() / rate
-        own[senders] += change
+        variates[senders] += change
         server = server + change.sum(dim=0) / total
-        moves.append(-own[senders])
+        moves.append(-variates[senders])
     return moves
 
 
 def mean_updates(moves: Tensor, server: ServerOptimizer | None) -> tuple[Tensor, Tensor]:
-    """The mean updates (T, K, P) that a server's optimizer turned into these moves (T, K, P) of models, in float64.
+    """Return the mean updates (T, K, P) that a server's optimizer turned into moves (T, K, P) of models, in float64.
 
-    The optimizer is inverted number by number, from moments that are those before the first round. With s the step,
-    ``s (sqrt(v) + tau) = m`` has the moments ``m = a + c delta``, ``v = p + q delta^2``, so delta is a root of
+    The optimizer is inverted number by number, from its initial moments. With s the step, ``s (sqrt(v) + tau) = m`` has
+    the moments ``m = a + c delta``, ``v = p + q delta^2``, so delta is a root of
 
         (c^2 - s^2 q) delta^2 + 2 c b delta + b^2 - s^2 p = 0,   b = a - s tau,   (b + c delta) s >= 0
 
-    and, where two fit, the smaller one. Yogi's v has q of either sign, by whether delta^2 is below the v before.
+    and if two roots fit, the smaller one. In Yogi the sign of q depends on whether delta^2 is below the last v.
 
     Returns:
-        The updates, and by how much the inversion makes rounding larger, (T, K).
+        The updates, and the amplification (T, K) of rounding by the inversion.
     """
     factors = torch.ones(moves.shape[:2], dtype=torch.float64)
     if server is None:
@@ -195,7 +196,7 @@ def mean_updates(moves: Tensor, server: ServerOptimizer | None) -> tuple[Tensor,
 
 
 def _adaptive_root(step: Tensor, first: Tensor, second: Tensor, server: ServerOptimizer) -> tuple[Tensor, Tensor]:
-    """The delta of `mean_updates` and the second moment after it."""
+    """Return the delta of `mean_updates` and the second moment after it."""
     a, c, rest = server.beta1 * first, 1 - server.beta1, 1 - server.beta2
     b = a - step * server.tau
     if server.optimizer == "adam":

@@ -1,4 +1,4 @@
-"""Moves of clients and of clusters' models, and what is left of them in one dense layer: sums of gradients."""
+"""Moves of clients and of clusters' models, and the sums of gradients in one dense layer."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -16,15 +16,15 @@ from shoal.attacks.span.row_space import ROUNDING, RowSpace, row_spaces
 from shoal.engine import Engine, RoundUpdates
 
 _RIDGE = 1e-4
-"""Added to second moments, in means of their eigenvalues."""
+"""Share of their mean eigenvalue that is added to second moments."""
 
 
 @dataclass(eq=False)
 class Move:
-    """A move of ``row``'s parameters in round ``number`` from ``start`` (P,).
+    """A move of the parameters of ``row`` in round ``number`` from ``start`` (P,).
 
-    It is a client's update, or the mean of ``summed`` of them, whose rounding an inverted optimizer made ``amplified``
-    times as large. ``clients`` (n,) are the ids of whose updates it is the mean by ``weights`` (n,); empty: unknown.
+    It is a client's update, or the mean of ``summed`` updates, with rounding ``amplified`` by an inverted optimizer.
+    ``clients`` (n,) are the ids of the clients in the mean, and ``weights`` (n,) their weights; empty: unknown.
     """
 
     row: int
@@ -39,13 +39,7 @@ class Move:
 
 @dataclass(eq=False)
 class LayerMove:
-    """A move in one layer.
-
-    Args:
-        move: of all parameters.
-        matrix: (h, d) float32, without what is no gradient.
-        space: of its rows.
-    """
+    """A move in one layer: the sum of gradients ``matrix`` (h, d) float32, and the ``space`` of its rows."""
 
     move: Move
     matrix: Tensor
@@ -53,32 +47,32 @@ class LayerMove:
 
 
 def moves_of_updates(recorded: Sequence[RoundUpdates], clients: Tensor, *, continued: bool) -> list[Move]:
-    """The moves of clients, from a cluster's model or from what each sent last."""
+    """List the moves of clients, from a cluster's model or from the client's own last model."""
     moves, last, alone = list[Move](), dict[int, Tensor](), torch.ones(1)
     for updates in recorded:
         rows, models = torch.searchsorted(clients, updates.clients).tolist(), updates.models.unbind()
         for row, cluster, update in zip(rows, updates.assignment.tolist(), updates.updates, strict=True):
-            of_whom = partial(Move, row, updates.round, clients=clients[row : row + 1], weights=alone)
+            client_move = partial(Move, row, updates.round, clients=clients[row : row + 1], weights=alone)
             if not continued:
-                moves.append(of_whom(models[cluster], update))
+                moves.append(client_move(models[cluster], update))
                 continue
-            sent = models[cluster] + update
+            end = models[cluster] + update
             if row in last:
-                moves.append(of_whom(last[row], sent - last[row]))
-            last[row] = sent
+                moves.append(client_move(last[row], end - last[row]))
+            last[row] = end
     return moves
 
 
 def moves_of_models(
     models: Tensor, candidates: Candidates, engine: Engine, knowledge: Knowledge, first: int
 ) -> list[Move]:
-    """The moves of models (T + 1, K, P), from round ``first`` on, without pooling and the server's optimizer.
+    """List the moves of models (T + 1, K, P), from round ``first`` on, without pooling and the server's optimizer.
 
-    Each is a mean of clients' updates; a model that rested in a round has a move of 0.
+    Each is a mean of clients' updates; a model that did not train in a round has a move of 0.
     """
     models = models.cpu()
-    moved, rounding = _without_pooling(models, candidates, engine, knowledge)
-    updates, amplified = mean_updates(moved, None if first > 1 else knowledge.server)
+    moves, rounding = _without_pooling(models, candidates, engine, knowledge)
+    updates, amplified = mean_updates(moves, None if first > 1 else knowledge.server)
     moving = updates.nan_to_num().ne(0).any(dim=2).sum(dim=1).clamp(min=1).tolist()
     summed = [max(1, (knowledge.clients or 1) // count) for count in moving]
     return [
@@ -91,7 +85,7 @@ def moves_of_models(
 def _without_pooling(
     models: Tensor, candidates: Candidates, engine: Engine, knowledge: Knowledge
 ) -> tuple[Tensor, float]:
-    """The moves (T, K, P) of models without pooling, and by how much its inversion makes rounding larger."""
+    """Return the moves (T, K, P) of models without pooling, and the amplification of rounding by its inversion."""
     share, layers = knowledge.pooling, dense_layers(engine.model)
     widest = max(layers, key=lambda layer: layer.outputs * layer.width)
     matrices = widest.matrices(engine.model, models.flatten(0, 1)).unflatten(0, models.shape[:2])
@@ -104,24 +98,23 @@ def _without_pooling(
 
 
 def moves_without_pooling(models: Tensor, share: float, cohort: int | None, layers: Tensor, inputs: Tensor) -> Tensor:
-    """The moves (T, K, P) in float64 of models (T + 1, K, P) from what was sent to what was made before pooling.
+    """Return the moves (T, K, P) in float64 of models (T + 1, K, P) before pooling.
 
     `Pooling` turns the models ``theta'_k`` of a round into ``theta_k = (1 - rho) theta'_k + rho sum_j w_j theta'_j``,
-    where w_j is the share of the clients that trained model j. Their mean is that of what they were made of, so
+    with w_j the share of clients that trained model j. The weighted mean does not change, so
 
         theta'_k = (theta_k - rho sum_j w_j theta_j) / (1 - rho)
 
-    A client knows rho, and is sent all models, but not w. A gradient of a dense layer has little length in directions
-    in which inputs vary little, unlike the difference of two models: so w is the least-squares solution for moves that
-    are short in the metric of the inputs' inverse second moments. In a federation of known size it is a fraction of
-    that.
+    A client knows rho and all models, but not w. A gradient of a dense layer is short in directions in which inputs
+    vary little, unlike the difference of two models. So w is the least-squares solution for moves that are short in the
+    metric of the inputs' inverse second moments, rounded to counts of clients if the cohort's size is known.
 
     Args:
         models: before the first and after each of T rounds; K >= 2.
         share: rho, in [0, 1).
-        cohort: the number of clients of a round; None: unknown.
+        cohort: the number of clients per round; None: unknown.
         layers: (T + 1, K, h, d), the models in a dense layer.
-        inputs: (M, d), what comes into it for some records.
+        inputs: (M, d), the layer's inputs for some records.
 
     Example:
         >>> import torch
@@ -138,22 +131,22 @@ def moves_without_pooling(models: Tensor, share: float, cohort: int | None, laye
     values, vectors = torch.linalg.eigh(inputs.T @ inputs)
     metric = vectors / (values.clamp(min=0) + _RIDGE * values.mean()).sqrt()
     moves = models.double().diff(dim=0)
-    for t, (before, after, made) in enumerate(zip(layers[:-1], layers[1:], models[1:].double(), strict=True)):
-        sent, there = before.double() @ metric, after.double() @ metric
+    for t, (before, after, ends) in enumerate(zip(layers[:-1], layers[1:], models[1:].double(), strict=True)):
+        start, end = before.double() @ metric, after.double() @ metric
         # The mean over k of theta_k / (1 - rho) - start_k, less rho / (1 - rho) sum_j w_j theta_j, is to be short; the
         # weights sum to 1, so one of them is left out.
-        target = (there / (1 - share) - sent).mean(dim=0) - share / (1 - share) * there[-1]
-        columns = share / (1 - share) * (there[:-1] - there[-1]).flatten(1).T
+        target = (end / (1 - share) - start).mean(dim=0) - share / (1 - share) * end[-1]
+        columns = share / (1 - share) * (end[:-1] - end[-1]).flatten(1).T
         free = torch.linalg.lstsq(columns, target.flatten()[:, None]).solution.flatten()
         weights = torch.cat([free, 1 - free.sum()[None]])
         if cohort is not None:
             weights = _of_counts(weights, cohort)
-        moves[t] += share / (1 - share) * (made - weights @ made)
+        moves[t] += share / (1 - share) * (ends - weights @ ends)
     return moves
 
 
 def _of_counts(weights: Tensor, cohort: int) -> Tensor:
-    """The nearest weights (K,) that are numbers of clients, in all ``cohort``, by largest remainder."""
+    """Round weights (K,) to fractions of ``cohort`` clients, by largest remainder."""
     exact = weights.clamp(min=0) * cohort / weights.clamp(min=0).sum()
     counts = exact.floor()
     missing = cohort - int(counts.sum())
@@ -164,9 +157,9 @@ def _of_counts(weights: Tensor, cohort: int) -> Tensor:
 def layer_moves(
     layer: DenseLayer, moves: Sequence[Move], engine: Engine, knowledge: Knowledge, *, spans: bool
 ) -> list[LayerMove]:
-    """Each move in a layer, without what is no gradient; zero moves and unsent ones are left out.
+    """List the sums of gradients of moves in a layer; zero moves and unsent ones are left out.
 
-    ``spans`` is whether row spaces are computed; else they are empty, and know the noise alone.
+    Without ``spans`` row spaces are empty and only have the noise.
     """
     matrices = [layer.matrices(engine.model, move.move) for move in moves]
     if knowledge.control_variates and moves and moves[0].summed == 0:
@@ -179,7 +172,7 @@ def layer_moves(
         weight = layer.matrices(engine.model, move.start)
         if id(move.start) not in sizes:
             sizes[id(move.start)] = float(weight.double().square().mean().sqrt())
-        # Rounding of the parameters by each step, and of gradients by what they are computed in.
+        # Rounding of the parameters by each step, and of gradients by their precision.
         steps = (knowledge.steps or 1) ** 0.5
         computed = float(torch.finfo(knowledge.dtype).eps) / 6 * float(matrix.square().mean().sqrt())
         rounding = ROUNDING * sizes[id(move.start)] * max(1.0, steps / 4) * move.amplified + computed
@@ -198,7 +191,7 @@ def layer_moves(
 
 
 def _without_variates(matrices: Sequence[Tensor], moves: Sequence[Move], knowledge: Knowledge) -> list[Tensor]:
-    """The matrices (h, d) of clients' moves of all rounds from the first, without SCAFFOLD's variates."""
+    """Remove SCAFFOLD's variates from the matrices (h, d) of clients' moves of all rounds from the first."""
     of_round: dict[int, list[int]] = defaultdict(list)
     for i, move in enumerate(moves):
         of_round[move.number].append(i)
@@ -217,12 +210,12 @@ def _without_variates(matrices: Sequence[Tensor], moves: Sequence[Move], knowled
 def layer_information(
     layer: DenseLayer, moves: Sequence[LayerMove], *, noisy: bool, direct: bool
 ) -> tuple[bool, float]:
-    """How much a layer tells, to be compared: whether the spectrum ends below ``min(T (h - 1), d)``, as it does when it
-    has all inputs, and then the share of the space that is left to others; otherwise how large that minimum is, with
-    T = 1 unless its inputs are ``direct``, the same in all rounds: only then do rounds add up.
+    """Return a sort key of how informative a layer is.
 
-    Rows and columns that never move, such as those of pixels that are always 0, do not count among h and d. Under noise
-    the largest layer tells most. Errors that sum to 0, as those of a softmax do, have a rank of h - 1.
+    First, whether the spectrum ends below ``min(T (h - 1), d)``, so that the span has all inputs. If so, second, the
+    share of the space outside the span; otherwise that minimum. T is 1 unless the inputs are ``direct``, the same in
+    all rounds. Rows and columns that never move, such as pixels that are always 0, do not count in h and d. Errors of a
+    softmax sum to 0 and have rank h - 1. Under noise the largest layer is the most informative.
     """
     if not moves:
         return False, -1.0

@@ -9,29 +9,29 @@ import torch
 from torch import Tensor
 
 from shoal.attacks.span.candidates import Candidates, SpanScores
-from shoal.attacks.span.dense_layers import DenseLayer, clipped_factors, dense_layers, layer_inputs
+from shoal.attacks.span.dense_layers import DenseLayer, clip_layer_factors, dense_layers, layer_inputs
 from shoal.attacks.span.knowledge import Knowledge
 from shoal.attacks.span.layer_moves import LayerMove, Move, layer_information, layer_moves
 from shoal.attacks.span.matched_filter import Clutter
 from shoal.attacks.span.row_space import join_row_spaces
-from shoal.attacks.span.transform_search import TransformFamily, searched_residuals
+from shoal.attacks.span.transform_search import TransformFamily, search_residuals
 from shoal.engine import Engine
 from shoal.metrics.intervals import Floats, Ints
 
 _MIN_OF_STRATUM = 5
-"""Known non-members of a stratum, at least, by which thresholds are set."""
+"""Fewest known non-members of a stratum that set a threshold."""
 
 _MAX_SEARCHED = 40
-"""Known non-members, at most, that are searched for by transforms."""
+"""Most known non-members with a search over transforms."""
 
 _MAX_FILTERED = 100
-"""Known non-members, at most, that the matched filter is asked of under noise, in all rounds."""
+"""Most known non-members with a matched filter under noise."""
 
 _COPIES = 8
 """Transformed copies of a record in the matched filter."""
 
 _FLOORS = 20.0
-"""A residual below so many times what rounding leaves counts as 0."""
+"""A residual below this multiple of rounding counts as 0."""
 
 
 def scores_of_moves(
@@ -43,10 +43,7 @@ def scores_of_moves(
     engine: Engine,
     knowledge: Knowledge,
 ) -> SpanScores:
-    """The scores of ``count`` rows by the dense layer of this name, or by the one that tells most.
-
-    See `shoal.attacks.UpdateSpan` for ``layer`` and ``false_alarms``.
-    """
+    """Score ``count`` rows by the dense layer of this name, or by the most informative one (see `UpdateSpan`)."""
     layers = dense_layers(engine.model, layer)
     spans = not (knowledge.noisy and candidates.filters)
     pairs = ((layer, layer_moves(layer, moves, engine, knowledge, spans=spans)) for layer in layers)
@@ -57,57 +54,57 @@ def scores_of_moves(
         return layer_information(layer, parts, noisy=knowledge.noisy, direct=direct)
 
     chosen, parts = max(pairs, key=information)
-    seen = _LayerView(chosen, candidates, engine, knowledge, parts)
+    layer_view = _LayerView(chosen, candidates, engine, knowledge, parts)
     of_row: dict[int, list[LayerMove]] = defaultdict(list)
     for part in parts:
         of_row[part.move.row].append(part)
     score, threshold = np.full((2, count, len(candidates.x)), np.nan)
-    known = np.full((count, len(seen.known)), np.nan)
+    known = np.full((count, len(layer_view.known)), np.nan)
     exact, rank = np.zeros(count, dtype=np.bool_), np.zeros(count, dtype=np.int64)
     undecided = list[tuple[_RowView, _Residuals | None]]()
-    for row, own in of_row.items():
-        asked = torch.arange(len(candidates.x))
+    for row, row_moves in of_row.items():
+        places = torch.arange(len(candidates.x))
         if candidates.row is not None:
-            asked = torch.nonzero(candidates.row == row).flatten()
-        of_moves = _RowView(row, seen, own, asked)
-        rank[row] = max(part.space.rank for part in of_moves.used)
-        if not len(asked):
+            places = torch.nonzero(candidates.row == row).flatten()
+        view = _RowView(row, layer_view, row_moves, places)
+        rank[row] = max(part.space.rank for part in view.used)
+        if not len(places):
             continue
-        residuals = None if seen.knowledge.noisy and seen.filters else _Residuals.of(of_moves)
+        residuals = None if knowledge.noisy and layer_view.filters else _Residuals.of(view)
         if residuals is not None and residuals.exact:
             exact[row] = True
             values, cut = residuals.exact_scores()
             # As arrays: NumPy takes a tensor of one element for a number.
-            score[row, asked.numpy()], threshold[row, asked.numpy()] = values[: len(asked)], cut
-            known[row, of_moves.judged.numpy()] = values[len(asked) :]
+            score[row, places.numpy()], threshold[row, places.numpy()] = values[: len(places)], cut
+            known[row, view.references.numpy()] = values[len(places) :]
         else:
-            undecided.append((of_moves, residuals))
-    filtered = seen.filtered([of_moves for of_moves, _ in undecided])
-    for (of_moves, residuals), by_filter in zip(undecided, filtered, strict=True):
-        values = _unsure_scores(of_moves, residuals, by_filter)
-        row, asked = of_moves.row, of_moves.asked
-        score[row, asked.numpy()] = values[: len(asked)]
-        threshold[row, asked.numpy()] = of_moves.cuts(values, false_alarms)
-        known[row, of_moves.judged.numpy()] = values[len(asked) :]
-    found = score, threshold, exact, rank, known, chosen.name, chosen.width
-    return SpanScores(*found, direct=seen.direct, noisy=knowledge.noisy)
+            undecided.append((view, residuals))
+    filter_scores = layer_view.filter_scores([view for view, _ in undecided])
+    for (view, residuals), by_filter in zip(undecided, filter_scores, strict=True):
+        values = _unsure_scores(view, residuals, by_filter)
+        row, places = view.row, view.places
+        score[row, places.numpy()] = values[: len(places)]
+        threshold[row, places.numpy()] = view.cuts(values, false_alarms)
+        known[row, view.references.numpy()] = values[len(places) :]
+    columns = score, threshold, exact, rank, known, chosen.name, chosen.width
+    return SpanScores(*columns, direct=layer_view.direct, noisy=knowledge.noisy)
 
 
-def calibrate_scores(others: Floats, of_others: Ints, of_asked: Ints, rate: float) -> Floats:
-    """Thresholds (m,) that a share ``rate`` of the non-members among m records exceeds.
+def calibrate_scores(references: Floats, reference_strata: Ints, strata: Ints, rate: float) -> Floats:
+    """Return thresholds (m,) that a share ``rate`` of the non-members among m records exceeds.
 
-    A further non-member exceeds the k-th of n known ones, in order, with probability ``(n + 1 - k) / (n + 1)``, so the
-    threshold is at ``k = (1 - rate) (n + 1)``. It is interpolated between two; conformal prediction would round k up.
-    Known ones are weighted to the mix of strata of the records that are asked, since who is asked of a client has its
-    labels: those of a stratum have the weight of the records there, and n is their effective number.
+    A new non-member exceeds the k-th of n known ones with probability ``(n + 1 - k) / (n + 1)``, so the threshold is at
+    ``k = (1 - rate) (n + 1)``, interpolated between two scores (conformal prediction would round k up). Known
+    non-members are weighted to the records' mix of strata, and n is their effective number, since the candidates of a
+    client have its labels.
 
     Source: Tibshirani, Barber, Candès, Ramdas, "Conformal Prediction Under Covariate Shift", NeurIPS 2019.
 
     Args:
-        others: (Z,) scores of known non-members, Z >= 1.
-        of_others, of_asked: strata (Z, S) and (m, S), coarse columns first; see `Candidates`. A record is
-            compared within its last stratum that has five known non-members.
-        rate: of false alarms.
+        references: (Z,) scores of known non-members, Z >= 1.
+        reference_strata, strata: (Z, S) and (m, S), coarse columns first; see `Candidates`. A record is compared within
+            its last stratum that has five known non-members.
+        rate: the rate of false alarms.
 
     Example:
         >>> import numpy as np
@@ -116,25 +113,25 @@ def calibrate_scores(others: Floats, of_others: Ints, of_asked: Ints, rate: floa
         >>> calibrate_scores(scores, even, np.array([[0], [1], [2]]), 0.05).round(1)
         array([36. , 37. , 36.1])
     """
-    order, cuts = np.argsort(others), np.empty(len(of_asked))
-    part = of_asked[:, 0] if of_asked.shape[1] else np.zeros(len(of_asked), dtype=np.int64)
+    order, cuts = np.argsort(references), np.empty(len(strata))
+    part = strata[:, 0] if strata.shape[1] else np.zeros(len(strata), dtype=np.int64)
     for value in np.unique(part):
-        weights, rest = np.zeros(len(others)), part == value
-        for column, known in zip(of_asked.T[::-1], of_others.T[::-1], strict=True):
+        weights, rest = np.zeros(len(references)), part == value
+        for column, known in zip(strata.T[::-1], reference_strata.T[::-1], strict=True):
             for stratum, count in zip(*np.unique(column[rest], return_counts=True), strict=True):
                 same = known == stratum
                 if same.sum() >= _MIN_OF_STRATUM:
                     weights += same * count / same.sum()
                     rest = rest & (column != stratum)
-        weights += rest.sum() / len(others)
+        weights += rest.sum() / len(references)
         places = np.cumsum(weights[order]) / (weights.sum() + (weights**2).sum() / weights.sum())
         used = weights[order] > 0
-        cuts[part == value] = np.interp(1 - rate, places[used], others[order][used])
+        cuts[part == value] = np.interp(1 - rate, places[used], references[order][used])
     return cuts
 
 
 def _is_direct(layer: DenseLayer, few: Tensor, start: Tensor, engine: Engine, knowledge: Knowledge) -> bool:
-    """Whether a few records' inputs of a layer are the same of another model."""
+    """Whether another model gives a layer the same inputs for a few records."""
     start = torch.nan_to_num(start)
     here, there = (
         layer_inputs(engine.model, row, layer, few, knowledge.dtype)[0]
@@ -144,7 +141,7 @@ def _is_direct(layer: DenseLayer, few: Tensor, start: Tensor, engine: Engine, kn
 
 
 class _LayerView:
-    """What a layer sees of candidates and of known non-members, by the model that a move started from."""
+    """A layer's inputs and errors for candidates and known non-members, by the model that a move started from."""
 
     def __init__(
         self,
@@ -161,36 +158,36 @@ class _LayerView:
         self._copies: Tensor | None = None
         self._of: dict[int, tuple[Tensor, Tensor]] = {}
         self._moments: tuple[Clutter, Tensor] | None = None
-        self._kept: list[Tensor] = []
+        self._starts: list[Tensor] = []
         start = parts[0].move.start if parts else None
         self.direct = start is None or _is_direct(layer, candidates.x[:4], start, engine, knowledge)
         if start is not None:
-            self._transformed(torch.nan_to_num(start))
+            self._set_transforms(torch.nan_to_num(start))
 
-    def _transformed(self, start: Tensor) -> None:
-        """Which transforms to search, and the transformed copies of all records."""
+    def _set_transforms(self, start: Tensor) -> None:
+        """Set the transforms to search, and the transformed copies of all records."""
         few = self.candidates.x[:4]
         transforms = None if self.knowledge.local is None else self.knowledge.local.augmentation
         if few.is_floating_point() and isinstance(transforms, TransformFamily) and transforms.varied:
             pixels = few.cpu().to(self.knowledge.dtype).float().flatten(1)
             here, _ = layer_inputs(self.engine.model, start, self.layer, few, self.knowledge.dtype)
-            as_they_are = here.dim() == 2 and here[:, : self.layer.inputs].equal(pixels)
-            self.family = transforms if as_they_are and not self.knowledge.noisy else None
-            everyone = torch.cat([self.candidates.x.cpu(), self.known.cpu()])
-            if self.filters and everyone.dim() == 4:
+            reads_pixels = here.dim() == 2 and here[:, : self.layer.inputs].equal(pixels)
+            self.family = transforms if reads_pixels and not self.knowledge.noisy else None
+            records = torch.cat([self.candidates.x.cpu(), self.known.cpu()])
+            if self.filters and records.dim() == 4:
                 # The same transforms of all records, spread evenly.
-                draws = torch.quasirandom.SobolEngine(7).draw(_COPIES + 1)[1:].repeat(len(everyone), 1)
-                self._copies = transforms.transformed(everyone.repeat_interleave(_COPIES, dim=0), draws)
+                draws = torch.quasirandom.SobolEngine(7).draw(_COPIES + 1)[1:].repeat(len(records), 1)
+                self._copies = transforms.transformed(records.repeat_interleave(_COPIES, dim=0), draws)
 
     def of(self, start: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs of the M candidates and then Z known non-members, and the places of these.
+        """Return inputs of the M candidates and then Z known non-members, and the places of the latter.
 
-        All, so that a candidate that is no member is treated as a known one is. Models are kept, so moves from one
-        share them.
+        One batch, so that rounding treats candidates like known non-members. Moves from one model share the inputs.
         """
         key = start.data_ptr()
         if key not in self._of:
-            self._kept.append(start)
+            # A reference to the model, so that no other tensor gets its address.
+            self._starts.append(start)
             x = torch.cat([self.candidates.x.cpu(), self.known.cpu()])
             row = torch.nan_to_num(start)
             inputs, _ = layer_inputs(self.engine.model, row, self.layer, x, self.knowledge.dtype)
@@ -198,8 +195,9 @@ class _LayerView:
         return self._of[key]
 
     def moments(self, start: Tensor) -> tuple[Clutter, Tensor, Tensor]:
-        """The moments of all inputs and errors, and the inputs and errors themselves: of transformed copies, where
-        clients train on such, and clipped as clients clip.
+        """Return the moments of all inputs and errors, the inputs, and the errors, clipped as clients clip.
+
+        If clients train on transformed images, inputs and errors are those of transformed copies.
         """
         assert self.candidates.y is not None
         assert self.candidates.known_y is not None
@@ -208,119 +206,111 @@ class _LayerView:
         if self._copies is not None:
             x, labels = self._copies, labels.repeat_interleave(_COPIES, dim=0)
         row, bound = torch.nan_to_num(start), self.knowledge.max_grad_norm
-        inputs, errors = clipped_factors(self.engine, row, self.layer, x, labels, self.knowledge.dtype, bound)
+        factors = clip_layer_factors(self.engine, row, [self.layer], x, labels, self.knowledge.dtype, bound)
+        inputs, errors = factors[0]
         if self._copies is not None:
             inputs, errors = (part.unflatten(0, (-1, _COPIES)).flatten(1, -2) for part in (inputs, errors))
-        before = self._moments
-        if before is not None and before[1].equal(inputs):
-            # Of a first layer the inputs are the same of every model, and their moments take the longest.
-            clutter, inputs = before[0].with_errors(errors), before[1]
+        last = self._moments
+        if last is not None and last[1].equal(inputs):
+            # A first layer has the same inputs for every model, and their moments take the longest.
+            clutter, inputs = last[0].with_errors(errors), last[1]
         else:
             clutter = Clutter.of_records(inputs, errors)
         self._moments = clutter, inputs
         return clutter, inputs, errors
 
-    def judged_by(self, asked: Tensor) -> Tensor:
-        """The places of the known non-members by which ``asked`` are judged: of a search, or in all rounds, few, first
-        of their kinds.
+    def references(self, places: Tensor) -> Tensor:
+        """Return the places of the known non-members for comparison, of the candidates' strata first; few of them if
+        each needs a search or a filter in all rounds.
         """
-        places, noisy = torch.arange(len(self.known)), self.knowledge.noisy and self.filters
-        most = _MAX_FILTERED if noisy else len(places) if self.family is None else _MAX_SEARCHED
-        if most >= len(places):
-            return places
-        kinds, of_known = (strata[:, :1] for strata in self.candidates.strata)
-        other = ~np.isin(of_known, kinds[asked.numpy()]).all(axis=1)
-        return places[np.argsort(other, kind="stable")[:most]]
+        known, noisy = torch.arange(len(self.known)), self.knowledge.noisy and self.filters
+        most = _MAX_FILTERED if noisy else len(known) if self.family is None else _MAX_SEARCHED
+        if most >= len(known):
+            return known
+        strata, known_strata = (column[:, :1] for column in self.candidates.strata)
+        other = ~np.isin(known_strata, strata[places.numpy()]).all(axis=1)
+        return known[np.argsort(other, kind="stable")[:most]]
 
-    def residuals(self, part: LayerMove, asked: Tensor) -> tuple[Tensor, Tensor]:
-        """Residuals and their floors: of candidates and of known non-members."""
+    def residuals(self, part: LayerMove, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Return residuals and their floors, of candidates and then of known non-members."""
         if self.family is not None:
-            images = torch.cat([self.candidates.x.cpu()[asked], self.known[self.judged_by(asked)].cpu()])
-            return searched_residuals(
-                part.space, images, self.family, bias=self.layer.bias, dtype=self.knowledge.dtype
-            )[:2]
+            images = torch.cat([self.candidates.x.cpu()[places], self.known[self.references(places)].cpu()])
+            bias, dtype = self.layer.bias, self.knowledge.dtype
+            return search_residuals(part.space, images, self.family, bias=bias, dtype=dtype)[:2]
         inputs, known = self.of(part.move.start)
-        return part.space.residuals(inputs[torch.cat([asked, known])])
+        return part.space.residuals(inputs[torch.cat([places, known])])
 
-    def weighted(self, part: LayerMove, asked: Tensor) -> Tensor:
-        """Soft residuals, or under noise leverages, of the same records."""
+    def soft_scores(self, part: LayerMove, places: Tensor) -> Tensor:
+        """Return soft residuals, or leverages under noise, of the same records."""
         inputs, known = self.of(part.move.start)
-        weighted = part.space.leverages if self.knowledge.noisy else part.space.soft_residuals
-        return weighted(inputs[torch.cat([asked, known])])
+        weigh = part.space.leverages if self.knowledge.noisy else part.space.soft_residuals
+        return weigh(inputs[torch.cat([places, known])])
 
-    def filtered(self, rows: "Sequence[_RowView]") -> list[Floats | None]:
-        """The matched filter's scores of each row, over its moves, in standard units of known non-members; None
-        without labels. Moves from one model come one after another, so that one model's gradients are in memory.
+    def filter_scores(self, rows: "Sequence[_RowView]") -> list[Floats | None]:
+        """Return the matched filter's scores of each row over its moves, in standard units of known non-members.
+
+        None without labels. Moves are grouped by start, so that one model's gradients are in memory.
         """
         if not self.filters:
             return [None] * len(rows)
         first = len(self.candidates.x)
-        chosen = [torch.cat([of_moves.asked, first + of_moves.judged]) for of_moves in rows]
-        sums = [torch.zeros(2, len(asked), dtype=torch.float64) for asked in chosen]
+        chosen = [torch.cat([view.places, first + view.references]) for view in rows]
+        sums = [torch.zeros(2, len(places), dtype=torch.float64) for places in chosen]
         of_start: dict[int, list[tuple[LayerMove, int]]] = defaultdict(list)
-        for i, of_moves in enumerate(rows):
-            for part in of_moves.own:
+        for i, view in enumerate(rows):
+            for part in view.moves:
                 of_start[part.move.start.data_ptr()].append((part, i))
         for same in of_start.values():
             clutter, inputs, errors = self.moments(same[0][0].move.start)
             for part, i in same:
-                own = inputs[chosen[i]], errors[chosen[i]] * self._rate(part.move.number)
-                sums[i] += torch.stack(clutter.evidence(part.matrix, part.space.deviation, *own))
+                local = self.knowledge.local
+                rate = 1.0 if local is None else local.at_round(part.move.number).learning_rate
+                factors = inputs[chosen[i]], errors[chosen[i]] * rate
+                sums[i] += torch.stack(clutter.evidence(part.matrix, part.space.deviation, *factors))
         scores = list[Floats | None]()
-        for of_moves, (found, own) in zip(rows, sums, strict=True):
+        for view, (found, own) in zip(rows, sums, strict=True):
             total = found / own.clamp(min=1e-300).sqrt()
-            others = total[len(of_moves.asked) :]
-            scores.append(((total - others.mean()) / others.std().clamp(min=1e-300)).numpy())
+            known = total[len(view.places) :]
+            scores.append(((total - known.mean()) / known.std().clamp(min=1e-300)).numpy())
         return scores
-
-    def _rate(self, number: int) -> float:
-        local = self.knowledge.local
-        return 1.0 if local is None else local.at_round(number).learning_rate
 
 
 class _RowView:
-    """The moves of one client or cluster, and the records that are asked of it.
+    """The moves of one client or cluster, and its m candidates, by their ``places`` (m,) int64."""
 
-    Args:
-        row: its place in the scores.
-        seen: the layer.
-        own: its moves.
-        asked: (m,) int64, the candidates.
-    """
-
-    def __init__(self, row: int, seen: _LayerView, own: Sequence[LayerMove], asked: Tensor) -> None:
-        self.row, self.seen, self.own, self.asked = row, seen, own, asked
-        self.judged = seen.judged_by(asked)
-        self.used: Sequence[LayerMove] = own
-        if seen.family is not None:
+    def __init__(self, row: int, layer_view: _LayerView, moves: Sequence[LayerMove], places: Tensor) -> None:
+        self.row, self.layer_view, self.moves, self.places = row, layer_view, moves, places
+        self.references = layer_view.references(places)
+        self.used: Sequence[LayerMove] = moves
+        if layer_view.family is not None:
             # Every pass has other transforms, so more rounds have more inputs, not more of the same.
-            self.used = [min(own, key=lambda part: part.space.rank)]
-        elif seen.direct and own[0].space.rank:
-            self.used = [replace(own[0], space=join_row_spaces([part.space for part in own]))]
+            self.used = [min(moves, key=lambda part: part.space.rank)]
+        elif layer_view.direct and moves[0].space.rank:
+            self.used = [replace(moves[0], space=join_row_spaces([part.space for part in moves]))]
 
-    def weighted(self) -> Floats:
-        """Soft residuals, or under noise leverages, of the records and of the known non-members."""
-        return torch.stack([self.seen.weighted(part, self.asked) for part in self.used]).mean(dim=0).numpy()
+    def soft_scores(self) -> Floats:
+        """Return soft residuals, or leverages under noise, of the candidates and the known non-members."""
+        parts = [self.layer_view.soft_scores(part, self.places) for part in self.used]
+        return torch.stack(parts).mean(dim=0).numpy()
 
     def complete(self) -> bool:
-        """Whether moves show all their inputs: each has fewer directions than rows, or directions come again."""
-        seen, parts = self.seen, self.own if self.seen.family is None else self.used
-        again = seen.direct and seen.family is None and self.used[0].space.rank < sum(p.space.rank for p in self.own)
-        return again or all(part.space.rank < int(part.matrix.any(dim=1).sum()) for part in parts)
+        """Whether moves show all their inputs: each has fewer directions than rows, or directions repeat."""
+        view, parts = self.layer_view, self.moves if self.layer_view.family is None else self.used
+        repeat = view.direct and view.family is None
+        repeat = repeat and self.used[0].space.rank < sum(part.space.rank for part in self.moves)
+        return repeat or all(part.space.rank < int(part.matrix.any(dim=1).sum()) for part in parts)
 
     def cuts(self, values: Floats, rate: float) -> Floats:
-        """Thresholds (m,) of scores (m + z,) with a ``rate`` of false alarms."""
-        others, (strata, of_known) = values[len(self.asked) :], self.seen.candidates.strata
-        if not len(others):
-            return np.full(len(self.asked), np.quantile(values, 1 - rate))
-        return calibrate_scores(others, of_known[self.judged.numpy()], strata[self.asked.numpy()], rate)
+        """Return thresholds (m,) of scores (m + z,) with a ``rate`` of false alarms."""
+        known, (strata, known_strata) = values[len(self.places) :], self.layer_view.candidates.strata
+        if not len(known):
+            return np.full(len(self.places), np.quantile(values, 1 - rate))
+        return calibrate_scores(known, known_strata[self.references.numpy()], strata[self.places.numpy()], rate)
 
 
 @dataclass(frozen=True, eq=False)
 class _Residuals:
-    """The residuals (m + z,) of the records asked of a row and of known non-members, what rounding leaves of them, and
-    the level of non-members' residuals.
-    """
+    """Residuals (m + z,) of a row's candidates and of known non-members, their rounding, and non-members' level."""
 
     residual: Floats
     floor: Floats
@@ -329,40 +319,39 @@ class _Residuals:
 
     @staticmethod
     def of(row: _RowView) -> "_Residuals":
-        """The residuals by a row's moves, and whether its span is exact."""
-        seen, count = row.seen, len(row.asked)
-        columns = zip(*(seen.residuals(part, row.asked) for part in row.used), strict=True)
+        """Compute a row's residuals, and whether its span is exact."""
+        view, count = row.layer_view, len(row.places)
+        columns = zip(*(view.residuals(part, row.places) for part in row.used), strict=True)
         residual, floor = (torch.stack(column).mean(dim=0).numpy() for column in columns)
         # Without known non-members, all records stand for them.
         ordinary = residual[count:] if len(residual) > count else residual
-        if len(residual) > count and seen.candidates.strata[0].shape[1]:
-            groups, of_known = (strata[:, 0] for strata in seen.candidates.strata)
-            groups, of_known = groups[row.asked.numpy()], of_known[row.judged.numpy()]
-            # All of a group's records may lie in a span that others lie outside of, as turned images do.
-            ordinary = ordinary[np.isin(of_known, groups)] if np.isin(groups, of_known).all() else ordinary
+        if len(residual) > count and view.candidates.strata[0].shape[1]:
+            groups, known_groups = (strata[:, 0] for strata in view.candidates.strata)
+            groups, known_groups = groups[row.places.numpy()], known_groups[row.references.numpy()]
+            # All of a group's records, such as rotated images, may lie in a span that other groups lie outside.
+            ordinary = ordinary[np.isin(known_groups, groups)] if np.isin(groups, known_groups).all() else ordinary
         level = float(np.quantile(ordinary, 0.01 if len(residual) > count else 0.9))
-        # Rounding may be as large as residuals, where a space has directions of small values.
+        # Rounding may be as large as residuals if a space has directions of small values.
         inside = residual < np.minimum(_FLOORS * floor, level / 10)
-        # Of the records that lie further inside than others do, beyond the few in a hundred that do by chance, most
-        # must lie inside up to rounding.
+        # Beyond 2 % by chance, most records below the level must lie inside up to rounding.
         clear = int((residual[:count] < level).sum()) - 0.02 * count
         most = 2 * int(inside[:count].sum()) >= max(1.0, clear)
         clean = level > 3 * _FLOORS * float(np.median(floor))
-        exact = not seen.knowledge.noisy and row.complete() and most and clean
+        exact = not view.knowledge.noisy and row.complete() and most and clean
         return _Residuals(residual, floor[:count], level, exact)
 
     def exact_scores(self) -> tuple[Floats, Floats]:
-        """Scores (m + z,), and thresholds (m,) half way, in digits, from rounding to the residuals of others."""
+        """Return scores (m + z,), and thresholds (m,): the geometric mean of rounding and non-members' level."""
         return -self.residual, -np.sqrt(np.minimum(_FLOORS * self.floor, self.level) * self.level)
 
 
 def _unsure_scores(row: _RowView, residuals: _Residuals | None, filtered: Floats | None) -> Floats:
-    """Scores (m + z,) of a row whose span is not exact, by the matched filter's, where there are any."""
-    if row.seen.knowledge.noisy:
-        return row.weighted() if filtered is None else filtered
+    """Return the scores (m + z,) of a row without an exact span, with the matched filter's scores if there are any."""
+    if row.layer_view.knowledge.noisy:
+        return row.soft_scores() if filtered is None else filtered
     assert residuals is not None
-    whole = residuals.residual if row.seen.family is not None else row.weighted()
-    digits, count = np.log10(whole.clip(min=1e-8)), len(row.asked)
+    whole = residuals.residual if row.layer_view.family is not None else row.soft_scores()
+    digits, count = np.log10(whole.clip(min=1e-8)), len(row.places)
     if filtered is not None:
         # Two kinds of evidence, each in standard units of known non-members.
         digits = digits - filtered * digits[count:].std()

@@ -1,13 +1,13 @@
-"""A matched filter: how much of a record's own gradient is in a move, where noise or too many records hide the span.
+"""A matched filter for a record's gradient in a move, if noise or too many records hide the span.
 
-A move of a dense layer is ``D = -rate sum_i e_i a_i' + noise``. Records of the same kind say what the other records'
-part looks like: inputs with second moments A, errors with second moments H. With the noise's deviation nu, D
-without the record has covariance ``p H x A + nu^2 I``, where p follows from the length of D. So the best linear test
-for the record's own term, of known error e and inputs a, weighs every element by that covariance's inverse:
+A move of a dense layer is ``D = -rate sum_i e_i a_i' + noise``. Similar records model the other records' part: inputs
+with second moments A, errors with second moments H. With the noise's deviation nu, D without the record has covariance
+``C = p H x A + nu^2 I``, with p from the length of D. The best linear test for the record's own term, with error e and
+inputs a, weighs every element by the inverse of C:
 
     score(x) = -<e a', C^-1 D> / sqrt(<e a', C^-1 e a'>)
 
-Ours, after the matched filter of signal detection; `GradCosine` is it with C = I.
+Ours, after the matched filter of signal detection; `GradCosine` has C = I.
 """
 
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from torch import Tensor
 from shoal.attacks.span.row_space import row_spaces
 
 RIDGE = 1e-3
-"""Added to the covariance, in means of its diagonal: moments of few records have directions of no variance."""
+"""Share of the mean diagonal that is added to the covariance: moments of few records have directions of 0 variance."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,39 +36,39 @@ class Clutter:
 
     @staticmethod
     def of_records(inputs: Tensor, errors: Tensor) -> "Clutter":
-        """Those of records' inputs (Z, d) or (Z, L, d) and errors (Z, h) or (Z, L, h)."""
+        """Compute the moments of inputs (Z, d) or (Z, L, d) and errors (Z, h) or (Z, L, h)."""
         of_inputs, directions = _second_moments(inputs)
         return Clutter(directions, of_inputs, directions, of_inputs).with_errors(errors)
 
     def with_errors(self, errors: Tensor) -> "Clutter":
-        """Those of the same inputs and of other errors, such as of another model."""
+        """Replace the errors, such as by those of another model."""
         of_errors, directions = _second_moments(errors)
         return replace(self, errors=directions, of_errors=of_errors)
 
     def scores(self, move: Tensor, deviation: float, inputs: Tensor, errors: Tensor) -> Tensor:
-        """The scores (M,) of records with these inputs (M, d) and errors (M, h) by a move D (h, d), the noise's nu."""
+        """Score records (M,) with inputs (M, d) and errors (M, h) by a move D (h, d) with noise deviation nu."""
         found, own = self.evidence(move, deviation, inputs, errors)
         return found / own.clamp(min=1e-300).sqrt()
 
     def evidence(self, move: Tensor, deviation: float, inputs: Tensor, errors: Tensor) -> tuple[Tensor, Tensor]:
-        """``-<e a', C^-1 D>`` and ``<e a', C^-1 e a'>`` of the same, (M,) float64 each; both add up over moves."""
+        """Return ``-<e a', C^-1 D>`` and ``<e a', C^-1 e a'>``, (M,) float64 each; both add up over moves."""
         strength = (float(move.square().sum()) - deviation**2 * move.numel()) / float(
             (self.of_inputs.sum() * self.of_errors.sum()).clamp(min=1e-300)
         )
         covariance = max(strength, 0.0) * self.of_errors[:, None] * self.of_inputs
-        # What has no variance among the records has that of the noise.
+        # Directions without variance among the records have the variance of the noise.
         least = deviation**2 + RIDGE * float(covariance.sum()) / move.numel() + 1e-300
-        # Weights, moves and errors are brought to a size that float32 holds, in which records are scored. With weights
-        # of 1 outside of the eigenvectors, what remains is a correction inside of them.
+        # Weights, moves and errors are scaled for float32. With weights of 1 outside the eigenvectors, only a
+        # correction inside them remains.
         weights = least / (covariance + least) - 1
         length = float(move.abs().max().clamp(min=1e-300))
-        moved = move.double() / length
-        filtered = ((self.errors.T @ moved @ self.inputs) * weights).float()
+        scaled = move.double() / length
+        filtered = ((self.errors.T @ scaled @ self.inputs) * weights).float()
         whole, of_each = _places(inputs), _places(errors)
         size = of_each.abs().amax(dim=(1, 2), keepdim=True).clamp(min=1e-30)
         of_each, scale = of_each / size, size.flatten().double()
         right, left = whole @ self.inputs.float(), of_each @ self.errors.float()
-        found = _sums((of_each @ moved.float()) * whole) + _sums((left @ filtered) * right)
+        found = _sums((of_each @ scaled.float()) * whole) + _sums((left @ filtered) * right)
         # |sum_l e_l a_l'|_C^2, for one place (e^2) C^-1 (a^2).
         squares = of_each.square().sum(dim=2, keepdim=True) * whole.square().sum(dim=2, keepdim=True)
         own = _sums(squares) + _sums((left.square() @ weights.float()) * right.square())
@@ -84,7 +84,7 @@ def _sums(values: Tensor) -> Tensor:
 
 
 def _second_moments(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues (r,) and eigenvectors (d, r) of the second moments of rows (Z, d)."""
+    """Return eigenvalues (r,) and eigenvectors (d, r) of the second moments of rows (Z, d)."""
     rows = values.flatten(0, -2)
     (space,) = row_spaces([rows], [0.0])
     return space.singular.square() / max(1, len(rows)), space.basis

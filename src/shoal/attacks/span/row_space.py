@@ -1,7 +1,7 @@
-"""The space that the rows of moves of a dense layer span, and the share of a record outside of it.
+"""The row space of moves of a dense layer, and the share of a record outside it.
 
-A gradient of W in ``W a + b`` is ``sum_i e_i a_i'``, the errors e of the layer's outputs times its inputs a: its rows
-are combinations of the inputs. The rows of a sum of gradients are too, whatever its factors.
+A gradient of W in ``W a + b`` is ``sum_i e_i a_i'``, the errors e of the layer's outputs times its inputs a. So its
+rows, and the rows of any weighted sum of gradients, are combinations of the inputs.
 """
 
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 ROUNDING = 2.0**-24
-"""Half the distance from 1 to the next number of float32, in which parameters are stored."""
+"""Half the distance from 1 to the next float32, the precision of parameters."""
 
 GAP = 8.0
-"""The factor between two neighbouring singular values, far below the first, that ends the spectrum of the inputs."""
+"""The ratio of two neighbouring singular values, far below the first, that ends the spectrum of the inputs."""
 
 _FAR_BELOW = 1e-3
 
@@ -54,14 +54,13 @@ class RowSpace:
         return len(self.basis)
 
     def residuals(self, records: Tensor) -> tuple[Tensor, Tensor]:
-        """The share of each record outside the space, and what rounding alone would leave of it, (M,) float64 each.
+        """Return the share of each record outside the space, and the share by rounding alone, (M,) float64 each.
 
         ``|x - V V'x| / |x|``, 1 for x = 0; and ``nu sqrt(d) |a| / |x|`` with ``a = S^-1 V'x``, the combination of D's
-        rows that gives x, each of which has noise of length ``nu sqrt(d)``. A record of several vectors (M, L, d), such
-        as a word at each of L places, has the share of their joint length.
+        rows that gives x, since each row has noise of length ``nu sqrt(d)``. A record of several vectors (M, L, d),
+        such as a word at each of L places, has the share of their joint length.
         """
-        vectors = records.double().unflatten(0, (-1, 1)) if records.dim() == 2 else records.double()
-        length = vectors.square().sum(dim=(1, 2))
+        vectors, length = _places(records)
         inside = vectors @ self.basis
         outside = (length - inside.square().sum(dim=(1, 2))).clamp(min=0)
         combined = (inside / self.singular).square().sum(dim=(1, 2)) if self.rank else torch.zeros_like(length)
@@ -71,40 +70,43 @@ class RowSpace:
         return torch.where(known, (outside / scale).sqrt(), 1.0), floor
 
     def soft_residuals(self, records: Tensor) -> Tensor:
-        """The residuals (M,) where a direction of singular value s counts by ``l^2 / (s^2 + l^2)``, l = 4 `edge`.
+        """Return residuals (M,) in which a direction of singular value s counts by ``l^2 / (s^2 + l^2)``, l = 4 `edge`.
 
-        Where there are more inputs than directions, those of small values are the ones that few inputs have.
+        If there are more inputs than directions, few inputs have a part in the directions of small values.
         """
-        vectors = records.double().unflatten(0, (-1, 1)) if records.dim() == 2 else records.double()
-        length, squares = vectors.square().sum(dim=(1, 2)), (vectors @ self.basis).square()
-        level = (4 * edge(self.rows, self.inputs, self.deviation)) ** 2
+        (vectors, length), level = _places(records), (4 * edge(self.rows, self.inputs, self.deviation)) ** 2
+        squares = (vectors @ self.basis).square()
         outside = (length - (squares * (self.singular**2 / (self.singular**2 + level))).sum(dim=(1, 2))).clamp(min=0)
         return torch.where(length > 0, (outside / length.clamp(min=1e-300)).sqrt(), 1.0)
 
     def leverages(self, records: Tensor) -> Tensor:
-        """``sum_i w_i (v_i'x)^2 / |x|^2`` (M,) with ``w = max(0, 1 - edge^2 / s^2)``, `edge` that of the noise alone.
+        """Return ``sum_i w_i (v_i'x)^2 / |x|^2`` (M,) with ``w = max(0, 1 - edge^2 / s^2)``.
 
         The weight is the part of a direction's squared length that the noise does not explain.
         """
-        vectors = records.double().unflatten(0, (-1, 1)) if records.dim() == 2 else records.double()
-        length = vectors.square().sum(dim=(1, 2)).clamp(min=1e-300)
+        vectors, length = _places(records)
         weights = (1 - (edge(self.rows, self.inputs, self.deviation) / self.singular) ** 2).clamp(min=0)
-        return ((vectors @ self.basis).square() * weights).sum(dim=(1, 2)) / length
+        return ((vectors @ self.basis).square() * weights).sum(dim=(1, 2)) / length.clamp(min=1e-300)
+
+
+def _places(records: Tensor) -> tuple[Tensor, Tensor]:
+    """Return records (M, d) or (M, L, d) as (M, L, d) float64, and their squared lengths (M,)."""
+    vectors = records.double().unflatten(0, (-1, 1)) if records.dim() == 2 else records.double()
+    return vectors, vectors.square().sum(dim=(1, 2))
 
 
 def edge(rows: int, inputs: int, deviation: float) -> float:
-    """``nu (sqrt(R) + sqrt(d))``, the largest singular value of R x d numbers of deviation nu, for large R and d."""
+    """Return ``nu (sqrt(R) + sqrt(d))``, the largest singular value of a large R x d matrix of noise nu."""
     return deviation * (rows**0.5 + inputs**0.5)
 
 
 def row_spaces(moves: Sequence[Tensor], deviations: Sequence[float], above: float = 2.0) -> list[RowSpace]:
-    """The row space of each of n matrices D (R, d) with noise nu, its singular values above ``above`` times the noise's
-    edge.
+    """Compute the row space of each of n matrices D (R, d) with noise nu.
 
-    The rank is the number of singular values above ``above * nu (sqrt(R) + sqrt(d))``; where among these a value below
-    a thousandth of the first is `GAP` times the next, it ends there. Matrices of one shape are decomposed together, by
-    the eigenvectors of the smaller of ``D D'`` and ``D'D`` in float64: the leading ones alone where those that
-    are found reach far below the noise, as of a client's move, whose rank is its number of inputs.
+    The rank is the number of singular values above ``above * nu (sqrt(R) + sqrt(d))``. If one of them is below a
+    thousandth of the first and `GAP` times the next, the spectrum ends there. Matrices of one shape are decomposed
+    together, by the eigenvectors of the smaller of ``D D'`` and ``D'D`` in float64: only the leading ones if they reach
+    far below the noise.
     """
     spaces: list[RowSpace | None] = [None] * len(moves)
     shapes = [tuple(move.shape) for move in moves]
@@ -116,18 +118,18 @@ def row_spaces(moves: Sequence[Tensor], deviations: Sequence[float], above: floa
             found = _decomposed(torch.stack([moves[i] for i in part]), floors)
             for i, floor, (vectors, singular) in zip(part, floors, found, strict=True):
                 rank = _rank(singular, floor)
-                # Vectors of small values are orthogonal to a few digits alone.
+                # Vectors of small values are orthogonal only to a few digits.
                 basis = torch.linalg.qr(vectors[:, :rank]).Q
                 spaces[i] = RowSpace(basis, singular[:rank], shape[0], deviations[i])
     return [space for space in spaces if space is not None]
 
 
 def join_row_spaces(spaces: Sequence[RowSpace]) -> RowSpace:
-    """The space of all the rows of several, of one number of inputs: of their matrices on top of each other."""
+    """Join spaces of the same inputs: the row space of their stacked matrices."""
     if len(spaces) == 1:
         return spaces[0]
     rows, noise = sum(space.rows for space in spaces), max(space.deviation for space in spaces)
-    # What is below the noise of one matrix says nothing in the sum; so ranks are added up, not rows.
+    # Directions below the noise of one matrix carry no information, so only the bases are stacked.
     (space,) = row_spaces([torch.cat([(space.basis * space.singular).T for space in spaces])], [noise])
     return RowSpace(space.basis, space.singular, rows, noise)
 
@@ -136,12 +138,13 @@ _TOGETHER = 16
 """Matrices decomposed at a time, so that they stay in the caches."""
 
 _LEADING, _SPARE = 64, 16
-"""Directions in which leading eigenvectors are sought, and those of them, at least, that must be below the floor."""
+"""Leading eigenvectors to compute, and how many of them must be below the floor."""
 
 
 def _decomposed(matrices: Tensor, floors: Sequence[float]) -> list[tuple[Tensor, Tensor]]:
-    """Right singular vectors (d, r) and singular values, descending, of matrices (n, R, d): all that are above a
-    matrix's floor, and some or all others.
+    """Return right singular vectors (d, r) and singular values, descending, of matrices (n, R, d).
+
+    All values above a matrix's floor are among them.
     """
     matrices = matrices.double()
     wide = matrices.shape[1] < matrices.shape[2]
@@ -164,10 +167,9 @@ def _decomposed(matrices: Tensor, floors: Sequence[float]) -> list[tuple[Tensor,
 
 
 def _leading(gram: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """The square roots (n, r) of the `_LEADING` largest eigenvalues of each matrix (n, m, m), and their vectors (m, r).
+    """Return square roots of the `_LEADING` largest eigenvalues of each matrix (n, m, m), and their vectors (m, r).
 
-    Source: Halko, Martinsson, Tropp, "Finding Structure with Randomness", SIAM Review 2011, algorithm 4.1, of the
-    matrix itself, which is a square. What is missed is far below the values that are kept if these fall off.
+    Source: Halko, Martinsson, Tropp, "Finding Structure with Randomness", SIAM Review 2011, algorithm 4.1.
     """
     draws = torch.randn(gram.shape[1], _LEADING, generator=torch.Generator().manual_seed(0), dtype=gram.dtype)
     basis = torch.linalg.qr(gram @ draws).Q
@@ -176,12 +178,12 @@ def _leading(gram: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 
 def _least(singular: Tensor, floor: float) -> float:
-    """What counts as a direction: the square roots of eigenvalues have half the digits of float64."""
+    """Return the least singular value of a direction; square roots of eigenvalues have half the digits of float64."""
     return max(floor, 1e-7 * float(singular[0]))
 
 
 def _rank(singular: Tensor, floor: float) -> int:
-    """The number of directions; see `row_spaces`."""
+    """Return the number of directions; see `row_spaces`."""
     if not len(singular) or float(singular[0]) == 0:
         return 0
     rank = int((singular > _least(singular, floor)).sum())

@@ -1,15 +1,14 @@
 """The span attack: a record is a member exactly when it lies in the span of the rows of a dense layer's moves.
 
-With the gradient ``sum_i e_i a_i'`` of a dense layer, whose inputs are the records themselves or the features that the
-model computes of them, every sum of gradients has rows that are combinations of the inputs. So with V the leading right
-singular vectors of the moves of ``[W | b]``, stacked over rounds, and x with a last element of 1,
+A dense layer has the gradient ``sum_i e_i a_i'``; its inputs a are the records themselves or the model's features of
+them. So the rows of every sum of gradients are combinations of the inputs. With V the leading right singular vectors of
+the moves of ``[W | b]``, stacked over rounds, and x with a last element of 1,
 
     score(x) = -|x - V V'x| / |x|
 
-is 0 for what was trained on, up to rounding, and clearly below 0 for everything else, while the layer can tell: as long
-as ``min(outputs x rounds, inputs)`` exceeds the number of distinct inputs in the sum. No shadow model is needed, and
-neither clipping nor momentum nor weights of aggregation change a span. Weight decay adds a multiple of W, which is
-subtracted (`Knowledge.decay_multiple`).
+is 0 for members, up to rounding, and clearly below 0 for other records, if ``min(outputs x rounds, inputs)`` exceeds
+the number of distinct inputs in the sum. The attack needs no shadow model, and clipping, momentum and weights of
+aggregation do not change a span. Weight decay adds a multiple of W, which is subtracted (`Knowledge.decay_multiple`).
 
 Source: the span check of Dimitrov, Baader, Müller, Vechev, "SPEAR: Exact Gradient Inversion of Batches in Federated
 Learning", NeurIPS 2024, arXiv:2403.03945; as a test of membership "ProjRes", arXiv:2604.21197. Ours: moves of several
@@ -36,12 +35,7 @@ from shoal.engine import Engine, RoundUpdates
 
 @settings
 class _SpanAttack:
-    """What both attacks have in common.
-
-    Args:
-        layer: the name of the dense layer that is attacked; None: the one that the spectrum shows to tell most.
-        false_alarms: where nothing is exact, the share of non-members above the threshold, by known ones of their kind.
-    """
+    """The common part of both attacks."""
 
     layer: str | None = None
     false_alarms: Annotated[float, Field(gt=0, lt=0.5, strict=True)] = 0.05
@@ -49,11 +43,11 @@ class _SpanAttack:
 
 @settings
 class UpdateSpan(_SpanAttack):
-    """The span attack of a server on each client's updates, stacked over the rounds that it recorded.
+    """The span attack of a server on each client's updates, stacked over the recorded rounds.
 
     Args:
-        layer: the name of the dense layer that is attacked; None: the one that the spectrum shows to tell most.
-        false_alarms: where nothing is exact, the share of non-members above the threshold, by known ones of their kind.
+        layer: the name of the dense layer to attack; None: the most informative one by its spectrum.
+        false_alarms: the share of non-members above the threshold if the span is not exact.
 
     Example:
         >>> import torch, shoal
@@ -80,13 +74,13 @@ class UpdateSpan(_SpanAttack):
     def score(
         self, rounds: Iterable[RoundUpdates], candidates: Candidates, engine: Engine, knowledge: Knowledge | None = None
     ) -> SpanScores:
-        """Scores (N, M) of the clients that sent something, in the order of their ids.
+        """Return scores (N, M) of the clients that sent updates, in the order of their ids.
 
         Args:
-            rounds: recorded updates. SCAFFOLD needs all of them from the first.
+            rounds: recorded updates; for SCAFFOLD all of them from the first.
             candidates: M records.
-            engine: of the model that was trained.
-            knowledge: of training; None: plain SGD.
+            engine: the engine of the trained model.
+            knowledge: settings of training; None: plain SGD.
 
         Raises:
             InputError: no round, updates of another size or not finite, or a network without a dense layer.
@@ -102,30 +96,13 @@ class UpdateSpan(_SpanAttack):
 
 @settings
 class ModelSpan(_SpanAttack):
-    """The span attack of a client on the moves of each cluster's model, stacked over rounds; moves are sums of clients.
+    """The span attack of a client on the moves of each cluster's model, which are sums over clients, stacked over
+    rounds.
 
-    With the models of two rounds alone, which an outsider may have, it is the same with one move.
+    An outsider with the models of two rounds has one move.
 
     Args:
-        layer: the name of the dense layer that is attacked; None: the one that the spectrum shows to tell most.
-        false_alarms: where nothing is exact, the share of non-members above the threshold, by known ones of their kind.
-
-    Example:
-        >>> import torch, shoal
-        >>> from shoal.attacks import Candidates, ModelSpan
-        >>> draw = shoal.Stream(0).generator()
-        >>> clients = [(torch.randn(4, 50, generator=draw), [0, 1, 0, 1]) for _ in range(5)]
-        >>> federation = shoal.Federation.from_tensors(clients, test=(torch.randn(20, 50, generator=draw), [0, 1] * 10))
-        >>> model = shoal.create_model("mlp", shoal.VectorShape(inputs=50, classes=2), hidden=16)
-        >>> with shoal.Engine(model) as engine:
-        ...     training = shoal.Training(federation, shoal.FedAvg(), shoal.LocalSGD(), engine, shoal.Stream(0))
-        ...     state = training.start()
-        ...     models = [state.models, *(after.models for after, _ in training.rounds(state, 3))]
-        ...     asked = Candidates(torch.cat([federation.clients.x, federation.test.x]), known=federation.test.x)
-        ...     found = ModelSpan().score(models, asked, engine)
-        ...
-        >>> int((found.score > found.threshold).sum()), found.rank.tolist(), found.inputs
-        (20, [20], 51)
+        layer, false_alarms: as in `UpdateSpan`.
     """
 
     name: ClassVar[str] = "span-models"
@@ -140,14 +117,11 @@ class ModelSpan(_SpanAttack):
         knowledge: Knowledge | None = None,
         first: int = 1,
     ) -> SpanScores:
-        """Scores (K, M) of the clusters' models.
+        """Return scores (K, M) of the clusters' models.
 
         Args:
-            models: (T + 1, K, P), before the first and after each of T rounds; NaN in numbers that are not sent. A
-                model that did not move in a round has no move there.
-            candidates: M records.
-            engine: of the model that was trained.
-            knowledge: of training; None: plain SGD.
+            models: (T + 1, K, P), before the first and after each of T rounds; NaN in numbers that are not sent.
+            candidates, engine, knowledge: as in `UpdateSpan.score`.
             first: the number of the first of the T rounds.
 
         Raises:

@@ -1,11 +1,11 @@
 """Inference of a client's group, and of its tolerance of risk, from its choices of a model over rounds.
 
-A server, or anyone who sees which model each client trained, knows the groups of some clients and guesses those of the
-others. Where clients weigh a model's risk against its loss (IFCA-MIR), or take none above their threshold, it may also
-tell strict clients from others.
+A server that sees which model each client trained, and knows the groups of some clients, guesses the groups of the
+rest. If clients weigh risk against loss (IFCA-MIR), or refuse models above their threshold, it may also tell strict
+clients from lax ones.
 
-Source: MingledPie, NDSS 2025, states the threat that a client's choices reveal its data. The estimator is ours, not
-that paper's: naive Bayes over rounds, with tables of the choices of the clients whose groups are known.
+Source: MingledPie, NDSS 2025, states the threat that a client's choices reveal its data. The estimator is ours: naive
+Bayes over rounds, with tables of the choices of clients with known groups.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from shoal.metrics import mean_rate_interval
 from shoal.metrics.intervals import Bools, Floats, Ints
 
 STRICTER, LAXER, NEITHER = 1, 0, -1
-"""The classes of clients that `strictness` gives."""
+"""The classes of clients in `strictness`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,13 +31,13 @@ class IdentityGuesses:
     """Accuracy of the guesses of clients' groups.
 
     Args:
-        clients: number of clients that were guessed.
-        accuracy: balanced over groups: the mean over the groups of the fraction of its clients that were right.
+        clients: number of guesses.
+        accuracy: balanced over groups: the mean of the groups' rates of right guesses.
         low, high: its 95 % interval over clients (`mean_rate_interval`), for these rounds.
         last_round: the balanced accuracy from each client's last choice alone.
-        chance: that of always guessing the most frequent group, 1 / (number of groups).
-        margin: (T,) log-likelihood in nats of the choices up to each round, of a client's own group minus the likeliest
-            other; a mean over the clients of each group and over the groups.
+        chance: 1 / (number of groups).
+        margin: (T,) log-likelihood in nats of the choices up to each round, of the true group minus the likeliest other
+            group; a mean over the clients of each group and over the groups.
     """
 
     clients: int
@@ -52,15 +52,14 @@ class IdentityGuesses:
 
 @settings
 class ClusterIdentity:
-    """Guesses the group that makes a client's choices over the rounds likeliest, each round independent of the others.
+    """A guess of the group that makes a client's choices likeliest, with independent rounds.
 
-    Each round has a table of its own, P(cluster | group) with Laplace smoothing, since clusters may swap numbers or
-    drift. The groups of one half of the clients of each group are known, those of the other half are guessed, and the
-    other way round; so every client is guessed once. Large groups are not likelier than small ones, since the balanced
-    accuracy counts them alike.
+    Each round has its own table P(cluster | group) with Laplace smoothing, since clusters may swap numbers or drift.
+    The groups of one half of the clients of each group are known, the other half is guessed, and the other way round.
+    Large and small groups have the same prior, as in the balanced accuracy.
 
     Args:
-        splits: into halves, over which figures are averaged.
+        splits: random splits into halves to average over.
         smoothing: added to every count.
 
     Example:
@@ -94,42 +93,41 @@ class ClusterIdentity:
 
         Args:
             assignment: (T, N), the cluster that each client chose; -1: it did not take part.
-            group: (N,) the group of each, from 0; -1: unknown. Such clients, and those that never took part, are
-                neither known nor guessed.
-            clients: (N,) ids, by which halves are drawn, whatever the order of clients.
-            stream: of the halves.
-            strata: (N,), from 0: halves have half of each group within each of these too, for what must not be guessed
-                in place of the group; None: one.
+            group: (N,) groups, from 0; -1: unknown. Clients of unknown groups, or without a choice, are left out.
+            clients: (N,) ids, so that halves do not depend on the order of clients.
+            stream: randomness of the halves.
+            strata: (N,), from 0: halves are also stratified by these, so that the guess cannot use them; None: one
+                stratum.
 
         Raises:
-            InputError: clients of one group alone or that chose one cluster alone, or a group of a single client.
+            InputError: fewer than two groups or two chosen clusters, or a group with one client.
         """
-        asked = np.flatnonzero((group >= 0) & (assignment >= 0).any(axis=0))
-        asked = asked[np.argsort(clients[asked], kind="stable")]
-        names, index = np.unique(group[asked], return_inverse=True)
+        used = np.flatnonzero((group >= 0) & (assignment >= 0).any(axis=0))
+        used = used[np.argsort(clients[used], kind="stable")]
+        names, index = np.unique(group[used], return_inverse=True)
         sizes = np.bincount(index, minlength=len(names))
-        choices = assignment[:, asked]
-        cell = index if strata is None else np.unique(index + len(names) * strata[asked], return_inverse=True)[1]
+        choices = assignment[:, used]
+        cell = index if strata is None else np.unique(index + len(names) * strata[used], return_inverse=True)[1]
         require(len(names) > 1, f"needs clients of at least two groups; got {len(names)}")
         require(
             bool(sizes.min() >= 2),
-            "needs at least two clients of each group, one whose group is known and one that is guessed; a group has 1",
+            "needs at least two clients per group, one whose group is known and one to guess; a group has 1",
         )
         clusters = len(np.unique(choices[choices >= 0]))
         require(clusters > 1, f"needs clients that chose at least two clusters; they chose {clusters}")
         last_choice = len(choices) - 1 - (choices[::-1] >= 0).argmax(axis=0)
-        right, last = np.zeros((2, len(asked)))
+        right, last = np.zeros((2, len(used)))
         margin = np.zeros(len(choices))
         for split in range(self.splits):
             half = _halves(cell, stream("split", split))
             likelihood = np.where(half[:, None], *(self._likelihood(choices, index, half != side) for side in (1, 0)))
             right += likelihood.sum(axis=0).argmax(axis=1) == index
-            last += likelihood[last_choice, np.arange(len(asked))].argmax(axis=1) == index
+            last += likelihood[last_choice, np.arange(len(used))].argmax(axis=1) == index
             margin += _margin(likelihood.cumsum(axis=0), index) @ (1 / sizes[index] / len(names))
         rates, last_rates = (np.bincount(index, hits / self.splits) / sizes for hits in (right, last))
         low, high = mean_rate_interval(rates.tolist(), sizes.tolist())
         return IdentityGuesses(
-            clients=len(asked),
+            clients=len(used),
             accuracy=float(rates.mean()),
             low=low,
             high=high,
@@ -139,7 +137,7 @@ class ClusterIdentity:
         )
 
     def _likelihood(self, choices: Ints, group: Ints, labelled: Bools) -> Floats:
-        """Values (T, N, G) of log P(choice | group) by the ``labelled`` clients; 0 where a client did not take part."""
+        """Return log P(choice | group) (T, N, G) from the ``labelled`` clients; 0 if a client did not take part."""
         groups = np.arange(int(group.max()) + 1)
         likelihood, in_group = np.zeros((*choices.shape, len(groups))), (group[:, None] == groups) & labelled[:, None]
         for t, chosen in enumerate(choices):
@@ -152,13 +150,10 @@ class ClusterIdentity:
 
 @settings
 class PreferenceInference:
-    """Guesses whether a client is one of the stricter or of the laxer half of its group.
+    """A guess whether a client is in the stricter or the laxer half of its group, by `ClusterIdentity`.
 
-    The classes of one half of the clients are known, those of the other half are guessed (`ClusterIdentity`). Every
-    group has as many stricter as laxer clients, among the known too, so a group's clusters say nothing of the class.
-
-    Args:
-        identity: the estimator.
+    Every group has as many stricter as laxer clients, also among the known, so a group's clusters do not reveal the
+    class.
     """
 
     name: ClassVar[str] = "preference-inference"
@@ -179,11 +174,10 @@ class PreferenceInference:
 
         Args:
             assignment, group, clients, stream: as in `ClusterIdentity.guess`.
-            preferences: of the N clients, the truth: known of one half, and by which the guesses are judged.
+            preferences: the true preferences of the N clients.
 
         Raises:
-            InputError: fewer than two clients that took part and are stricter than as many others of their groups, or
-                clients that chose one cluster alone.
+            InputError: fewer than two clients that are stricter than others of their groups, or one chosen cluster.
         """
         seen = np.where((assignment >= 0).any(axis=0), group, -1)
         half = strictness(preferences, seen, clients)
@@ -191,16 +185,16 @@ class PreferenceInference:
         require(
             stricter >= 2,
             "needs at least two clients that are stricter than others of their groups, one whose preference is known "
-            f"and one that is guessed; there are {stricter}",
+            f"and one to guess; there are {stricter}",
         )
         return self.identity.guess(assignment, half, clients, stream, strata=np.maximum(seen, 0))
 
 
 def strictness(preferences: Preferences, group: Ints, clients: Ints) -> Ints:
-    """Classes (N,), `STRICTER` or `LAXER`: equally many in every group, and each stricter than all laxer ones.
+    """Return classes (N,), `STRICTER` or `LAXER`, equally many in every group.
 
-    A client is stricter than another if its threshold is lower, or is the same and its beta larger. `NEITHER`: the
-    middle one of an odd group, those as strict as the middle on both sides, and those of no group (-1).
+    A client is stricter if its threshold is lower, with ties by the larger beta. `NEITHER` are the middle of an odd
+    group, clients as strict as the middle, and clients without a group (-1).
 
     >>> import torch
     >>> tolerated = Preferences(torch.tensor([0.5, 0.6, 0.7, 0.7, 0.7]), torch.full((5,), 0.5))
@@ -213,30 +207,26 @@ def strictness(preferences: Preferences, group: Ints, clients: Ints) -> Ints:
         members = np.flatnonzero(group == value)
         ranked = members[np.lexsort((clients[members], -betas[members], thresholds[members]))]
         count = len(ranked) // 2
-        while count > 0 and _alike(preferences, int(ranked[count - 1]), int(ranked[-count])):
+        keys = np.stack([thresholds, betas], axis=1)
+        while count > 0 and np.array_equal(keys[ranked[count - 1]], keys[ranked[-count]]):
             count -= 1
         classes[ranked[:count]], classes[ranked[len(ranked) - count :]] = STRICTER, LAXER
     return classes
 
 
-def _alike(preferences: Preferences, one: int, other: int) -> bool:
-    same = preferences.threshold[one] == preferences.threshold[other]
-    return bool(same and preferences.beta[one] == preferences.beta[other])
-
-
 def _halves(cell: Ints, stream: Stream) -> Bools:
-    """Random half (N,) bool of each cell; of an odd one the larger or the smaller half by a coin."""
+    """Draw a random half (N,) bool of each cell; in an odd cell it is the larger or the smaller half at random."""
     half = np.zeros(len(cell), dtype=bool)
     generator = stream.generator()
     for c in range(int(cell.max()) + 1):
         members = np.flatnonzero(cell == c)
-        coin = int(torch.randint(2, (), generator=generator))
-        drawn = torch.randperm(len(members), generator=generator).numpy()
-        half[members[drawn[: (len(members) + coin) // 2]]] = True
+        extra = int(torch.randint(2, (), generator=generator))
+        order = torch.randperm(len(members), generator=generator).numpy()
+        half[members[order[: (len(members) + extra) // 2]]] = True
     return half
 
 
 def _margin(likelihood: Floats, group: Ints) -> Floats:
-    """Log-likelihood (T, N) of a client's group minus the largest of another group, from those of all (T, N, G)."""
+    """Return the log-likelihood (T, N) of the true group minus that of the likeliest other group, from (T, N, G)."""
     true = group[:, None] == np.arange(int(group.max()) + 1)
     return np.where(true, likelihood, 0.0).sum(axis=2) - np.where(true, -np.inf, likelihood).max(axis=2)

@@ -1,8 +1,8 @@
-"""Membership of clients: did a client take part in training, by scores of records that the attacker has of it?
+"""Membership of clients: did a client take part in training, by membership scores of its records?
 
-Any score of membership of single records will do: the loss of a released model, or the span of the moves of the models
-of all rounds, which are sums over a cohort and so all that a server sees under secure aggregation. A client has many
-records, so its mean says more than any of them, and a sum that hides a record need not hide its owner.
+Any score works: the loss of a released model, or the span of models' moves, which a server sees even under secure
+aggregation. A client has many records, so its mean is more accurate than a single score: a sum that hides a record may
+still reveal its owner.
 """
 
 import numpy as np
@@ -12,18 +12,18 @@ from shoal.metrics.intervals import Floats, Ints
 
 
 def client_scores(score: ArrayLike, client: ArrayLike, stratum: ArrayLike = 0) -> tuple[Ints, Floats]:
-    """The mean rank of the records of each of C candidates, in (0, 1): higher where it more likely took part.
+    """Return the mean rank of the records of each of C clients, in (0, 1); higher: more likely in training.
 
-    A rank is the share of all records of the stratum with a lower score, and half of those with the same: the scale of
-    an attack's scores does not matter, nor does which labels a client has where the strata are labels.
+    A rank is the share of the stratum's records with a lower score, plus half the share with the same score. So the
+    scale of scores does not matter, and with labels as strata neither do a client's labels.
 
     Args:
-        score: (M,) of records, higher for members; NaN: not asked.
-        client: (M,) int, the candidate that each record is of.
-        stratum: (M,), such as labels; a single value: all are of one.
+        score: (M,) scores of records, higher for members; NaN: none.
+        client: (M,) int, the client of each record.
+        stratum: (M,), such as labels; a single value: one stratum.
 
     Returns:
-        The candidates that have a score, ascending, and the scores (C,).
+        The clients with scores, ascending, and their mean ranks (C,).
 
     Example:
         >>> from shoal.attacks import client_scores
@@ -34,8 +34,8 @@ def client_scores(score: ArrayLike, client: ArrayLike, stratum: ArrayLike = 0) -
     scored = ~np.isnan(np.asarray(score, dtype=np.float64))
     values, owner = np.asarray(score, dtype=np.float64)[scored], np.asarray(client)[scored]
     kind, rank = np.broadcast_to(np.asarray(stratum), scored.shape)[scored], np.empty(len(values))
-    for one in np.unique(kind):
-        inside = kind == one
+    for value in np.unique(kind):
+        inside = kind == value
         ordered = np.sort(values[inside])
         below, upto = (np.searchsorted(ordered, values[inside], side) for side in ("left", "right"))
         rank[inside] = (below + upto) / (2 * len(ordered))

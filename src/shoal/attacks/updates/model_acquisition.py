@@ -1,13 +1,13 @@
-"""Global model acquisition: sybils that obtain the models of all clusters from a server that sends a client only one.
+"""Global model acquisition: sybils obtain the models of all clusters from a server that sends each client only one.
 
 Source: Kim et al., "Exploring Clustered Federated Learning's Vulnerability against Property Inference Attack", RAID
-2023, Appendix A, on Sattler et al.'s CFL. A newcomer is sent the models of the splits on its way down the tree. The
-first sybil answers with honest updates; the next ones send antiparallel vectors, and so end up in other clusters. The
-paper leaves open in which order: here each sybil makes use of all that the ones before it were sent (`SybilPaths`).
+2023, Appendix A, on Sattler et al.'s CFL. A newcomer receives the models of the splits on its way down the tree. The
+first sybil replies with honest updates; later ones send antiparallel vectors, and so end up in other clusters. The
+paper does not define their order: here each sybil uses all models that earlier sybils received (`SybilPaths`).
 
-The attacker sees models alone. One that is sent in two rounds with the same bits no longer trains, so a split comes
-after it; a cluster's model is another one in every round. A reply to a model leads to the next model that the sybil is
-sent, and to the same one again where the server refused it.
+The attacker sees only models. A model that it receives in two rounds with the same bits no longer trains, so a split
+follows; a cluster's model changes in every round. A reply to a model leads to the next model that the sybil receives,
+which is the same one if the server refused the reply.
 """
 
 import hashlib
@@ -33,14 +33,14 @@ from shoal.engine import MaliciousTraining, State, Tensors, Training
 
 @dataclass(frozen=True, eq=False)
 class ReceivedModels:
-    """A model that a sybil was sent, and its reply.
+    """A model that a sybil received, and its reply.
 
     Args:
-        round: its number.
+        round: the round's number.
         sybil: id of the client.
-        model: (P,) what it was sent.
-        reply: which of the attacker's replies it sent, from 0.
-        update: (P,) that reply.
+        model: (P,), the received model.
+        reply: position of the reply among the attacker's replies.
+        update: (P,), the reply.
     """
 
     round: int
@@ -63,12 +63,12 @@ def key_of(model: Tensor) -> bytes:
 
 @dataclass(frozen=True, eq=False)
 class HarvestedModel:
-    """A cluster's model as a sybil was sent it.
+    """A cluster's model that a sybil received.
 
     Args:
-        round: its number.
-        sybil: which sybil, numbered from 1.
-        cluster: whose model it is; the attacker is not told.
+        round: the round's number.
+        sybil: the sybil's number, from 1.
+        cluster: the model's cluster, unknown to the attacker.
         model: (P,).
     """
 
@@ -85,21 +85,21 @@ class Acquisition:
 
     Args:
         harvest: the models of honest clients' clusters, in order of rounds.
-        clusters: (K,) int64, the honest clients' clusters in the end.
-        joined: the round in which each sybil joined.
-        received: all that the attacker saw, models of splits too.
-        state: of the federation, sybils included, after the last round.
+        clusters: (K,) int64, the honest clients' final clusters.
+        join_rounds: the round in which each sybil joined.
+        history: all models that sybils received, including those of splits.
+        state: the federation's state with sybils after the last round.
     """
 
     harvest: tuple[HarvestedModel, ...]
     clusters: Tensor
-    joined: tuple[int, ...]
-    received: tuple[ReceivedModels, ...]
+    join_rounds: tuple[int, ...]
+    history: tuple[ReceivedModels, ...]
     state: State
     __repr__ = one_line
 
     def share(self, sybils: int | None = None, upto: int | None = None) -> float:
-        """The share of the clusters of which a model was obtained, by the first ``sybils`` and until round ``upto``."""
+        """Return the share of clusters whose model the first ``sybils`` obtained until round ``upto``."""
         obtained = {
             harvested.cluster
             for harvested in self.harvest
@@ -108,28 +108,27 @@ class Acquisition:
         return len(obtained & set(self.clusters.tolist())) / len(self.clusters)
 
     def latest(self) -> dict[int, HarvestedModel]:
-        """The last model that was obtained of each cluster."""
+        """Return the last obtained model of each cluster."""
         current = set(self.clusters.tolist())
         return {harvested.cluster: harvested for harvested in self.harvest if harvested.cluster in current}
 
 
 @settings
 class ModelAcquisition:
-    """Sybils that join one after another and choose their updates by what all of them have been sent.
+    """Sybils that join in turn and choose their updates by all models that sybils have received.
 
-    A sybil answers each model with one of ``replies``, which `SybilPaths.choice` chooses, and the same reply to the
-    same model is the same update:
+    A sybil answers each model with one of ``replies``, chosen by `SybilPaths.choice`. The same reply to the same model
+    is the same update:
 
     - "honest": the update of local training on the attacker's examples;
-    - "antiparallel": its opposite, the paper's;
-    - "away": the opposite of the sum of the directions in which the models lie that replies to this one led to;
+    - "antiparallel": its opposite, as in the paper;
+    - "away": away from the models that earlier replies to this model led to;
     - "random": a random direction.
 
     Args:
-        replies: in the order in which they are tried at a split; the first is sent to models that are new.
-        scale: of all updates, in norms of an honest one. Cosines do not depend on it, but a long update from a cluster
-            where it does not belong makes CFL divide that cluster, and the sybil is left with a model of its own. The
-            paper's is 1.
+        replies: in the order of trial at a split; new models get the first.
+        scale: length of all updates, in norms of an honest one (the paper: 1). Cosines do not depend on it, but a long
+            update to a wrong cluster makes CFL divide that cluster, and leaves the sybil alone with a model.
 
     Example:
         >>> from dataclasses import replace
@@ -157,25 +156,25 @@ class ModelAcquisition:
     scale: PositiveFloat = 0.01
 
     def reply(
-        self, received: Sequence[ReceivedModels], number: int, model: Tensor, honest: Tensor, stream: Stream
+        self, history: Sequence[ReceivedModels], number: int, model: Tensor, honest: Tensor, stream: Stream
     ) -> tuple[int, Tensor]:
-        """Reply of a sybil in round ``number``: its position in ``replies``, and the update (P,).
+        """Choose a sybil's reply in round ``number``: its position in ``replies``, and the update (P,).
 
         Args:
-            received: by all sybils until now.
-            number: of the round.
-            model: (P,) that the sybil is sent.
-            honest: (P,) the update of local training from that model.
-            stream: of random directions.
+            history: the models that all sybils have received.
+            number: the round.
+            model: (P,), the received model.
+            honest: (P,), the update of local training from that model.
+            stream: randomness of directions.
         """
-        paths = SybilPaths(received, len(self.replies))
+        paths = SybilPaths(history, len(self.replies))
         chosen = paths.choice(model, number)
-        before = paths.sent(model, chosen)
+        before = paths.update_of(model, chosen)
         if before is not None:
             return chosen, before
         kind, next_models = self.replies[chosen], paths.next_models(model)
         if kind == "random":
-            direction = torch.randn(len(model), generator=stream("reply", chosen, len(received)).generator()).to(model)
+            direction = torch.randn(len(model), generator=stream("reply", chosen, len(history)).generator()).to(model)
         elif kind == "away" and next_models:
             direction = -normalize(torch.stack(next_models) - model, dim=1).sum(dim=0)
         else:
@@ -185,19 +184,19 @@ class ModelAcquisition:
     def acquire(
         self, training: Training, state: State, examples: Shards, *, rounds: int, every: int = 1
     ) -> Acquisition:
-        """Let sybils join a federation, and play its rounds with them.
+        """Train a federation for some rounds while sybils join it.
 
-        Sybils know how clients train and, as all clients, the model that `Algorithm.plan` sends them in a round.
-        Further sybils join until nothing is unknown to the attacker.
+        Sybils know local training and the models that the server sends them. Sybils join until the attacker knows all
+        paths.
 
         Args:
-            training: whose federation has the clients of ``state`` first, and then the sybils as they join. Their
-                examples are not read, but their number counts in averages.
-            state: before the first sybil joins.
-            examples: the attacker's, of one owner.
-            rounds: that are played.
-            every: rounds from one sybil's joining to the next; at least as many as there are splits on a way, one
-                more, and every sybil knows what became of the one before it.
+            training: a federation of the clients of ``state``, then the sybils. Sybils' examples are not read, but
+                their number counts in averages.
+            state: the state before the first sybil joins.
+            examples: the attacker's examples, of one owner.
+            rounds: number of rounds.
+            every: rounds between two sybils; more than the splits on a path, or a sybil joins before the last one
+                arrives.
 
         Raises:
             InputError: no rounds, no sybils, examples of several owners, or training diverged.
@@ -206,22 +205,22 @@ class ModelAcquisition:
         require(rounds >= 1 and every >= 1, f"'rounds' and 'every' must be at least 1; got {rounds} and {every}")
         require(len(training.federation) > honest, f"needs sybils after the {honest} clients of the state; got none")
         require(len(examples) == 1, f"'examples' must be of one owner; got {len(examples)}")
-        received, harvest, joined = list[ReceivedModels](), list[HarvestedModel](), list[int]()
+        history, harvest, join_rounds = list[ReceivedModels](), list[HarvestedModel](), list[int]()
         for played in range(rounds):
-            waiting = len(training.federation) - honest - len(joined)
-            if waiting and played % every == 0 and not SybilPaths(received, len(self.replies)).finished:
-                joined.append(state.round + 1)
-            present = training.federation.take(torch.arange(honest + len(joined)))
+            waiting = len(training.federation) - honest - len(join_rounds)
+            if waiting and played % every == 0 and not SybilPaths(history, len(self.replies)).is_complete:
+                join_rounds.append(state.round + 1)
+            present = training.federation.take(torch.arange(honest + len(join_rounds)))
             now = replace(training, federation=present)
             state = now.with_newcomers(state) if len(present) > len(state.assignment) else state
             updates = dict[int, Tensor]()
-            for client, model in _sent(now, state):
+            for client, model in _cohort_models(now, state):
                 if client < honest:
                     continue
                 update = _honest_update(now, state.round + 1, model, examples, stream)
                 sybil = int(present.ids[client])
-                chosen, update = self.reply(received, state.round + 1, model, update, stream)
-                received.append(ReceivedModels(state.round + 1, sybil, model, chosen, update))
+                chosen, update = self.reply(history, state.round + 1, model, update, stream)
+                history.append(ReceivedModels(state.round + 1, sybil, model, chosen, update))
                 updates[sybil] = model + update
                 of_honest = state.assignment[:honest].unique().tolist()
                 harvest += [
@@ -229,13 +228,13 @@ class ModelAcquisition:
                     for k in of_honest
                     if k >= 0 and torch.equal(state.models[k], model)
                 ]
-            state, _ = replace(now, malicious_clients=_Prepared(updates)).round(state)
+            state, _ = replace(now, malicious_clients=_FixedEnds(updates)).round(state)
         clusters = state.assignment[:honest].unique()
-        return Acquisition(tuple(harvest), clusters[clusters >= 0], tuple(joined), tuple(received), state)
+        return Acquisition(tuple(harvest), clusters[clusters >= 0], tuple(join_rounds), tuple(history), state)
 
 
-def _sent(training: Training, state: State) -> list[tuple[int, Tensor]]:
-    """The clients of the round after ``state``, positions in the federation, and the model (P,) that each is sent."""
+def _cohort_models(training: Training, state: State) -> list[tuple[int, Tensor]]:
+    """List the clients of the next round, by position in the federation, and the model (P,) that each receives."""
     cohort = training.cohort_of(state, training.cohort(state.round + 1))
     if not len(cohort):
         return []
@@ -245,7 +244,7 @@ def _sent(training: Training, state: State) -> list[tuple[int, Tensor]]:
 
 
 def _honest_update(training: Training, number: int, model: Tensor, examples: Shards, stream: Stream) -> Tensor:
-    """Update (P,) of local training from ``model``; the same one whenever a sybil is sent that model."""
+    """Return the update (P,) of local training from ``model``; equal for every sybil that receives that model."""
     local, engine = training.local.at_round(number), training.engine
     drawn = local.randomness(examples, torch.zeros(1, dtype=torch.int64), stream("batches"))
     ((_, end),) = engine.train(model[None], torch.zeros(1, dtype=torch.int64), examples, drawn, local)
@@ -253,8 +252,8 @@ def _honest_update(training: Training, number: int, model: Tensor, examples: Sha
 
 
 @dataclass(frozen=True)
-class _Prepared:
-    """Malicious clients whose ends (P,), by id, are known before the round."""
+class _FixedEnds:
+    """Malicious clients with known ends (P,) by id."""
 
     ends: Mapping[int, Tensor] = field(default_factory=dict)
     __repr__ = one_line
@@ -272,21 +271,21 @@ class _Prepared:
 
 
 class SybilPaths:
-    """The tree of all that sybils were sent.
+    """The tree of all models that sybils received.
 
     Args:
-        received: in the order in which it was sent.
+        history: received models in order.
         replies: number of replies to each model.
     """
 
-    def __init__(self, received: Sequence[ReceivedModels], replies: int) -> None:
+    def __init__(self, history: Sequence[ReceivedModels], replies: int) -> None:
         self._replies = range(replies)
         self._rounds = defaultdict[bytes, set[int]](set)
         self._sent = dict[tuple[bytes, int], Tensor]()
         self._next = defaultdict[tuple[bytes, int], dict[bytes, Tensor]](dict)
         self._first = dict[int, bytes]()
         last = dict[int, ReceivedModels]()
-        for item in received:
+        for item in history:
             self._rounds[item.key].add(item.round)
             self._sent[item.key, item.reply] = item.update
             self._first.setdefault(item.sybil, item.key)
@@ -296,37 +295,37 @@ class SybilPaths:
             last[item.sybil] = item
 
     def choice(self, model: Tensor, number: int) -> int:
-        """The reply of a sybil that is sent a model (P,) in round ``number``.
+        """Choose the reply of a sybil that receives a model (P,) in round ``number``.
 
-        The first to a model that was never sent before; to a known one the first that no sybil has tried, or else the
-        one that leads the soonest to something unknown.
+        A new model gets the first reply; a known model the first reply without a trial, or else the reply on the
+        shortest path to an unknown model.
         """
         key = key_of(model)
-        if not any(sent < number for sent in self._rounds[key]):
+        if not any(earlier < number for earlier in self._rounds[key]):
             return 0
         untried = [reply for reply in self._replies if (key, reply) not in self._sent]
         return untried[0] if untried else min(self._replies, key=lambda reply: self._behind(key, reply, {key}))
 
-    def sent(self, model: Tensor, reply: int) -> Tensor | None:
-        """The update (P,) that a sybil has sent as this reply to this model; None where nobody has."""
+    def update_of(self, model: Tensor, reply: int) -> Tensor | None:
+        """Return the update (P,) that a sybil sent as this reply to this model; None without one."""
         return self._sent.get((key_of(model), reply))
 
     def next_models(self, model: Tensor) -> list[Tensor]:
-        """The models (P,) to which the replies to ``model`` first led, of the replies that led anywhere."""
+        """List the models (P,) that followed the replies to ``model``."""
         key = key_of(model)
         return [next(iter(self._next[key, reply].values())) for reply in self._replies if self._next.get((key, reply))]
 
     @property
-    def finished(self) -> bool:
-        """True if nothing is unknown: every way leads to models that were tried in all ways, or to a cluster's."""
+    def is_complete(self) -> bool:
+        """Whether all paths are known: each ends at a cluster's model or at models with all replies tried."""
         firsts = set(self._first.values())
         if len(firsts) != 1:
-            # Two newcomers were sent two models, so nothing comes before a cluster's.
+            # Two newcomers received different models, so the first model is a cluster's.
             return len(firsts) > 1
         return math.isinf(self._steps(next(iter(firsts)), set()))
 
     def _steps(self, key: bytes, above: set[bytes]) -> float:
-        """Replies from a model to something unknown: 0 where it is unknown whether a split comes after it."""
+        """Count the replies from a model to an unknown one; 0 if it is unknown whether a split follows."""
         if len(self._rounds[key]) < 2:
             return 0
         if any((key, reply) not in self._sent for reply in self._replies):
@@ -334,9 +333,9 @@ class SybilPaths:
         return min(self._behind(key, reply, above | {key}) for reply in self._replies)
 
     def _behind(self, key: bytes, reply: int, above: set[bytes]) -> float:
-        """`_steps` by way of a reply; infinite where it leads to a cluster's model, to one above it, or nowhere."""
+        """Count `_steps` after a reply; infinite if it leads to a cluster's model, to a model above, or nowhere."""
         reached = self._next.get((key, reply), {})
-        # Sent the same, two sybils are at the same place; if their models differ, it is that of a cluster.
+        # Two sybils with the same replies are at the same node; if their next models differ, it is a cluster.
         if len(reached) != 1 or (after := next(iter(reached))) in above:
             return math.inf
         return 1 + self._steps(after, above)

@@ -1,7 +1,7 @@
-"""Source inference, of the owner of a record; and group inference, of a client's group from its cluster.
+"""Source inference of a record's owner, and group inference of a client's group from its cluster.
 
 Source: Hu, Salcic, Sun, Dobbie, Zhang, "Source inference attacks in federated learning", ICDM 2021, arXiv:2109.05659:
-the client whose model has the smallest loss on the record, which is the best guess where all are equally likely.
+the client whose model has the smallest loss on the record, the best guess with a uniform prior.
 """
 
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ class Guesses:
         right: number of correct guesses.
         count: number of guesses.
         chance: the accuracy by chance.
-        low, high: 95 % interval of the accuracy (Clopper-Pearson). It takes the guesses as independent, which those on
-            one client's records are not quite.
+        low, high: 95 % interval of the accuracy (Clopper-Pearson), as if the guesses were independent; those on one
+            client's records are not quite.
     """
 
     right: int
@@ -41,18 +41,18 @@ class Guesses:
 
     @staticmethod
     def from_outcomes(right: Bools, chance: Floats) -> "Guesses":
-        """Guesses (m,) that were right or not, and the chance of each."""
+        """Summarise guesses (m,), right or wrong, and the chance of each."""
         low, high = (float(end) for end in clopper_pearson(right.sum(), len(right)))
         return Guesses(int(right.sum()), len(right), float(chance.mean()) if len(right) else float("nan"), low, high)
 
 
 @settings
 class SourceInference:
-    """Guesses the client whose sent model has the smallest loss on a record.
+    """A guess of a record's owner: the client whose sent model has the smallest loss on it.
 
     Args:
-        among: whose models are compared: those of all clients of the "federation", or those of the owner's "cluster",
-            which says what is left to guess once the cluster is known.
+        among: the compared models, of all clients of the "federation", or of the owner's "cluster" (for an attacker who
+            knows the cluster).
 
     Example:
         >>> import numpy as np
@@ -72,29 +72,28 @@ class SourceInference:
     among: Literal["federation", "cluster"] = "federation"
 
     def guess(self, scores: UpdateScores) -> Guesses:
-        """Guess the owner of every record that somebody trained on, by each client's mean loss over its rounds.
+        """Guess the owner of every member, by each client's mean loss over its rounds.
 
-        A record is guessed where its owner and at least one other client could have been the answer. A client is in its
-        last recorded round's cluster.
+        Records with fewer than two possible owners are left out. A client's cluster is that of its last recorded round.
         """
         losses, assignment = mean_over_rounds(scores.loss.astype(np.float64)), last_assignment(scores)
         right, chance = [np.zeros(0, dtype=bool)], [np.zeros(0)]
         present = np.flatnonzero(assignment >= 0)
         for owner in present:
-            asked = present if self.among == "federation" else np.flatnonzero(assignment == assignment[owner])
+            clients = present if self.among == "federation" else np.flatnonzero(assignment == assignment[owner])
             records = np.flatnonzero(scores.client == owner)
-            if len(asked) > 1:
-                right.append(asked[losses[np.ix_(asked, records)].argmin(axis=0)] == owner)
-                chance.append(np.full(len(records), 1 / len(asked)))
+            if len(clients) > 1:
+                right.append(clients[losses[np.ix_(clients, records)].argmin(axis=0)] == owner)
+                chance.append(np.full(len(records), 1 / len(clients)))
         return Guesses.from_outcomes(np.concatenate(right), np.concatenate(chance))
 
 
 @settings
 class GroupInference:
-    """Guesses that a client is of the group that most clients of its cluster are of.
+    """A guess of a client's group: the largest group of its cluster.
 
-    An attacker who knows the groups of most members of a cluster, as by asking a few, knows that much of the others. A
-    client alone in its cluster counts as guessed. The chance is the largest group's share.
+    The attacker knows the groups of most clients of a cluster. A client alone in its cluster counts as a right guess.
+    The chance is the largest group's share.
     """
 
     name: ClassVar[str] = "group-inference"
@@ -112,7 +111,7 @@ class GroupInference:
 
 
 def last_assignment(scores: UpdateScores) -> Ints:
-    """The cluster (N,) of each client in its last recorded round; -1 for one in none."""
+    """Return the cluster (N,) of each client in its last recorded round; -1: no recorded round."""
     last = np.full(len(scores.clients), -1, dtype=np.int64)
     for assignment in scores.assignment:
         last = np.where(assignment >= 0, assignment, last)
@@ -120,11 +119,11 @@ def last_assignment(scores: UpdateScores) -> Ints:
 
 
 def client_groups(scores: UpdateScores) -> Ints:
-    """The group (N,) of most records of each client; -1 for one without records."""
+    """Return the group (N,) of most records of each client; -1: no records."""
     by_client = [scores.group[scores.client == i] for i in range(len(scores.clients))]
     return np.array([_most(groups) if len(groups) else -1 for groups in by_client], dtype=np.int64)
 
 
 def _most(values: Ints) -> int:
-    """The most frequent of some numbers, the smallest of several such."""
+    """Return the most frequent number, the smallest of ties."""
     return int(np.bincount(values).argmax())

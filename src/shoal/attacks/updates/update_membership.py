@@ -1,23 +1,22 @@
 """The server's membership attacks on single updates: FedMIA, and the gradient alignment of Grad-cosine and Grad-diff.
 
-**FedMIA.** "All for one": the other clients, who (mostly) did not train on a record, say how a model that did not train
-on it behaves, so no shadow model is needed. For client i, record x and round t, with m_k the measurement of client k's
-update on that same x,
+**FedMIA.** "All for one": the other clients, which (mostly) did not train on a record, replace shadow models. For
+client i, record x and round t, with m_k the measurement of client k's update on x,
 
     score = mean over t of Phi((m_i - mu) / sigma),   mu, sigma^2 = mean and variance of m_k over k != i  (+ 1e-8)
 
 The variance is that of the population, as in the authors' code. Two things differ from it:
 
-- Their evaluation draws the non-members anew for every client, so a non-member's null is of different images while a
-  member's is of one. Here every null is of the same record.
-- The others are the clients that trained the same model in that round. With one model these are all; with several, a
-  client of another cluster would tell which cluster a record suits, not who trained on it.
+- Their evaluation draws new non-members for every client, so a non-member's null is over different images. Here every
+  null is over one record.
+- The other clients are those that trained the same model in that round. A client of another cluster would show which
+  cluster a record suits, not who trained on it.
 
-A record of another client has that client in its null, as a member: such non-members look less like members than those
-that nobody trained on, and an audit reports the two apart.
+The null of another client's record includes that client, a member. So such records look less like members than
+records that no client trained on, and an audit reports both separately.
 
-**Gradient alignment.** In large models the gradients of different records are nearly orthogonal, so those of the
-records that a client trained on are what its step D = w - w_k is made of; g = grad l(w; x).
+**Gradient alignment.** In large models the gradients g = grad l(w; x) of different records are nearly orthogonal, so
+a client's step D = w - w_k aligns with the gradients of its records.
 
 Source: Zhu, Li, Fan, Yang, CVPR 2025, arXiv:2402.06289 (FedMIA); Li, Li, Ribeiro, "Effective passive membership
 inference attacks in federated learning against overparameterized models", ICLR 2023, arXiv:2111.00430.
@@ -62,7 +61,7 @@ class FedMIALoss:
     threshold: ClassVar[float] = 0.5
 
     def score(self, scores: UpdateScores) -> Floats:
-        """(N, M) in [0, 1]; NaN for a client with fewer than two others beside it in all of its rounds."""
+        """Return scores (N, M) in [0, 1]; NaN for a client without two others of its model in any round."""
         return _percentiles(-scores.loss.astype(np.float64), scores.assignment)
 
 
@@ -70,7 +69,7 @@ class FedMIALoss:
 class FedMIACosine:
     """FedMIA-II: the measurement is the cosine of the record's gradient and the client's step.
 
-    The paper's variant for clients with unlike data, which leaves outliers out of a null, is left out.
+    The paper's variant for heterogeneous clients, which removes outliers from a null, is not implemented.
     """
 
     name: ClassVar[str] = "fedmia-ii"
@@ -79,7 +78,7 @@ class FedMIACosine:
     threshold: ClassVar[float] = 0.5
 
     def score(self, scores: UpdateScores) -> Floats:
-        """(N, M) in [0, 1]; NaN as in `FedMIALoss`."""
+        """Return scores (N, M) in [0, 1]; NaN as in `FedMIALoss`."""
         return _percentiles(scores.cosine.astype(np.float64), scores.assignment)
 
 
@@ -93,13 +92,13 @@ class GradCosine:
     threshold: ClassVar[float] = 0.0
 
     def score(self, scores: UpdateScores) -> Floats:
-        """(N, M) in [-1, 1]; NaN for a client in no recorded round."""
+        """Return scores (N, M) in [-1, 1]; NaN for a client without a recorded round."""
         return mean_over_rounds(scores.cosine.astype(np.float64))
 
 
 @settings
 class GradDifference:
-    """``|D|^2 - |D - g|^2``: how much shorter the step is without the record's gradient, on average over the rounds."""
+    """``|D|^2 - |D - g|^2``, the change of the step's length without the record's gradient, averaged over rounds."""
 
     name: ClassVar[str] = "grad-diff"
     title: ClassVar[str] = "Grad-diff"
@@ -107,12 +106,12 @@ class GradDifference:
     threshold: ClassVar[float] = 0.0
 
     def score(self, scores: UpdateScores) -> Floats:
-        """(N, M); NaN for a client in no recorded round."""
+        """Return scores (N, M); NaN for a client without a recorded round."""
         return mean_over_rounds(scores.difference.astype(np.float64))
 
 
 def _percentiles(values: Floats, assignment: Ints) -> Floats:
-    """The mean over rounds (N, M) of where each client's values (T, N, M) lie among the others' of its cluster."""
+    """Return the mean over rounds (N, M) of the percentile of each client's values (T, N, M) in its cluster."""
     from scipy.special import ndtr  # noqa: PLC0415 - scipy takes a while to import
 
     percentiles = np.full(values.shape, np.nan)

@@ -1,9 +1,8 @@
 """Values of every record that an honest-but-curious server computes from clients' updates, for its attacks.
 
-The server has the model that it sent, w, and receives each client's w_k. A client that trained on a record x moved
-against the gradient of its loss, so the record's loss at w_k is low, and grad l(w; x) points along w - w_k. The attacks
-on these values (`update_membership.py`, `source_inference.py`) need neither shadow models nor further training. They
-need no framework either, only its record of the updates.
+The server sent the model w, and receives each client's w_k. A client that trained on a record x moved against the
+gradient of its loss, so the record's loss at w_k is low, and grad l(w; x) points along w - w_k. The attacks on these
+values (`update_membership.py`, `source_inference.py`) need only recorded updates: no shadow models, no training.
 """
 
 from collections.abc import Iterable
@@ -24,17 +23,17 @@ from shoal.engine import Engine, RoundUpdates
 from shoal.metrics.intervals import Floats, Ints
 
 NOBODY = -1
-"""The client of a record that nobody trained on."""
+"""The client of a record that no client trained on."""
 
 
 @dataclass(frozen=True, eq=False)
 class OwnedRecords:
-    """M records, and which client trained on each.
+    """M records and the clients that trained on them.
 
     Args:
         x: inputs (M, ...).
-        y: (M,) int64, labels; of a regression (M, d) float32, targets.
-        client: (M,) int64, ids of clients; -1 where nobody trained on the record.
+        y: (M,) int64 labels, or (M, d) float32 targets.
+        client: (M,) int64, ids of clients; -1: no client trained on the record.
         group: (M,) int64, the group whose distribution each record follows.
         groups: names of the groups.
 
@@ -59,14 +58,14 @@ class OwnedRecords:
 
     @property
     def label(self) -> Tensor:
-        """(M,) int64, the class of each record; 0 in a regression, where targets are no classes."""
+        """(M,) int64, the class of each record; 0 in a regression."""
         return torch.zeros(len(self), dtype=torch.int64) if self.y.is_floating_point() else self.y.cpu()
 
     @staticmethod
     def from_federation(federation: Federation) -> "OwnedRecords":
-        """The training examples of all clients, then the test examples, which nobody trained on.
+        """Collect the training examples of all clients, then the test examples, which no client trained on.
 
-        What a property attack's victim trains on changes from round to round; here it owns all its examples.
+        The victim of a property attack owns all its examples, although it trains on some of them per round.
         """
         shards, owners, test = federation.clients, federation.clients.owners(), federation.test
         return OwnedRecords(
@@ -80,18 +79,18 @@ class OwnedRecords:
 
 @dataclass(frozen=True, eq=False)
 class UpdateScores:
-    """The values of T recorded rounds, N clients and M records; NaN where a client did not take part in a round.
+    """The values of T recorded rounds, N clients and M records; NaN if a client did not take part in a round.
 
     Args:
         rounds: (T,) int64, numbers of the rounds.
         clients: (N,) int64, ids of the clients, in order.
         assignment: (T, N) int64, the cluster whose model each client trained; -1: it did not take part.
         loss: (T, N, M) float32, the loss of each client's sent model on each record.
-        cosine: (T, N, M) float32, the cosine of grad l(w; x) and w - w_k, w the model of the client's cluster; 0 where
-            one of them is zero.
+        cosine: (T, N, M) float32, the cosine of grad l(w; x) and w - w_k, with w the model of the client's cluster; 0
+            if one of them is 0.
         difference: (T, N, M) float32, ``|D|^2 - |D - g|^2 = 2 <D, g> - |g|^2`` of D = w - w_k and g = grad l(w; x).
         label: (M,) int64, each record's class; 0 in a regression.
-        client: (M,) int64, the position in ``clients`` of who trained on each record; -1: nobody did.
+        client: (M,) int64, the position in ``clients`` of the client that trained on each record; -1: none.
         group: (M,) int64, each record's group.
         groups: names of the groups.
     """
@@ -121,23 +120,22 @@ class UpdateAttack(Protocol):
     """The largest score of a non-member."""
 
     def score(self, scores: UpdateScores) -> Floats:
-        """(N, M), higher where a record is more likely one of that client's; NaN where nothing was seen of it."""
+        """Return scores (N, M), higher if a record is more likely a member of that client's; NaN without an update."""
         ...
 
 
 def update_scores(rounds: Iterable[RoundUpdates], records: OwnedRecords, engine: Engine) -> UpdateScores:
-    """The values of every record, by client and recorded round.
+    """Compute the values of every record, by client and recorded round.
 
-    Only one round's updates and a batch of gradients are in memory at a time, beside the values themselves (12 bytes a
-    record, client and round).
+    Memory holds one round's updates, a batch of gradients and the values (12 bytes per record, client and round).
 
     Args:
-        rounds: recorded updates; taken one after another.
-        records: to be attacked.
-        engine: of the model that was trained; in float32, or the losses are those of bfloat16.
+        rounds: recorded updates.
+        records: M records.
+        engine: the engine of the trained model, in float32 for exact losses.
 
     Raises:
-        InputError: no record, no recorded round, a client that sent two updates in one, or updates or models of another
+        InputError: no record, no recorded round, two updates of one client in a round, or updates or models of another
             size or not finite.
 
     Example:
@@ -160,30 +158,30 @@ def update_scores(rounds: Iterable[RoundUpdates], records: OwnedRecords, engine:
     """
     require(len(records) > 0, "there are no records to attack")
     owners = records.client[records.client != NOBODY].unique().tolist()
-    seen: list[tuple[int, list[int], Ints, dict[str, Tensor]]] = []
+    parts: list[tuple[int, list[int], Ints, dict[str, Tensor]]] = []
     for updates in rounds:
         try:
             check_updates(updates, engine.model.layout.size)
         except InputError as error:
             raise InputError(f"round {updates.round}: {error}") from error
         values = {"loss": _losses(updates, records, engine), **_gradient_values(updates, records, engine)}
-        seen.append((updates.round, updates.clients.tolist(), updates.assignment.numpy(), values))
-    require(bool(seen), "no round's updates were recorded")
-    clients = sorted({*owners, *(client for _, senders, _, _ in seen for client in senders)})
+        parts.append((updates.round, updates.clients.tolist(), updates.assignment.numpy(), values))
+    require(bool(parts), "no round's updates were recorded")
+    clients = sorted({*owners, *(client for _, senders, _, _ in parts for client in senders)})
     position = {client: i for i, client in enumerate(clients)}
-    shape = (len(seen), len(clients), len(records))
-    joined = {name: np.full(shape, np.nan, dtype=np.float32) for name in ("loss", "cosine", "difference")}
+    shape = (len(parts), len(clients), len(records))
+    matrices = {name: np.full(shape, np.nan, dtype=np.float32) for name in ("loss", "cosine", "difference")}
     assignment = np.full(shape[:2], NOBODY, dtype=np.int64)
-    for t, (_, senders, clusters, values) in enumerate(seen):
+    for t, (_, senders, clusters, values) in enumerate(parts):
         columns = [position[client] for client in senders]
         assignment[t, columns] = clusters
-        for name, matrix in joined.items():
+        for name, matrix in matrices.items():
             matrix[t, columns] = values.pop(name).numpy()
     return UpdateScores(
-        rounds=np.array([number for number, _, _, _ in seen], dtype=np.int64),
+        rounds=np.array([number for number, _, _, _ in parts], dtype=np.int64),
         clients=np.array(clients, dtype=np.int64),
         assignment=assignment,
-        **joined,
+        **matrices,
         label=records.label.numpy(),
         client=np.array([position.get(client, NOBODY) for client in records.client.tolist()], dtype=np.int64),
         group=records.group.numpy(),
@@ -211,7 +209,7 @@ def check_updates(updates: RoundUpdates, size: int) -> None:
 
 
 def _losses(updates: RoundUpdates, records: OwnedRecords, engine: Engine) -> Tensor:
-    """Losses (n, M) float32 of the models that the n clients sent."""
+    """Compute the losses (n, M) float32 of the models that the n clients sent."""
     losses = torch.empty(len(updates), len(records))
     for i, (cluster, update) in enumerate(zip(updates.assignment.tolist(), updates.updates, strict=True)):
         outputs = engine.outputs(updates.models[cluster] + update, records.x)
@@ -220,28 +218,28 @@ def _losses(updates: RoundUpdates, records: OwnedRecords, engine: Engine) -> Ten
 
 
 def _gradient_values(updates: RoundUpdates, records: OwnedRecords, engine: Engine) -> dict[str, Tensor]:
-    """The values "cosine" and "difference", (n, M) float32 each."""
+    """Compute the values "cosine" and "difference", (n, M) float32 each."""
     cosine, difference = torch.empty(2, len(updates), len(records))
     for cluster in updates.assignment.unique().tolist():
         senders = torch.nonzero(updates.assignment == cluster).flatten()
-        # What is not trained, such as the averages of batch norm, has no gradient.
-        moved = -updates.updates[senders, : engine.model.layout.trainable].to(engine.device)
-        compare = partial(_compared, moved)
+        # Buffers, such as the averages of batch norm, have no gradient.
+        steps = -updates.updates[senders, : engine.model.layout.trainable].to(engine.device)
+        compare = partial(_compare, steps)
         batches = list(engine.example_gradients_into(compare, updates.models[cluster], records.x, records.y))
         cosine[senders] = torch.cat([values for values, _ in batches], dim=1)
         difference[senders] = torch.cat([values for _, values in batches], dim=1)
     return {"cosine": cosine, "difference": difference}
 
 
-def _compared(moved: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosine and difference (n, B) of steps (n, p) and gradients (B, p)."""
-    inner, squares = moved @ gradients.T, gradients.square().sum(dim=1)
-    lengths = moved.norm(dim=1)[:, None] * squares.sqrt()
+def _compare(steps: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute cosine and difference (n, B) of steps (n, p) and gradients (B, p)."""
+    inner, squares = steps @ gradients.T, gradients.square().sum(dim=1)
+    lengths = steps.norm(dim=1)[:, None] * squares.sqrt()
     return torch.where(lengths > 0, inner / lengths.clamp(min=1e-30), 0).cpu(), (2 * inner - squares).cpu()
 
 
 def mean_over_rounds(values: Floats) -> Floats:
-    """The mean (N, M) of values (T, N, M) over the rounds in which they are not NaN; NaN where they always are."""
+    """Average values (T, N, M) over the rounds in which they are not NaN, to (N, M); NaN if they always are."""
     present = ~np.isnan(values)
     count = present.sum(axis=0)
     total = np.where(present, values, 0.0).sum(axis=0)

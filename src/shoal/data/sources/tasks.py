@@ -329,7 +329,7 @@ def load_yelp(path: Path, task: str | None = None) -> TextDataset:
         task: "score" (also None), or "score/author-1" to "score/author-10", authors by falling number of reviews.
 
     Returns:
-        Labels are stars - 1; ``has_property`` says which reviews are by the task's author. There is no official split.
+        Labels are stars - 1; ``has_property`` marks the reviews of the task's author. There are no official splits.
 
     Raises:
         InputError: an unknown task, a damaged file, or one with fewer than ten users.
@@ -363,7 +363,7 @@ def load_yelp(path: Path, task: str | None = None) -> TextDataset:
 
 
 def count_yelp(path: Path) -> str:
-    """The number of reviews in the official file, by all users: its lines, of which only the first is looked into.
+    """Count the reviews in the official file, by all users: its lines; only the first one is parsed.
 
     Raises:
         InputError: the file cannot be read, or begins with something else than a review.

@@ -151,7 +151,7 @@ class ClientDataset:
         """Leave out the clients with fewer examples, with a warning.
 
         Raises:
-            InputError: there is no other client; or as `from_names` of the others.
+            InputError: no client is left; or as in `from_names`.
         """
         counts = torch.bincount(self.client, minlength=len(self.client_names))
         few = torch.nonzero(counts < examples).flatten().tolist()
@@ -251,7 +251,7 @@ class ClientSplit:
         """Draw the parts of each client's examples, which depend on its name and the stream only.
 
         Raises:
-            InputError: a group without a test example, or a class of which no client has a training example.
+            InputError: a group without a test example, or a class without a training example.
         """
         order = torch.argsort(data.client, stable=True).split(torch.bincount(data.client).tolist())
         parts: list[list[Tensor]] = [[], [], [], []]

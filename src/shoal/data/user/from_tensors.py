@@ -302,7 +302,7 @@ def _mapped_tensor(array: np.memmap, value: object) -> Tensor:
         "or int64 for words of texts",
     )
     x = torch.from_numpy(array)
-    order = "its examples must lie one after another, in the order of C"
+    order = "its examples must be contiguous, in the order of C"
     if x.dim() == 4 and x.shape[1] > 1:
         order = (
             "pictures of several channels must be saved as (examples, height, width, channels) and given as "

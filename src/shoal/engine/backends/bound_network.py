@@ -266,7 +266,7 @@ class BoundNetwork:
         """One step on clipped gradients with noise.
 
         Args:
-            x: inputs (B * M, ...), an example's M copies one after another; with B = 0 the step is noise alone.
+            x: inputs (B * M, ...), the M copies of an example in consecutive rows; with B = 0 the step is noise alone.
             y: labels (B * M,).
             expected: the number of examples that divides the sum of gradients and noise.
             rule: bound and noise.

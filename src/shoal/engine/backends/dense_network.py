@@ -88,7 +88,7 @@ class DenseNetwork:
         Args:
             weights: the trained tensors, each (n, ...).
             rest: the network's other tensors.
-            x: stored inputs (n, B * M, ...), an example's M copies one after another.
+            x: stored inputs (n, B * M, ...), the M copies of an example in consecutive rows.
             y: labels (n, B * M); those of padded rows count nothing.
             local: bound, noise and M.
             expected: (n, B * M), 0 for padded rows, otherwise the owner's divisor.
@@ -239,10 +239,10 @@ def flat(stored: Tensor) -> Tensor:
 
 
 def begin_at_fours(matrices: Tensor) -> Tensor:
-    """Matrices (n, A, B), with zeros below and on the right where A or B is no multiple of four.
+    """Pad matrices (n, A, B) with zeros below and on the right until A and B are multiples of four.
 
-    So all matrices of a batched product, its result's too, begin at multiples of 16 bytes. Where they do not, the
-    product's last bits depend on the place of a matrix in the batch (measured: MKL 2024.2).
+    All matrices of a batched product then begin at multiples of 16 bytes. Otherwise the product's last bits depend on
+    the place of a matrix in the batch (measured: MKL 2024.2).
     """
     n, height, width = matrices.shape
     if _begins_at_fours(matrices):

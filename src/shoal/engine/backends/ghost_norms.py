@@ -158,8 +158,8 @@ def product_of_squares(a: Tensor, g: Tensor) -> Tensor:
 def sum_of_products(a: Tensor, g: Tensor) -> Tensor:
     """The sums (...) of the products of Gram matrices a and g (..., T, T), which are squared norms.
 
-    Where they cancel so far that rounding could hide the norm of a gradient, as a dishonest server may arrange, it is
-    the sum of their sizes instead, which is no smaller.
+    Where they cancel so far that rounding could hide the norm of a gradient (a dishonest server can arrange that), the
+    result is the larger sum of their sizes.
     """
     products, sizes = a * g, (a.abs() + UNDERFLOW) * (g.abs() + UNDERFLOW)
     lost, size = (sizes - products.abs()).sum(dim=(-2, -1)), sizes.sum(dim=(-2, -1))

@@ -72,7 +72,7 @@ class PerExampleClipper:
 
         Args:
             forward: runs the network: inputs to float32 outputs (B, C).
-            x: inputs (B * M, ...) of at least one example, with its M copies one after another.
+            x: inputs (B * M, ...) of at least one example, its M copies in consecutive rows.
             y: labels (B * M,).
             bound: on the L2 norm of one example's gradient; may be infinite.
             multiplicity: M; an example's gradient is the mean of its copies', clipped once.
@@ -173,7 +173,7 @@ class PerExampleClipper:
     def _by_example(
         self, forward: Forward, x: Tensor, y: Tensor, bound: float, multiplicity: int = 1
     ) -> dict[str, Tensor]:
-        """The result of `__call__` by the gradients of all examples from vmap, or of one after another."""
+        """Compute `__call__` from each example's gradient, by vmap or in a loop."""
         copies = x.split(multiplicity), y.split(multiplicity)
         gradients = self._by_vmap(*map(torch.stack, copies))
         if gradients is None:

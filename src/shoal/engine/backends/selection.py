@@ -26,8 +26,8 @@ from shoal.models.validation import require_fits
 LOG = logging.getLogger(__name__)
 
 Backend = Literal["loop", "vmap"]
-"""How clients are trained: one after another on each thread (`loop_backend.py`), or many at a time as one batched
-computation (`vmap_backend.py`). Results differ in their last bits only."""
+"""The training of clients: a loop on each thread (`loop_backend.py`), or many clients as one batched computation
+(`vmap_backend.py`). Results differ in their last bits only."""
 
 _TOLERANCE = 1e-3
 """Relative to the largest gradient's norm; float32 in another order of summation differs by 1e-6."""
@@ -87,8 +87,8 @@ def resolve_backend(
         return "vmap"
     require_fits(model, *examples, classes)
     LOG.warning(
-        "clients are trained one after another (backend 'loop'), since the network and its loss cannot be computed for "
-        "many at once (backend 'vmap'): %s",
+        "clients are trained in a loop (backend 'loop'), since the network and its loss cannot be computed for many "
+        "clients at once (backend 'vmap'): %s",
         obstacle,
     )
     return "loop"

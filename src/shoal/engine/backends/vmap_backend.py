@@ -172,7 +172,7 @@ class VmapBackend:
         augmentation: InputAugmentation,
         generators: list[torch.Generator],
     ) -> Tensor:
-        """The images (n, m, ...) of ``entries`` (n, m), of which those that are ``used`` (n, m) are transformed."""
+        """Return the images (n, m, ...) of ``entries`` (n, m); those with ``used`` (n, m) are transformed."""
         x = self._inputs(shards, entries).flatten(0, 1)
         counts = used.sum(dim=1).tolist()
         draws = torch.cat([augmentation.draws(*each) for each in zip(counts, generators, strict=True)])

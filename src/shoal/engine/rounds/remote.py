@@ -182,9 +182,9 @@ def server_round(training: Training, state: State, received: ReceivedUpdates) ->
 def summed_round(
     training: Training, state: State, assignment: Tensor, sizes: Tensor, moves: Tensor
 ) -> tuple[State, RoundPlan]:
-    """The server's part of a round of which it knows sums over clusters alone, and no client's part in them.
+    """Carry out the server's part of a round from sums over clusters alone.
 
-    The clients are the federation's first n, whoever they are, in the order of their clusters.
+    The federation's first n clients stand for the round's unknown clients, in the order of their clusters.
 
     Args:
         training: of a federation with at least n clients.

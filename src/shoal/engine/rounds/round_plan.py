@@ -104,9 +104,9 @@ class Cohort:
 
 
 def chosen_losses(choice: Tensor, clusters: int) -> Tensor:
-    """(n, K) float64, losses of which the lowest is that of each client's ``choice`` (n,) int64.
+    """Return losses (n, K) float64 that are lowest for each client's ``choice`` (n,) int64.
 
-    With `neutral_preferences`, an algorithm by which clients choose gives each the model that it chose.
+    With them and `neutral_preferences`, an algorithm in which clients choose assigns each client its choice.
 
     >>> chosen_losses(torch.tensor([1, 0]), clusters=2).tolist()
     [[1.0, 0.0], [0.0, 1.0]]
@@ -312,7 +312,7 @@ class PersonalModels:
     @overload
     def __getitem__(self, client: slice) -> "PersonalModels": ...
     def __getitem__(self, client: "int | slice") -> "Tensor | PersonalModels":
-        """(P,), the model of one client; or those of some, of which none is made yet."""
+        """Return the model (P,) of one client, or for a slice the models of several, still to be made."""
         if isinstance(client, slice):
             some = torch.arange(self.count)[client]
             return PersonalModels(len(some), lambda positions: self.rows(some[positions]))

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 from shoal.audit.finding import Finding, exposure_summary, most_exposed
-from shoal.core.formats import decimal
+from shoal.core.formats import capitalized, decimal
 from shoal.data.preferences import VIEWS
 from shoal.reports import plotting as plot
 from shoal.reports.charts import evenly
@@ -30,11 +30,15 @@ def drawn_groups(groups: Mapping[str, Sequence[Finding]]) -> list[str]:
     return [name for name in groups if name in exposed]
 
 
-def by_view(found: Sequence[Finding]) -> plot.Figure | None:
+def by_view(
+    found: Sequence[Finding], views: Sequence[str] = VIEWS, metric: str = "balanced accuracy"
+) -> plot.Figure | None:
     """A dot with its interval for the attack that decides, by view and group; None where nothing was measured.
 
     Args:
         found: one finding per view and group.
+        views: in their order from above.
+        metric: what the ``accuracy`` of findings is.
     """
     names = [*dict.fromkeys(finding.group for finding in found)]
     if not names:
@@ -42,7 +46,7 @@ def by_view(found: Sequence[Finding]) -> plot.Figure | None:
     exposed = [*dict.fromkeys(finding.group for finding in most_exposed(found))][:MOST_GROUPS]
     shown = {name: [finding for finding in found if finding.group == name] for name in names if name in exposed}
     title = exposure_summary(found, unasked=False).removesuffix(".")
-    order = [*reversed(VIEWS)]
+    order = [*reversed(views)]
 
     def draw(figure: MplFigure) -> None:
         axes = figure.subplots()
@@ -62,7 +66,7 @@ def by_view(found: Sequence[Finding]) -> plot.Figure | None:
         axes.set_ylim(-0.6, len(order) - 0.4)
         axes.set_xlim(min(0.45, axes.get_xlim()[0]), 1.02)
         axes.tick_params(axis="y", length=0)
-        axes.set_xlabel("balanced accuracy (chance: 0.5, every record: 1)")
+        axes.set_xlabel(f"{metric} (chance: 0.5, every record: 1)")
         keys = [
             plot.key(plot.short(name), **plot.group_style(g).mark) for g, name in enumerate(shown) if len(names) > 1
         ]
@@ -71,7 +75,7 @@ def by_view(found: Sequence[Finding]) -> plot.Figure | None:
     caption = "Dots: attacks. Lines: their 95 % intervals, which all groups and views keep at once."
     if len(shown) < len(names):
         caption += f" The {len(shown)} most exposed of {len(names):,} groups are drawn."
-    alt = f"Balanced accuracy. {'; '.join(_words(one) for here in shown.values() for one in here)}."
+    alt = f"{capitalized(metric)}. {'; '.join(_words(one) for here in shown.values() for one in here)}."
     height = 1.25 + len(order) * max(0.35, 0.18 * len(shown))
     return plot.draw_figure("views", title, caption, alt, draw, height=height)
 

@@ -1,10 +1,15 @@
 """The page of the audit of a client that left: the answer, attacks by view, and those who stay."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from shoal.audit.finding import Finding
 from shoal.core.formats import number, percent
 from shoal.metrics.intervals import Estimate
+from shoal.reports import plotting as plot
+from shoal.reports.audit.audit_charts import by_view
 from shoal.reports.page import Section, render
 from shoal.reports.table import Cell, ReportTable, heads, row
 
@@ -13,35 +18,62 @@ _PHRASES = {
     "indistinguishable": "indistinguishable from federations that never had it",
 }
 
-_VIEWS = {"outsider": "an outsider", "client": "a client that sees all later models"}
+_VIEWS = {
+    "before": "outsider, before it left",
+    "outsider": "outsider",
+    "client": "client that sees all later models",
+    "pair": "kept the old models",
+}
+"""The views in words, in the order of the figure."""
 
 _LIMITS = (
     "The server received the client's updates, and no method takes these back.",
     "Preparations that used the client's rows, such as a table's means, are the same in both kinds of federation.",
+    "The models before are those of the last round with the client, the models after those of the last round of all: "
+    "the rounds in between change accuracy and exposure too.",
 )
+
+_RETRAINED = {
+    "clusters": "'exact' retrained single models, since a model depends on its own clients alone.",
+    "federation": "'exact' retrained the whole federation, since a model depends on more than its own clients.",
+}
 
 
 def answers(flat: Mapping[str, Any]) -> list[str]:
     """The verdicts in sentences, from the keys of audit.json."""
     client, found = f"client '{flat['leaver.client']}'", list[str]()
-    for view, who in _VIEWS.items():
-        phrase, figure = _PHRASES.get(flat[f"views.{view}.leaver.verdict"]), _figure(flat, view)
-        undecided = f"Not decided for {who}: {figure}; more --references narrow it."
-        found.append(f"To {who}, {client} is {phrase}: {figure}." if phrase else undecided)
+    for view in ("outsider", "client"):
+        phrase, figure, who = _PHRASES.get(flat[f"views.{view}.leaver.verdict"]), _figure(flat, view), _VIEWS[view]
+        article = "an" if view == "outsider" else "a"
+        undecided = f"Not decided for {article} {who}: {figure}; more --references narrow it."
+        found.append(f"To {article} {who}, {client} is {phrase}: {figure}." if phrase else undecided)
     control = Estimate.of(flat, "control.outsider.held_out_auc")
     if control.low > 0.5 or control.high < 0.5:
         found.append(
             f"Its held-out examples differ too (AUC {control.figure}), so part of this is not memory of single records."
         )
     if "views.pair.leaver.verdict" in flat:
-        exposed, figure = flat["views.pair.leaver.verdict"] == "recognisable", _figure(flat, "pair")
-        can = "can tell its records" if exposed else "was not shown to tell its records"
-        found.append(f"Whoever kept the models of round {flat['leaver.round'] - 1} {can}: {figure}.")
+        can = "can tell its records" if _exposed(flat, "pair") else "was not shown to tell its records"
+        found.append(f"Whoever kept the models of round {flat['leaver.round'] - 1} {can}: {_figure(flat, 'pair')}.")
+    if "views.before.leaver.verdict" in flat:
+        could = "could tell" if _exposed(flat, "before") else "was not shown to tell"
+        found.append(f"Before it left, an outsider {could} that it took part: {_figure(flat, 'before')}.")
     spent, whole = flat.get("leaver.client_rounds"), flat.get("leaver.full_client_rounds")
     if spent and whole:
         share = f"{percent(spent / whole)} of retraining everything"
         found.append(f"Forgetting by '{flat['leaver.method']}' took {number(spent)} client-rounds, {share}.")
+    found += [_RETRAINED[flat["leaver.retrained"]]] if spent and "leaver.retrained" in flat else []
+    group = next((key.split(".")[1] for key in flat if key.endswith(".exposure.difference")), None)
+    if group is not None:
+        change = Estimate.of(flat, f"others.{group}.exposure.difference")
+        verdict = "higher than before" if change.low > 0 else "lower than before" if change.high < 0 else "not decided"
+        ends = " to ".join(f"{end:+.3f}" for end in change[1:])
+        found.append(f"Exposure of those who stay in group '{group}': {verdict} ({change.value:+.3f}, {ends}).")
     return found
+
+
+def _exposed(flat: Mapping[str, Any], view: str) -> bool:
+    return flat[f"views.{view}.leaver.verdict"] == "recognisable"
 
 
 def _figure(flat: Mapping[str, Any], view: str) -> str:
@@ -49,38 +81,63 @@ def _figure(flat: Mapping[str, Any], view: str) -> str:
     return f"AUC {Estimate.of(flat, f'{key}.auc').figure} by '{flat[f'{key}.attack']}'"
 
 
+def _attacks(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """The view and the key of each attack, by its name."""
+    names = dict.fromkeys(key.split(".")[1] for key in flat if key.startswith("attacks."))
+    views = {name: "pair" if name == "drop" else name.rpartition("-")[2] for name in names}
+    return {
+        name: (view if view in _VIEWS else "outsider", f"attacks.{name}.leaver.auc") for name, view in views.items()
+    }
+
+
+def _by_view(flat: Mapping[str, Any], title: str) -> Sequence[plot.Figure]:
+    """The AUC of each attack, by view."""
+    attacks = _attacks(flat)
+    asked = Counter(view for view, _ in attacks.values())
+    found = [
+        Finding(
+            _VIEWS[view], name.removesuffix(f"-{view}"), name, Estimate.of(flat, key).among(asked[view]), title=name
+        )
+        for name, (view, key) in attacks.items()
+    ]
+    drawn = by_view(found, tuple(_VIEWS[view] for view in _VIEWS if view in asked), "AUC")
+    caption = "Lines: 95 % intervals that all attacks of a view keep at once. An attacker reverses an AUC below 0.5."
+    return () if drawn is None else (replace(drawn, title=title, caption=caption),)
+
+
 def leaver_page(flat: Mapping[str, Any], notes: Sequence[str] = ()) -> str:
     """The page; ``flat`` has the keys of audit.json, ``notes`` are sentences on gates and records."""
     verdict, *further = answers(flat)
     lead = [("verdict", verdict), *(("", sentence) for sentence in further), *(("warning", note) for note in notes)]
-    names = dict.fromkeys(key.rpartition(".leaver.")[0] for key in flat if key.startswith("attacks."))
-    figures = {name.removeprefix("attacks."): f"{name}.leaver.auc" for name in names}
-    figures |= {"the client as a whole": "client-membership.outsider.auc", "held-out": "control.outsider.held_out_auc"}
-    rows = [row(name, Estimate.of(flat, key).text, Estimate.of(flat, key).interval) for name, key in figures.items()]
+    figures = {(name.removesuffix(f"-{view}"), _VIEWS[view]): key for name, (view, key) in _attacks(flat).items()}
+    figures["the client as a whole", _VIEWS["outsider"]] = "client-membership.outsider.auc"
+    figures["held-out examples", _VIEWS["outsider"]] = "control.outsider.held_out_auc"
+    rows = [row(*names, Estimate.of(flat, key).text, Estimate.of(flat, key).interval) for names, key in figures.items()]
     p, kinds = number(flat["leaver.p"]), f"{flat['references']} federations with the client and as many without it."
     note = (
-        f"{kinds} An AUC of 0.5 is chance. The run itself among those without it: p = {p}. Names that end in '-client' "
-        "are of a client; 'drop' and 'span-pair' of whoever kept the earlier models. Held-out: the client's kind of "
-        "data, which nobody trained on. In the verdicts a view's intervals hold at once, so they are wider."
+        f"{kinds} An AUC of 0.5 is chance. The run itself among those without it: p = {p}. Held-out: the client's kind "
+        "of data, which nobody trained on. In the verdicts a view's intervals hold at once, so they are wider."
     )
     worst = ()
     if "worst.record" in flat:
         ends = number(flat["worst.exposure"]), number(flat["worst.exposure.low"])
         worst = (f"Most exposed: {flat['worst.record']}, attack accuracy {ends[0]}, at least {ends[1]} (95 %).",)
     stay = list[Any]()
-    for key in (key.removesuffix(".before") for key in flat if key.endswith(".accuracy.before")):
+    for key in (key.removesuffix(".before") for key in flat if key.startswith("others.") and key.endswith(".before")):
         change = Estimate.of(flat, f"{key}.difference")
         ends = [number(flat[f"{key}.{when}"]) for when in ("before", "after")]
-        stay.append(row(key.split(".")[1], *ends, Cell(f"{change.value:+.3f}", change.interval)))
+        stay.append(row(*key.split(".")[1:3], *ends, Cell(f"{change.value:+.3f}", change.interval)))
     sections = (
+        Section("views", "What each view tells", figures=_by_view(flat, verdict.removesuffix("."))),
         Section(
-            "attacks", "Attacks", worst, table=ReportTable(heads(["attack"], ["AUC", "95 %"]), tuple(rows), note=note)
+            "attacks", "Attacks", worst,
+            table=ReportTable(heads(["attack", "view"], ["AUC", "95 %"]), tuple(rows), note=note),
         ),
-        Section("others", "Accuracy of those who stay", table=ReportTable(_STAY, tuple(stay))) if stay else None,
+        Section("others", "Those who stay", table=ReportTable(_STAY, tuple(stay))) if stay else None,
         Section("limits", "What this does not show", items=_LIMITS),
-    )
+    )  # fmt: skip
     title = f"Client '{flat['leaver.client']}' left before round {flat['leaver.round']}: is it forgotten?"
     return render("page.html.j2", title, lead, (), sections, style="run")
 
 
-_STAY = heads(["group"], ["before", "after", "difference"])
+_STAY = heads(["group", "figure"], ["before", "after", "difference"])

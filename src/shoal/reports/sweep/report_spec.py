@@ -218,7 +218,7 @@ def _require_metric(key: str, groups: Collection[str], further: Collection[str])
     if metric not in _OF_ALL and not is_declared(metric):
         nearby = suggest(key, [*METRICS, *_OF_ALL]), suggest(metric, METRICS)
         hints = [hint for hint in nearby if hint.startswith("did")]
-        raise InputError(f"no run has the metric '{key}'; {(*hints, 'docs/configuration.md has them')[0]}")
+        raise InputError(f"no run has the metric '{key}'; {(*hints, 'docs/files.md has them')[0]}")
     require(
         group is None or group in groups,
         f"no run has the metric '{key}', since none has the group '{group}'; {suggest(str(group), groups)}",

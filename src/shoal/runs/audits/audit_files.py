@@ -1,4 +1,4 @@
-"""The files of an audit; score files, of any framework. Their content is in docs/configuration.md."""
+"""The files of an audit, and score files of any framework; docs/files.md describes both."""
 
 import json
 import os
@@ -39,13 +39,13 @@ class AuditRequest:
     """The settings of an audit.
 
     Args:
-        gates: limits on the figures, of which the page says whether they hold.
-        attacks: the user's own, beside all others and those of the run.
-        references: R, the number of reference federations, with gates the most; 0: none.
-        duplicates: "leave-out": every record is left out of which a client, or the test, hold-out or shadow set, has a
-            copy with the same inputs and label; None: as the simulation says.
-        queries: copies in which each record is asked.
-        site: whether it is also asked which client a held-out example comes from (`SiteInference`).
+        gates: limits on the figures; the page says whether they hold.
+        attacks: the user's own, in addition to the shipped ones and those of the run.
+        references: R, the number of reference federations, the largest with gates; 0: none.
+        duplicates: "leave-out" excludes every record with a copy (same inputs and label) at another client or in the
+            test, hold-out or shadow set; None: as the simulation does.
+        queries: number of copies of each record to query.
+        site: whether to infer the client of held-out examples too (`SiteInference`).
     """
 
     gates: Sequence[Gate] = ()
@@ -59,13 +59,13 @@ class AuditRequest:
 
 @dataclass(frozen=True, eq=False)
 class AuditFiles:
-    """An audit that was written.
+    """An audit with its files.
 
     Args:
         audit: the findings.
         flat: the keys and values of audit.json.
         page: the path of audit.html.
-        gates: that were asked for.
+        gates: of the request.
     """
 
     audit: Audit
@@ -77,16 +77,16 @@ class AuditFiles:
 
 @dataclass(frozen=True, eq=False)
 class AboutAudited:
-    """Facts that an audit's files state beside the findings.
+    """Facts in an audit's files beside the findings.
 
     Args:
         title: of the page.
-        stated: "epsilon", "delta" and "bound.*" that the run states, where it does; see `stated_guarantee`.
+        stated: "epsilon", "delta" and "bound.*" of the run's guarantee; see `stated_guarantee`.
         seconds: wall times, by key of audit.json.
         pictures: images (channels, height, width) uint8 of some records, by their names.
-        kind: what a record is, in the plural.
+        kind: plural noun for records, such as "images".
         warnings: sentences at the top of the page.
-        run, rounds: directory of the audited run, and rounds of its training; None: unknown.
+        run, rounds: directory and rounds of the audited run; None: unknown.
     """
 
     title: str
@@ -101,12 +101,12 @@ class AboutAudited:
 
 
 def stated_guarantee(overall: Mapping[str, float]) -> dict[str, float]:
-    """What a run's summary states of differential privacy."""
+    """Return a summary's figures of differential privacy."""
     return {key: value for key, value in overall.items() if key in {"epsilon", "delta"} or key.startswith("bound.")}
 
 
 def make_directory(out: Path) -> None:
-    """Make the directory of an audit, before anything is trained for it; `InputError` where it cannot be written."""
+    """Make the directory of an audit; `InputError` where it cannot be written."""
     with file_errors(out, "; choose another --out", action="written"):
         out.mkdir(parents=True, exist_ok=True)
     require(os.access(out, os.W_OK), f"{out}: cannot be written; choose another --out")
@@ -115,11 +115,8 @@ def make_directory(out: Path) -> None:
 def write_audit(
     out: Path, audit: Audit, about: AboutAudited, request: AuditRequest, records: AuditRecords | None = None
 ) -> AuditFiles:
-    """Write the files of an audit into ``out``, over those of an earlier one, each whole or not at all.
-
-    ``records`` are those whose scores are written too; None: they are in a score file already.
-    """
-    # Here, so that what writes no page does not load matplotlib and jinja2.
+    """Write the files of an audit into ``out``, replacing older ones; without ``records`` no score file."""
+    # Here, so that only pages load matplotlib and jinja2.
     from shoal.reports.audit.audit_page import audit_page  # noqa: PLC0415
 
     flat = {**audit.flat(), **about.stated, **about.seconds}
@@ -133,7 +130,7 @@ def write_audit(
         pictures=about.pictures,
         kind_of_data=about.kind,
         warnings=about.warnings,
-        gates=[gate.judged(flat) for gate in request.gates],
+        gates=[gate.verdict(flat) for gate in request.gates],
         directory=about.run if report is not None and report.exists() else None,
         run=None if report is None or not report.exists() else Path(os.path.relpath(report, out)).as_posix(),
     )
@@ -149,15 +146,15 @@ def write_audit(
 
 
 def write_scores(path: Path, records: AuditRecords) -> None:
-    """Write a score file of ``records``, which `read_scores` reads back, whole or not at all."""
+    """Write ``records`` as a score file for `read_scores`."""
     scores, population = records.scores, records.scores.population
     names = {"record": records.record, "client": records.client, "group": records.group}
     pair = None if records.pair is None else records.pair.astype(str)
     frame = _frame(names, scores.member, scores, scores.reference_member, pair)
     if population is not None:
-        nobody = np.zeros((len(population.score), scores.references), dtype=bool)
-        names = {"record": [f"population-{i}" for i in range(len(nobody))], "client": "", "group": ""}
-        more = _frame(names, np.zeros(len(nobody), dtype=bool), population, nobody, None if pair is None else "")
+        member = np.zeros((len(population.score), 1 + scores.references), dtype=bool)
+        names = {"record": [f"population-{i}" for i in range(len(member))], "client": "", "group": ""}
+        more = _frame(names, member[:, 0], population, member[:, 1:], None if pair is None else "")
         frame = pd.concat([frame, more], ignore_index=True)
     write_text(path, csv_text(frame))
 
@@ -178,26 +175,26 @@ def _frame(
 
 
 def read_scores(path: Path) -> AuditRecords:
-    """The records of a score file.
+    """Read the records of a score file.
 
     Raises:
-        InputError: it cannot be read, lacks a column, or has a cell that cannot be used; the sentence names its line.
+        InputError: it cannot be read, lacks a column, or has a wrong cell; the sentence names its line.
     """
     try:
         require_small_csv(path)
-        # Empty lines are kept until lines are counted, since sentences name them.
+        # Empty lines stay, so that sentences name the right line.
         frame = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig", skip_blank_lines=False)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {read_error(path, error)}") from error
     except (ValueError, pd.errors.ParserError) as error:
-        raise InputError(f"{path}: is no table: {' '.join(str(error).split())}") from error
+        raise InputError(f"{path}: is not a table: {' '.join(str(error).split())}") from error
     missing = [name for name in COLUMNS if name not in frame]
-    require(not missing, f"{path}: has no column {', '.join(missing)}; a score file has {', '.join(COLUMNS)}")
+    require(not missing, f"{path}: lacks the column {', '.join(missing)}; a score file has {', '.join(COLUMNS)}")
     frame = from_cells(frame, ("record", "client", "group"))
     file = _ScoreFile(path, frame[(frame.fillna("") != "").any(axis=1)])
     scored, trained = file.references("score_ref"), file.references("member_ref")
     for i in sorted(scored ^ trained):
-        raise InputError(f"{path}: reference model {i} has only one of the columns score_ref_i and member_ref_i")
+        raise InputError(f"{path}: reference model {i} has only one of score_ref_{i} and member_ref_{i}; add the other")
     owned = file.frame["client"].to_numpy() != ""
     score, member = file.numbers("score"), file.flags("member")
     reference = file.matrix([file.numbers(f"score_ref_{i}") for i in sorted(scored)])
@@ -206,11 +203,11 @@ def read_scores(path: Path) -> AuditRecords:
     file.check_names(owned, member, model)
     file.refuse(
         ~owned & (member | reference_member.any(axis=1)),
-        "has no client, so no model can have trained on it; member and member_ref_i must be 0",
+        "a record without a client cannot be a member; member and member_ref_i must be 0",
     )
     for value, kind in ((1, "member"), (0, "non-member")):
         one = bool((owned & (member == value)).any())
-        require(one, f"{path}: has no {kind} (member = {value}) of a client; an attack is measured on both kinds")
+        require(one, f"{path}: has no {kind} (member = {value}) of a client; an attack needs both kinds")
     population = Population(score[~owned], reference[~owned], model[~owned]) if not owned.all() else None
     scores = ReferenceScores(score, member, reference, reference_member, model).take(owned)
     names = (file.frame[name].to_numpy(dtype=object)[owned] for name in ("record", "client", "group"))
@@ -219,13 +216,13 @@ def read_scores(path: Path) -> AuditRecords:
 
 @dataclass(frozen=True, eq=False)
 class _ScoreFile:
-    """The cells of a score file, as texts, and the sentences about those that cannot be used."""
+    """The cells of a score file, as texts, and the checks on them."""
 
     path: Path
     frame: pd.DataFrame
 
     def refuse(self, wrong: Bools, sentence: str, column: str = "") -> None:
-        """Raise `InputError` with the line of the first row at a mask; ``sentence`` may have the row's ``{cell}``."""
+        """Raise `InputError` with the line of the first wrong row; ``{cell}`` in the sentence is its cell."""
         for row in np.flatnonzero(wrong)[:1]:
             cell = self.frame[column].iloc[row] if column else ""
             # The header is line 1.
@@ -247,13 +244,13 @@ class _ScoreFile:
         return values
 
     def flags(self, name: str) -> Bools:
-        """A column (M,) that says whether a record was trained on."""
+        """A column (M,) of memberships."""
         cells = self.frame[name]
         self.refuse(~cells.isin((*_TRUE, *_FALSE)).to_numpy(), f"'{name}' must be 0 or 1; got {{cell}}", name)
         return cells.isin(_TRUE).to_numpy()
 
     def matrix(self, columns: list[NDArray]) -> NDArray:
-        """Columns (M, R), of which there may be none."""
+        """Columns (M, R); R may be 0."""
         return np.stack(columns, axis=1) if columns else np.empty((len(self.frame), 0))
 
     def models(self) -> Ints:
@@ -266,7 +263,7 @@ class _ScoreFile:
         return values.astype(np.int64)
 
     def check_names(self, owned: Bools, member: Bools, model: Ints) -> None:
-        """Refuse records without a group, and those that one model both trained and did not train on."""
+        """Refuse records without a group, and records that are both member and non-member of a model."""
         unnamed = owned & (self.frame["group"] == "").to_numpy()
         self.refuse(unnamed, f"'group' is empty; name the client's group, or call the only one '{EVERYBODY}'")
         with located(self.path):
@@ -275,8 +272,8 @@ class _ScoreFile:
         twice = self.frame.index.isin(kinds.index[kinds.duplicated(["client", "record", "model"])])
         self.refuse(
             twice,
-            "the record {cell} is a member and a non-member of one model; it must be one of them, and different "
-            "records of a client must have different names",
+            "the record {cell} is a member and a non-member of one model; keep one row, or give a client's different "
+            "records different names",
             "record",
         )
 

@@ -7,32 +7,44 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from shoal.attacks import ReferenceScores
 from shoal.audit import RecordTable, measure, record_exposure
 from shoal.core.atomic_files import write_text
 from shoal.core.errors import file_errors, integer, path_of, require
-from shoal.core.formats import one_line
+from shoal.core.formats import csv_text, one_line
 from shoal.core.processes import Workers
 from shoal.core.randomness import Stream
 from shoal.data.swap_pairs import OTHER_CLIENTS
 from shoal.engine import Engine
-from shoal.metrics.intervals import Estimate
+from shoal.metrics.intervals import Estimate, Floats, mean_interval
 from shoal.metrics.run_auc import auc_over_runs
 from shoal.replay.leaver_federations import LeaverRun
-from shoal.replay.leaver_figures import attacks_on_leaver, strongest_attack
+from shoal.replay.leaver_figures import (
+    attacks_on_leaver,
+    client_accuracies,
+    exposures_of_others,
+    strongest_attack,
+)
 from shoal.replay.reference_federations import FederationScores
 from shoal.replay.reference_store import AuditWatch, reference_scores
 from shoal.runs.audits.audit_files import make_directory
 from shoal.runs.audits.audit_run import finished_run
 from shoal.runs.audits.gate import Gate, parse_gates
 from shoal.runs.directory import lock_folder, log_to_file
-from shoal.simulation.baselines import difference, mean_accuracy
+from shoal.simulation.baselines import difference, group_values, mean_accuracy
 from shoal.simulation.play import move_to_engine
 
 LEAST = 8
 """Federations of each kind, at least. With 4, whose halves are separated by chance, every tenth audit of a client that
 left nothing said "recognisable" where all its records move together (tests/metrics/test_run_auc.py)."""
+
+WHEN = ("before", "after")
+"""A client left."""
+
+OTHER_COLUMNS = ("client", "group", "accuracy_before", "accuracy_after", "exposure_before", "exposure_after")
+"""The columns of others.csv."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,29 +119,47 @@ def audit_leaver(
         folder = run / f"left-{left.simulation.federation.ids[left.leaver]}" if out is None else path_of("out", out)
         make_directory(folder)
         with lock_folder(folder), log_to_file(folder / "audit.log"):
-            target, wanted = left.scores(engine), {"rounds": False, "watch": watch, "workers": workers}
-            trained = reference_scores(left, target, 2 * references, engine, folder=folder / "references", **wanted)
-            figures = _against_never(left, target, trained) | _pair(left, engine) | _others(left, engine)
+            wanted: dict[str, Any] = {"rounds": False, "watch": watch, "workers": workers}
+            target, at = left.scores(engine), folder / "references"
+            trained = reference_scores(left, target, 2 * references, engine, folder=at, **wanted)
+            records, figures = _against_never(left, target, trained)
+            attacked, exchanged = left.others(engine), list[FederationScores]()
+            if attacked is not None:
+                # Of their own: other records of the others would hide what is left of the client.
+                most, own = max(LEAST, references // 2), attacked.scores(engine)
+                exchanged = reference_scores(attacked, own, most, engine, folder=at / "others", **wanted)
+            exposures = None if attacked is None else exposures_of_others(attacked, exchanged)
+            others, of_groups = _others(left, exposures, engine)
+            figures |= _pair(left, engine) | of_groups
+            by_cluster = getattr(simulation.forgetting, "by_cluster", None)
+            if by_cluster is not None:
+                figures["leaver.retrained"] = "clusters" if by_cluster(simulation.on(engine)) else "federation"
     flat = {"leaver.client": str(client), "leaver.round": left.round, "leaver.records": len(left.records)}
     flat |= {"leaver.method": simulation.forgetting.name, "references": references, **figures}
-    flat["seconds.references"] = round(sum(scores.seconds for scores in trained), 3)
+    flat["seconds.references"] = round(sum(scores.seconds for scores in (*trained, *exchanged)), 3)
     for name in ("client_rounds", "full_client_rounds", "choices", "changed_choices") if left.departure else ():
         flat[f"leaver.{name}"] = getattr(left.departure, name)
     federation = left.simulation.federation
-    others = [OTHER_CLIENTS] if federation.own_inputs and left.records.within == "group" else []
-    notes = [*(gate.judged(flat)[0] for gate in asked), *(f"{note}." for note in others)]
+    warnings = [OTHER_CLIENTS] if federation.own_inputs and left.records.within == "group" else []
+    notes = [*(gate.verdict(flat)[0] for gate in asked), *(f"{note}." for note in warnings)]
     with file_errors(folder, "; choose another --out", action="written"):
         write_text(folder / "audit.json", json.dumps(flat, indent=2, allow_nan=False) + "\n")
+        for name, table in (("records", records), ("others", others)):
+            write_text(folder / f"{name}.csv", csv_text(table))
         write_text(folder / "audit.html", leaver_page(flat, notes))
     return LeaverFiles(flat, answers(flat), folder / "audit.html", asked)
 
 
-def _against_never(left: LeaverRun, target: FederationScores, trained: Sequence[FederationScores]) -> dict[str, Any]:
-    """The figures of federations that had the client against those that never had it, for an outsider and a client."""
-    count, figures, views = len(left.records), dict[str, Any](), ("outsider", "client")
-    scores = np.stack([[each.score.numpy(), each.trajectory[0].numpy()] for each in trained], axis=1)
+def _against_never(
+    left: LeaverRun, target: FederationScores, trained: Sequence[FederationScores]
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Records.csv, and the figures of federations that had the client against those that never had it: by an outsider
+    and a client after it left, and by an outsider before.
+    """
+    count, figures, views = len(left.records), dict[str, Any](), ["outsider", "client", "before"]
+    scores = np.stack([[each.score.numpy(), *each.trajectory.numpy()] for each in trained], axis=1)
     populations = np.stack([each.population.numpy() for each in trained], axis=1)
-    for view, of_view, population in zip(views, scores, populations, strict=True):
+    for view, of_view, population in zip(views[: 2 + (left.departure is not None)], scores, populations, strict=False):
         records, whole = of_view[:, :count], of_view[:, :count].mean(axis=1, keepdims=True)
         suffix = "" if view == "outsider" else f"-{view}"
         figures |= _view(view, {f"{k}{suffix}": v for k, v in attacks_on_leaver(records, population).items()})
@@ -143,12 +173,15 @@ def _against_never(left: LeaverRun, target: FederationScores, trained: Sequence[
     had = np.broadcast_to(np.arange(len(final)) % 2 == 0, final.T.shape)
     matrix = ReferenceScores(score, np.ones(count, dtype=bool), final.T, had, np.zeros(count, dtype=np.int64))
     exposure, low = record_exposure(matrix, Stream(left.simulation.seed)("audit", "leaver records"))
+    name_of = left.simulation.federation.origins.get("clients", "clients-{}".format)
+    table = pd.DataFrame({"record": [name_of(row) for row in left.records.rows[:count].tolist()]})
+    outsider = [auc_over_runs((record[::2, None], record[1::2, None])).value for record in final.T]
+    table = table.assign(exposure=exposure, exposure_low=low, outsider=outsider)
     if np.isfinite(low).all():
         worst = int(np.argmax(low))
-        name_of = left.simulation.federation.origins.get("clients", "clients-{}".format)
-        figures["worst.record"] = name_of(int(left.records.rows[worst]))
-        figures |= {"worst.exposure": float(exposure[worst]), "worst.exposure.low": float(low[worst])}
-    return figures
+        figures |= {"worst.record": table["record"].tolist()[worst], "worst.exposure": float(exposure[worst])}
+        figures["worst.exposure.low"] = float(low[worst])
+    return table, figures
 
 
 def _pair(left: LeaverRun, engine: Engine) -> dict[str, Any]:
@@ -169,14 +202,34 @@ def _view(view: str, attacks: Mapping[str, Estimate]) -> dict[str, Any]:
     return figures | {f"{key}.attack": name, f"{key}.verdict": verdict} | _ends(f"{key}.auc", decisive)
 
 
-def _others(left: LeaverRun, engine: Engine) -> dict[str, Any]:
-    """The accuracy of those who stay, before and after; the smallest group first."""
-    (before, after), figures = left.others(engine), dict[str, Any]()
-    for group in sorted(before, key=lambda group: before[group].share):
-        now, then, key = {group: after[group]}, {group: before[group]}, f"others.{group}.accuracy"
-        figures |= {f"{key}.before": mean_accuracy(then), f"{key}.after": mean_accuracy(now)}
-        figures |= _ends(f"{key}.difference", Estimate(*difference(now, then)))
-    return figures
+def _others(
+    left: LeaverRun, exposures: tuple[Floats, Floats] | None, engine: Engine
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Others.csv, one row per client that stays, and the figures of their groups, the smallest group first;
+    ``exposures`` (N,) are those of `exposures_of_others`.
+    """
+    training, deployed = left.deployed(engine)
+    federation, rest = training.federation, left.staying
+    names = federation.names or federation.ids.tolist()
+    table = pd.DataFrame({"client": names, "group": [federation.groups[g] for g in federation.group.tolist()]})
+    values, figures = [group_values(each, federation, engine) for each in deployed], dict[str, Any]()
+    for when, each in zip(WHEN, deployed, strict=False):
+        table[f"accuracy_{when}"] = client_accuracies(each, federation, engine)
+    for when, exposure in zip(WHEN, exposures or (), strict=False):
+        table[f"exposure_{when}"] = exposure[rest.numpy()]
+    table = table.reindex(columns=OTHER_COLUMNS)
+    for group in sorted(values[0], key=lambda group: values[0][group].share) if values else ():
+        then, now = ({group: value[group]} for value in values)
+        figures |= {f"others.{group}.accuracy.before": mean_accuracy(then)}
+        figures |= {f"others.{group}.accuracy.after": mean_accuracy(now)}
+        figures |= _ends(f"others.{group}.accuracy.difference", Estimate(*difference(now, then)))
+        both = table.loc[table["group"] == group, ["exposure_before", "exposure_after"]].dropna().to_numpy(float)
+        if len(both):
+            mean, change = both.mean(axis=0), np.diff(both, axis=1)[:, 0]
+            figures |= {f"others.{group}.exposure.{when}": float(mean[i]) for i, when in enumerate(WHEN)}
+            estimate = Estimate(float(change.mean()), *mean_interval(change))
+            figures |= _ends(f"others.{group}.exposure.difference", estimate)
+    return table, figures
 
 
 def _ends(key: str, estimate: Estimate) -> dict[str, float]:

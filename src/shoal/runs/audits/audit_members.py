@@ -1,8 +1,8 @@
-"""Audits: of a simulation, with reference federations trained for it; of a score file; or of clients' updates."""
+"""Audits of a simulation (with reference federations), of a score file, and of clients' updates."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -24,22 +24,22 @@ from shoal.replay.reference_store import AuditWatch, reference_scores, view_scor
 from shoal.replay.span_scores import spans_to_repeat
 from shoal.replay.trace_attacks import attacks_on_rounds
 from shoal.runs.audits.audit_files import AboutAudited, Attack, AuditFiles, AuditRequest, read_scores, write_audit
-from shoal.runs.audits.gate import CONFIDENCE, MOST, looks, parse_gates, require_measurable
+from shoal.runs.audits.gate import CONFIDENCE, MAX_REFERENCES, looks, parse_gates, require_measurable
 from shoal.runs.audits.trace import Trace, read_trace, update_scores_of_trace
 from shoal.simulation.distillation import apply_release
 from shoal.simulation.final_warnings import warn_of_small_clusters
 from shoal.simulation.play import SimulationState, move_to_engine
 from shoal.simulation.simulation import Simulation
 
-OTHERS_OF_UPDATES = (
-    "attacks on recorded updates compare with test examples of the same group and label, whosever they are: where "
-    "clients have inputs of their own kind, they tell clients apart and figures are too high, so they call no record "
-    "exposed unless an attack is exact"
+UPDATES_NOTE = (
+    "attacks on recorded updates compare members with test examples of the same group and label from any client: where "
+    "clients have different kinds of inputs, these attacks tell clients apart and their figures are too high, so only "
+    "an exact attack calls a record exposed"
 )
-"""Note of updates of clients whose inputs may differ."""
+"""Note of updates of clients with different inputs."""
 
-PICTURED_RECORDS = 20
-"""Records that the page shows as pictures."""
+PICTURES = 20
+"""Records with a picture on the page."""
 
 
 def audit_members(
@@ -53,16 +53,16 @@ def audit_members(
     home: Path | None = None,
     recorded: Trace | None = None,
 ) -> AuditFiles:
-    """Train reference federations, attack the members of a simulation with what they say, and write the files.
+    """Train reference federations, attack a simulation's members with their scores, and write the audit's files.
 
     Args:
-        simulation, progress: that is attacked, and its state after the last round.
-        engine: with its network.
-        request: what is asked.
-        place: where the audit's files are written, and what trains reference federations.
+        simulation, progress: the attacked simulation, and its state after the last round.
+        engine: with the simulation's network.
+        request: settings of the audit.
+        place: directory of the audit's files, and the workers that train reference federations.
         about: facts beside the findings.
-        home: has the folder ``references``, where their scores are kept; None: ``place.out``.
-        recorded: clients' updates, for attacks of the server; None: there are none.
+        home: directory with the folder ``references`` of their scores; None: ``place.out``.
+        recorded: clients' updates for attacks of the server; None without them.
     """
     copies, queries = request.duplicates or simulation.duplicates, request.queries
     simulation = replace(simulation, duplicates=copies, attacks=(*simulation.attacks, *request.attacks))
@@ -74,10 +74,12 @@ def audit_members(
     small = warn_of_small_clusters(*clustered) if len(state.models) > 1 else []
     require(
         len(attacked.records) >= 2,
-        "an attack is measured on at least two members; of the examples that could be exchanged only "
-        f"{len(attacked.records)} was trained on lately",
+        f"an attack needs at least two members; only {len(attacked.records)} of the exchangeable examples was used for "
+        "training lately",
     )
-    require_measurable(request.gates, _non_members(attacked))
+    group = attacked.records.group[: len(attacked.records)]
+    names = simulation.federation.groups
+    require_measurable(request.gates, {names[g]: int((group == g).sum()) for g in group.unique().tolist()})
     target, folder = attacked.scores(engine), (home or place.out) / "references"
     folder = folder if queries == 1 else folder / f"queries-{queries}"
     sites = site_figures(attacked, engine) if request.site else {}
@@ -88,38 +90,39 @@ def audit_members(
     @cache
     def of_trace(spans: bool) -> Audit:
         assert recorded is not None
-        return _audited_trace(recorded, engine, on_updates, spans=spans)
+        return _audit_updates(recorded, engine, on_updates, spans=spans)
 
-    watch = None if place.watch is None else partial(_watch_of_all, place.watch, most)
-    wanted = {"folder": folder, "watch": watch, "workers": place.workers, "spans": spans_to_repeat(spans, most)}
+    outer = place.watch
+    watch = None if outer is None else lambda done, _: outer(done, most)
+    options = {"folder": folder, "watch": watch, "workers": place.workers, "spans": spans_to_repeat(spans, most)}
 
     def attack(count: int) -> tuple[AuditRecords, Audit, float]:
-        """The records, the audit with so many reference federations, and the seconds that these took."""
-        trained = reference_scores(attacked, target, count, engine, **wanted)
-        seen, without = view_scores(attacked, target, trained, engine, folder=folder, spans=spans)
+        """The records, the audit with ``count`` reference federations, and their training time in seconds."""
+        references = reference_scores(attacked, target, count, engine, **options)
+        by_view, omitted = view_scores(attacked, target, references, engine, folder=folder, spans=spans)
         records = replace(
             alone,
-            scores=join_scores(target, trained, attacked.records.client),
-            further={**alone.further, **seen},
-            omitted={**alone.omitted, **without},
+            scores=join_scores(target, references, attacked.records.client),
+            further={**alone.further, **by_view},
+            omitted={**alone.omitted, **omitted},
             notes=(*alone.notes, *spans.notes),
         )
         audit = audit_records(records, attacked.stream("thresholds"), attacks=on_scores)
         audit = audit.with_others(OTHER_CLIENTS) if OTHER_CLIENTS in attacked.notes else audit
-        spent = round(sum(scores.seconds for scores in trained), 3)
+        seconds = round(sum(scores.seconds for scores in references), 3)
         if recorded is None:
-            return records, replace(audit, omitted={**audit.omitted, **WITHOUT_ROUNDS}), spent
-        # Where the run can be repeated, the span attacks are on its own records already.
-        return records, with_server(audit, of_trace(not seen)), spent
+            return records, replace(audit, omitted={**audit.omitted, **WITHOUT_ROUNDS}), seconds
+        # Where the run can be repeated, its own records have the span attacks already.
+        return records, with_server(audit, of_trace(not by_view)), seconds
 
     if request.gates:
-        records, audit, spent = _until_decided(attack, request, place.workers)
+        records, audit, seconds = _attack_until_decided(attack, request, place.workers)
     else:
-        records, audit, spent = attack(most)
+        records, audit, seconds = attack(most)
     audit = replace(audit, guesses={**audit.guesses, **sites})
     about = replace(
         about,
-        seconds={**about.seconds, "seconds.references": spent},
+        seconds={**about.seconds, "seconds.references": seconds},
         pictures=_pictures(attacked, audit, records),
         kind=simulation.federation.kind,
         warnings=small,
@@ -133,12 +136,12 @@ def audit_scores(
     """Audit the records of a score file, of any framework.
 
     Args:
-        path: see `shoal.runs.audits.audit_files`.
-        out: where the audit's files are written; None: beside ``path``.
-        gates, attacks: as of `audit_run`.
+        path: the file; docs/files.md has its columns.
+        out: directory of the audit's files; None: the folder of ``path``.
+        gates, attacks: see `audit_run`.
 
     Raises:
-        InputError: the file cannot be used, or the directory cannot be written.
+        InputError: the file is missing or damaged, or the directory cannot be written.
 
     Example:
         >>> from pathlib import Path
@@ -169,17 +172,17 @@ def audit_trace(
     attacks: Sequence[Attack] = (),
     allow_code: bool = False,
 ) -> AuditFiles:
-    """Audit clients' updates that a server recorded, of a run or of any framework.
+    """Audit recorded updates of clients, of a run or of any framework.
 
     Args:
-        trace: see `shoal.runs.audits.trace.read_trace` and docs/trace.md.
-        out: where the audit's files are written; None: into ``trace``.
-        data_dir: where to look for a run's data first.
-        gates, attacks: as of `audit_run`.
-        allow_code: as of `shoal.load`.
+        trace: a trace or its directory; see `shoal.runs.audits.trace.read_trace` and docs/trace.md.
+        out: directory of the audit's files; None: ``trace``.
+        data_dir: the first folder in which to look for a run's data.
+        gates, attacks: see `audit_run`.
+        allow_code: see `shoal.load`.
 
     Raises:
-        InputError: the trace cannot be used, or the directory cannot be written.
+        InputError: the trace is missing or damaged, or the directory cannot be written.
 
     Example:
         >>> from pathlib import Path
@@ -198,17 +201,16 @@ def audit_trace(
         True
     """
     request = AuditRequest(parse_gates(gates), attacks)
-    known = isinstance(trace, Trace)
-    home = trace.files[0].parent if known else path_of("trace", trace)
+    home = trace.files[0].parent if isinstance(trace, Trace) else path_of("trace", trace)
     folder = home if out is None else path_of("out", out)
-    recorded = trace if known else read_trace(home, data_dir, allow_code=allow_code)
+    recorded = trace if isinstance(trace, Trace) else read_trace(home, data_dir, allow_code=allow_code)
     with Engine(recorded.model) as engine:
-        audit = _audited_trace(recorded, engine, all_attacks(attacks)[1])
+        audit = _audit_updates(recorded, engine, all_attacks(attacks)[1])
     return write_audit(folder, audit, AboutAudited(home.name, run=home), request)
 
 
-def _audited_trace(trace: Trace, engine: Engine, attacks: Sequence[UpdateAttack], *, spans: bool = True) -> Audit:
-    """The server's audit of recorded updates; they are read some times, so that few are in memory."""
+def _audit_updates(trace: Trace, engine: Engine, attacks: Sequence[UpdateAttack], *, spans: bool = True) -> Audit:
+    """The server's audit of recorded updates; rounds are read several times to hold one in memory."""
     scores = update_scores_of_trace(trace, engine)
     exact, omitted = list[ScoredUpdates](), dict[str, str]()
     if spans:
@@ -216,41 +218,30 @@ def _audited_trace(trace: Trace, engine: Engine, attacks: Sequence[UpdateAttack]
         exact, omitted = attacks_on_rounds(trace.rounds(), trace.records, scores.clients, engine, known)
     audit = audit_server(scores, trace.preferences, attacks=[*exact, *attacks])
     audit = replace(audit, omitted={**audit.omitted, **omitted})
-    others = trace.simulation is not None and trace.simulation.federation.own_inputs
-    return audit.with_others(OTHERS_OF_UPDATES) if others else audit
+    different = trace.simulation is not None and trace.simulation.federation.own_inputs
+    return audit.with_others(UPDATES_NOTE) if different else audit
 
 
-def _until_decided(
+def _attack_until_decided(
     attack: Callable[[int], tuple[AuditRecords, Audit, float]], request: AuditRequest, workers: Workers
 ) -> tuple[AuditRecords, Audit, float]:
-    """What ``attack`` finds with as few reference federations as decide all gates, and with all of them otherwise."""
+    """The result of ``attack`` with the fewest reference federations that decide all gates, or with all of them."""
     most, jobs = request.references, workers.jobs
     for count, confidence in looks(most, max(2, jobs + jobs % 2)):
-        records, audit, spent = attack(count)
-        audit = replace(audit, guesses={**audit.guesses, CONFIDENCE: confidence, MOST: most})
+        records, audit, seconds = attack(count)
+        audit = replace(audit, guesses={**audit.guesses, CONFIDENCE: confidence, MAX_REFERENCES: most})
         figures = audit.flat()
-        if count == most or all(gate.decided(figures) is not None for gate in request.gates):
-            return records, audit, spent
+        if count == most or all(gate.decision(figures) is not None for gate in request.gates):
+            return records, audit, seconds
     raise AssertionError("the last look has all reference federations")
 
 
-def _watch_of_all(watch: AuditWatch, most: int, done: int, _: int) -> None:
-    watch(done, most)
-
-
-def _non_members(attacked: AttackedRun) -> dict[str, int]:
-    """The number of non-members of each group."""
-    records, federation = attacked.records, attacked.simulation.federation
-    group = records.group[: len(records)]
-    return {federation.groups[g]: int((group == g).sum()) for g in group.unique().tolist()}
-
-
 def _pictures(attacked: AttackedRun, audit: Audit, records: AuditRecords) -> dict[str, NDArray[np.uint8]]:
-    """Images of the most exposed records, by name; none where the data are no images."""
+    """Images of the most exposed records, by name; empty where the data are not images."""
     x = attacked.records.federation.clients.x
     if x.dim() != 4:
         return {}
-    shown = audit.records["record"].head(PICTURED_RECORDS).tolist()
-    place = {name: i for i, name in enumerate(records.record.tolist())}
-    rows = attacked.records.rows[[place[name] for name in shown]]
-    return dict(zip(shown, to_pixels(x[rows.to(x.device)]), strict=True))
+    names = audit.records["record"].head(PICTURES).tolist()
+    index = {name: i for i, name in enumerate(records.record.tolist())}
+    rows = attacked.records.rows[[index[name] for name in names]]
+    return dict(zip(names, to_pixels(x[rows.to(x.device)]), strict=True))

@@ -1,4 +1,4 @@
-"""`shoal audit RUN`: a finished run by configuration, audited in its directory."""
+"""The audit of a finished run in its directory, `shoal audit RUN`."""
 
 import os
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from shoal.runs.audits.audit_files import (
     AuditRequest,
     make_directory,
     stated_guarantee,
-)
+)  # fmt: skip
 from shoal.runs.audits.audit_members import audit_members
 from shoal.runs.audits.gate import parse_gates
 from shoal.runs.audits.trace import trace_of
@@ -26,7 +26,7 @@ from shoal.runs.checkpoint import load_checkpoint
 from shoal.runs.directory import lock_folder, log_to_file
 from shoal.runs.files import read_summary
 from shoal.runs.result import report_of
-from shoal.runs.run_description import rebuilt
+from shoal.runs.run_description import rebuild_simulation
 from shoal.simulation.play import SimulationState
 from shoal.simulation.simulation import Simulation
 
@@ -47,35 +47,34 @@ def audit_run(
     attacks: Sequence[Attack] = (),
     allow_code: bool = False,
 ) -> AuditFiles:
-    """Audit the finished run in ``run``: train reference federations, and attack its members with what they say.
+    """Audit a finished run: train reference federations, and attack the run's members with their scores.
 
-    Each reference federation costs one training of the run, without evaluation and red team. Its scores are kept in
-    ``run/references``, so an audit that was interrupted, or one with more of them, goes on where the last one ended.
-    Where ``run`` cannot be written, as in an archive, they are kept in ``out/references``.
+    Each reference federation costs one training of the run, without evaluation and red team. Its scores are stored in
+    ``run/references``, so an interrupted audit resumes, and a larger one reuses them. For a read-only ``run`` they are
+    stored in ``out/references``.
 
     Args:
         run: directory of a finished run of a configuration; see `shoal.Result.audit` for a simulation in Python.
         references: R, the number of reference federations; 0: none. With ``gates`` it is the most: two are added at a
             time until every gate is decided (`shoal.runs.audits.gate`).
-        out: where the audit's files are written; None: into ``run``.
-        data_dir: where to look for data first.
-        duplicates: "leave-out": every record is left out of which a client, or the test, hold-out or shadow set, has a
-            copy with the same inputs and label; None: as the configuration says.
-        queries: copies in which each image is asked, at most 18 (2 flips x 9 shifts), and their scores averaged. Other
-            numbers of them need reference federations of their own.
-        site: whether it is also asked which client a held-out example comes from, by its model's outputs.
-        jobs: reference federations that are trained at a time, each in a process of its own; results are the same.
-        cluster: address of a Ray cluster that trains them, as of `shoal.sweeps.Workers`; None: this machine.
-        watch: called before the first reference federation that is trained, and after each, with the numbers that are
-            done and in all.
+        out: directory of the audit's files; None: ``run``.
+        data_dir: the first folder in which to look for data.
+        duplicates: "leave-out" excludes every record with a copy (same inputs and label) at another client or in the
+            test, hold-out or shadow set; None: as configured.
+        queries: number of copies of each image to query, at most 18 (2 flips x 9 shifts); their scores are averaged.
+            Each number needs its own reference federations.
+        site: whether to attack the origin of held-out examples too: their client, by its model's outputs.
+        jobs: number of processes that train reference federations; results are the same.
+        cluster: address of a Ray cluster for the training, see `shoal.sweeps.Workers`; None: this machine.
+        watch: function of the finished and of all reference federations, called before the first one and after each.
         gates: limits on the figures, such as ``"tpr_at_fpr_0.01 <= 0.05"``; the page says whether they hold.
-        attacks: your own, on the scores of reference models or on clients' updates, beside all others and those of the
-            run's configuration.
-        allow_code: as of `shoal.load`.
+        attacks: your own attacks on the scores of reference models or on clients' updates, in addition to all shipped
+            ones and those of the configuration.
+        allow_code: see `shoal.load`.
 
     Raises:
-        InputError: no finished run of a configuration, one with a property attack, one whose data or files have
-            changed since, or a directory that cannot be written.
+        InputError: no finished run of a configuration, a run with a property attack, changed data or files, or a
+            directory that cannot be written.
 
     Example:
         >>> from pathlib import Path
@@ -109,21 +108,19 @@ def audit_run(
         about = AboutAudited(title, stated, spent, run=run, rounds=rounds)
         files = audit_members(simulation, progress, engine, request, place, about, home=home, recorded=recorded)
     if out.resolve() == run.resolve() and (run / "report.html").exists():
-        # Its verdict is the audit's from now on.
+        # The run's page shows the verdict of its audit.
         report_of(run, allow_code=allow_code)
     return files
 
 
 def finished_run(run: Path, data_dir: Path | None, *, allow_code: bool) -> tuple[Config, Simulation, SimulationState]:
-    """The configuration of the finished run in ``run``, its simulation, and this after the last round.
+    """Return the configuration of a finished run, its simulation, and its state after the last round.
 
     Raises:
-        InputError: no finished run, or one whose data or files have changed since.
+        InputError: the run is not finished, or its data or files have changed.
     """
-    config, simulation = rebuilt(run, data_dir, allow_code=allow_code)
+    config, simulation = rebuild_simulation(run, data_dir, allow_code=allow_code)
     progress = load_checkpoint(run / "checkpoint")
     if progress is None or progress.state.round != config.algorithm.rounds:
-        raise InputError(
-            f"{run}: cannot be audited, since the checkpoint of its last round is gone; run it anew elsewhere"
-        )
+        raise InputError(f"{run}: cannot be audited without the checkpoint of its last round; run it again elsewhere")
     return config, simulation, progress

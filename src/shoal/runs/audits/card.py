@@ -1,10 +1,10 @@
-"""A privacy card, which goes beside a released model: what was asked, what was found, what is promised, what is not.
+"""The privacy card of a released model: its exposure, its guarantees, and the questions that neither covers.
 
 The questions follow the differential privacy pyramid of NIST SP 800-226 (Guidelines for Evaluating Differential Privacy
-Guarantees, March 2025; its Figure 1) in our words: privacy parameters and unit; algorithms and correctness, utility,
-bias; access control, trust models, side channels, exposure at data collection. The choices of a model and of
-hyper-parameters, the lower bound, the attacks and inference of properties are ours. Nothing is claimed without what
-measured or computed it; of what nothing was asked, the card has the command that asks.
+Guarantees, March 2025, Figure 1): privacy parameters and unit; algorithms and correctness, utility, bias; access
+control, trust models, side channels, exposure at data collection. Shoal adds the choices of a model and of
+hyper-parameters, the lower bound, the attacks and inference of properties. Each claim names its measurement; a missing
+measurement names its command.
 """
 
 import json
@@ -27,12 +27,12 @@ from shoal.runs.files import stored_files
 from shoal.runs.result import Result, read_tables
 
 SCHEMA = 2
-"""Version of card.json; a key that is added does not change it."""
+"""Version of card.json; new keys leave it unchanged."""
 
 
 @dataclass(frozen=True)
 class Card:
-    """A card that was written: its document, and the paths of card.json and card.html."""
+    """A card's document, and the paths of card.json and card.html."""
 
     document: Mapping[str, Any]
     file: Path
@@ -40,7 +40,7 @@ class Card:
 
 
 def write_card(run: Path, out: Path | None = None, *, allow_code: bool = False) -> Card:
-    """Write card.json and card.html of a finished run into its directory, or into ``out``.
+    """Write card.json and card.html of a finished run into ``out``, by default its directory.
 
     Raises:
         InputError: ``run`` is not the directory of a finished run, or ``out`` cannot be written.
@@ -54,10 +54,13 @@ def write_card(run: Path, out: Path | None = None, *, allow_code: bool = False) 
 
 
 def privacy_card(run: Path, result: Result) -> dict[str, Any]:
-    """The document of a card: ``run``, ``exposure``, ``promise`` and ``questions`` (docs/audit.md has the keys)."""
+    """Return the document of a card: ``run``, ``exposure``, ``promise`` and ``questions`` (keys in docs/audit.md)."""
     about, summary, settings = result.description, result.summary, read_toml(run / "config.toml")
     promise = _stated_epsilon(summary.overall, settings)
-    exposure = _exposure(run, result)
+    exposure, files = _exposure(run, result), stored_files(run)
+    names = {"configuration": "config.toml", "models": "models.safetensors"}
+    accuracies = {"all": summary.overall.get("accuracy.overall")}
+    accuracies |= {name: metrics.get("accuracy") for name, metrics in summary.by_group.items()}
     return {
         "schema": SCHEMA,
         "shoal": version("shoal"),
@@ -70,8 +73,10 @@ def privacy_card(run: Path, result: Result) -> dict[str, Any]:
             "clients": {str(name): int(n) for name, n in result.clients["group"].value_counts(sort=False).items()},
             "training_examples": int(result.clients["examples"].sum()),
             "metric": about.metric,
-            "accuracy": {name: value for name, value in _accuracies(result).items() if isfinite(value)},
-            "sha256": {"examples": about.examples} | _hashes(run),
+            "accuracy": {
+                key: float(value) for key, value in accuracies.items() if value is not None and isfinite(value)
+            },
+            "sha256": {"examples": about.examples} | {key: files[name] for key, name in names.items() if name in files},
         },
         "exposure": exposure,
         "promise": promise,
@@ -79,35 +84,21 @@ def privacy_card(run: Path, result: Result) -> dict[str, Any]:
     }
 
 
-def _accuracies(result: Result) -> dict[str, float]:
-    groups = {name: metrics.get("accuracy") for name, metrics in result.summary.by_group.items()}
-    return {
-        name: float(value)
-        for name, value in {"all": result.summary.overall.get("accuracy.overall"), **groups}.items()
-        if value is not None
-    }
-
-
-def _hashes(run: Path) -> dict[str, str]:
-    files, names = stored_files(run), {"configuration": "config.toml", "models": "models.safetensors"}
-    return {name: files[file] for name, file in names.items() if file in files}
-
-
 def _exposure(run: Path, result: Result) -> dict[str, Any]:
-    """What an audit of these models found of each view on each group and model; without one, what would ask."""
+    """The audit's findings by view, group and model; without an audit, the command for one."""
     command = f"shoal audit {run} --references 8"
     audit = result.audit_in_directory
     if audit is None:
         return {"asked": False, "command": command}
     flat = read_json(run / "audit.json")
-    found, models = findings(audit), every_attack(audit, "model")
+    rows, models = findings(audit), every_attack(audit, "model")
     return {
         "asked": True,
         "command": command,
         "references": int(flat["references"]),
         "members": int(flat["members"]),
         "non_members": int(flat["non_members"]),
-        "views": {view: {one.group: _figures_of(one) for one in found if one.view == view} for view in VIEWS},
+        "views": {view: {row.group: _figures_of(row) for row in rows if row.view == view} for view in VIEWS},
         "models": {name: _figures_of(decides) for name, (decides, *_) in models.items()},
     }
 
@@ -129,7 +120,7 @@ def _figures_of(finding: Finding) -> dict[str, Any]:
 
 
 def _stated_epsilon(overall: Mapping[str, float], settings: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What differential privacy promises, with what computed it; None where no epsilon is stated."""
+    """The guarantee of differential privacy, with its computation; None without an epsilon."""
     if not isfinite(overall.get("epsilon", float("inf"))):
         return None
     by_view = {view: overall[f"epsilon.{view}"] for view in VIEWS if f"epsilon.{view}" in overall}
@@ -159,7 +150,7 @@ def _stated_epsilon(overall: Mapping[str, float], settings: Mapping[str, Any]) -
 
 
 def _private_rule(settings: object) -> Mapping[str, Any]:
-    """The settings of DP-SGD, wherever they stand in a configuration."""
+    """The settings of DP-SGD, at any depth of a configuration."""
     parts: Sequence[object] = ()
     if isinstance(settings, Mapping):
         if {"noise_multiplier", "max_grad_norm"} <= settings.keys():
@@ -173,74 +164,60 @@ def _private_rule(settings: object) -> Mapping[str, Any]:
 def _questions(
     models: int, settings: Mapping[str, Any], promise: Mapping[str, Any] | None, exposure: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """The questions, each with its answer and whether this card covers it."""
-    nothing = "no epsilon is stated"
-    choice = nothing if promise is None else "a choice by loss is sent without noise"
-    asked = [view for view in VIEWS if exposure.get("views", {}).get(view)]
-    secure = "secure_aggregation" in settings
-    answers: list[tuple[str, str | None]] = [
-        ("Unit of privacy", f"{promise['unit']}; not all examples of a client together" if promise else None),
-        ("Adjacency", promise["adjacency"] if promise else None),
-        ("Epsilon and delta", _epsilon_words(promise) if promise else None),
-        ("Trust model", _trust(promise, secure=secure)),
-        ("Mechanism and accounting", _mechanism(promise) if promise else None),
-        ("Choice of a client's model", _choice(promise, models) if promise else None),
-        ("Empirical lower bound", _bound(promise) if promise else None),
-        ("Attacks asked", f"views {', '.join(asked)}, with {exposure['references']} references" if asked else None),
-        ("Utility and bias", "accuracy by group is on this card"),
-        ("Composition over releases", None),
-        ("Choice of hyper-parameters", None),
-        ("Side channels: floating point, timing, random numbers", None),
-        ("Exposure at data collection", None),
-        ("Access control and security of stored data", None),
-        ("Inference of properties, of groups, of participation", None),
-    ]
-    missing = {
-        "Unit of privacy": nothing, "Adjacency": nothing, "Mechanism and accounting": nothing,
-        "Epsilon and delta": f"{nothing}; [defenses.dp_sgd] in the configuration would",
-        "Choice of a client's model": choice,
-        "Empirical lower bound": "shoal run CONFIG --set canaries.per_client=4 asks" if promise else nothing,
-        "Attacks asked": f"nothing was asked; {exposure['command']} asks",
-        "Composition over releases": "this run alone; epsilons of further runs on the same clients add up",
-        "Choice of hyper-parameters": "runs by which settings were chosen are not accounted for",
-        "Side channels: floating point, timing, random numbers": "noise is of pseudo-random float32 numbers",
-        "Exposure at data collection": "begins before this run",
-        "Access control and security of stored data": "of those who hold the run's directory",
-        "Inference of properties, of groups, of participation": "the epsilon and the attacks are of single examples",
-    }  # fmt: skip
-    return [
-        {"question": name, "covered": answer is not None, "answer": answer or f"not covered: {missing[name]}"}
-        for name, answer in answers
-    ]
-
-
-def _epsilon_words(promise: Mapping[str, Any]) -> str:
-    return f"{epsilon_by_view(promise)}, at delta {promise['delta']:g}, over all rounds"
-
-
-def _trust(promise: Mapping[str, Any] | None, *, secure: bool) -> str:
-    sums = "the configuration asks for secure sums, of which a simulation only adds plain numbers"
-    server = sums if secure else "without secure sums the server sees every client's update"
-    noise = "no noise is added"
+    """The questions with their answers; an answer with False says why this card does not cover the question."""
+    nothing, command = "no epsilon is stated", exposure["command"]
+    attacked = [view for view in VIEWS if exposure.get("views", {}).get(view)]
+    attacks = f"nothing was measured; run {command}"
+    if attacked:
+        attacks = f"views {', '.join(attacked)}, with {exposure['references']} references"
+    server = "without secure sums the server sees every client's update"
+    if "secure_aggregation" in settings:
+        server = "the configuration has secure sums, but a simulation adds plain numbers"
+    noise, unit, adjacency, mechanism, bound = "no noise is added", nothing, nothing, nothing, None
+    epsilon, choice = f"{nothing}; add [defenses.dp_sgd] to the configuration", nothing
     if promise is not None:
-        noise = "each client adds noise to what it sends"
+        unit, adjacency = f"{promise['unit']}; not all examples of a client together", promise["adjacency"]
+        epsilon = f"{epsilon_by_view(promise)}, at delta {promise['delta']:g}, over all rounds"
+        noise = "each client adds noise to its update"
         if promise["noise"] == "sum":
             noise = f"each of at least {promise['min_clients']} clients adds its share of the noise and is trusted to"
-    return f"{noise}; {server}"
-
-
-def _mechanism(promise: Mapping[str, Any]) -> str:
-    rule = f"Gaussian noise of {promise['noise_multiplier']} times the clipping norm {promise['max_grad_norm']}"
-    approximate = ", for which epsilon is an approximation" if promise["sampling"] == "shuffled" else ""
-    return f"{rule}; sampling: {promise['sampling']}{approximate}; accountant: {promise['accountant']}"
-
-
-def _choice(promise: Mapping[str, Any], models: int) -> str | None:
-    if models == 1:
-        return "there is one model, so none is chosen"
-    return "by noisy statistics, which epsilon covers" if promise["choice_of_model_covered"] else None
-
-
-def _bound(promise: Mapping[str, Any]) -> str | None:
-    bound = promise["lower_bound"]
-    return None if bound is None else f"{number(bound['epsilon'])} at delta {bound['delta']:g}, by {bound['by']} (95 %)"
+        approximate = ", for which epsilon is an approximation" if promise["sampling"] == "shuffled" else ""
+        mechanism = (
+            f"Gaussian noise of {promise['noise_multiplier']} times the clipping norm {promise['max_grad_norm']}; "
+            f"sampling: {promise['sampling']}{approximate}; accountant: {promise['accountant']}"
+        )
+        choice = "a choice by loss is sent without noise"
+        if models == 1:
+            choice = "there is one model, so clients choose nothing"
+        elif promise["choice_of_model_covered"]:
+            choice = "by noisy statistics, which epsilon covers"
+        bound = promise["lower_bound"]
+    covered = promise is not None
+    lower = "run shoal run CONFIG --set canaries.per_client=4" if covered else nothing
+    if bound is not None:
+        lower = f"{number(bound['epsilon'])} at delta {bound['delta']:g}, by {bound['by']} (95 %)"
+    answers: list[tuple[str, bool, str]] = [
+        ("Unit of privacy", covered, unit),
+        ("Adjacency", covered, adjacency),
+        ("Epsilon and delta", covered, epsilon),
+        ("Trust model", True, f"{noise}; {server}"),
+        ("Mechanism and accounting", covered, mechanism),
+        ("Choice of a client's model", covered and (models == 1 or promise["choice_of_model_covered"]), choice),
+        ("Empirical lower bound", bound is not None, lower),
+        ("Attacks asked", bool(attacked), attacks),
+        ("Utility and bias", True, "accuracy by group is on this card"),
+        ("Composition over releases", False, "this run alone; epsilons of further runs on the same clients add up"),
+        ("Choice of hyper-parameters", False, "runs for the choice of settings are not accounted for"),
+        ("Side channels: floating point, timing, random numbers", False, "noise is of pseudo-random float32 numbers"),
+        ("Exposure at data collection", False, "it begins before this run"),
+        ("Access control and security of stored data", False, "a matter of those who hold the run's directory"),
+        (
+            "Inference of properties, of groups, of participation",
+            False,
+            "the epsilon and the attacks are about single examples",
+        ),
+    ]
+    return [
+        {"question": question, "covered": yes, "answer": answer if yes else f"not covered: {answer}"}
+        for question, yes, answer in answers
+    ]

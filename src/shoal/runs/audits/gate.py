@@ -1,8 +1,7 @@
-"""Gates: limits on the figures of an audit, and the reference federations that it takes to decide them.
+"""Gates: limits on the figures of an audit, tested after every second reference federation.
 
-A gate looks at the figures after every second reference federation, so its intervals allow for all looks: half of
-the 5 % is spent on the last look, and the other looks share the rest (Bonferroni). The figures are of attacks with as
-many references as there are at a look.
+The intervals of all looks hold together: the last look takes half of the 5 %, and the other looks share the rest
+(Bonferroni). At each look the attacks use the reference federations trained so far.
 """
 
 import re
@@ -19,29 +18,29 @@ from shoal.metrics import least_non_members
 from shoal.metrics.intervals import at_once
 
 LOWER_BOUND = "empirical_epsilon"
-"""The figure without an upper end: what the mechanism certainly leaks. It breaks a gate itself."""
+"""The one figure without an upper end; its value is a lower bound, so a gate compares the value itself."""
 
-LIMITED = (*METRICS, LOWER_BOUND)
+GATE_METRICS = (*METRICS, LOWER_BOUND)
 """The figures that a gate can limit."""
 
-LEAST_TO_HOLD = 4
-"""Reference federations before which no gate is said to hold: attacks with fewer find less (docs/audit.md)."""
+MIN_REFERENCES = 4
+"""Reference federations that a gate needs to hold: attacks with fewer are weaker (docs/audit.md)."""
 
-CONFIDENCE, MOST = "gates.confidence", "gates.most_references"
-"""Keys of audit.json: the confidence of the intervals that gates are compared with, 0.95 without the key; and the
-reference federations that the audit could have trained."""
+CONFIDENCE, MAX_REFERENCES = "gates.confidence", "gates.most_references"
+"""Keys of audit.json: the confidence of the gates' intervals, 0.95 without the key; and the largest number of reference
+federations."""
 
 _FORM = re.compile(r"\s*(?P<key>\S+)\s*(?P<sign><=|<)\s*(?P<limit>\S+)\s*")
 
 
 def looks(most: int, step: int = 2) -> list[tuple[int, float]]:
-    """The numbers of reference federations after which gates are looked at, each with the confidence of its intervals.
+    """List the numbers of reference federations at which gates are tested, with the confidence of their intervals.
 
-    The intervals of all looks hold at once with a probability of at least 95 %.
+    The intervals of all looks hold together with a probability of at least 95 %.
 
     Args:
-        most: reference federations at most.
-        step: that are trained between two looks; even, since two train on opposite records.
+        most: largest number of reference federations.
+        step: reference federations between two looks; even, since pairs train on opposite records.
 
     >>> looks(6)
     [(2, 0.9875), (4, 0.9875), (6, 0.975)]
@@ -55,13 +54,13 @@ def looks(most: int, step: int = 2) -> list[tuple[int, float]]:
 
 @dataclass(frozen=True)
 class Gate:
-    """A limit on the upper end of a figure's interval that a release must keep, such as ``tpr_at_fpr_0.01 <= 0.05``.
+    """A limit on the upper end of a figure's interval, such as ``tpr_at_fpr_0.01 <= 0.05``.
 
     Args:
-        key: one of `LIMITED`, of every attack on every group; or one key of audit.json, such as
+        key: one of `GATE_METRICS`, for every attack and group; or a key of audit.json, such as
             ``attacks.lira.minority.auc`` or ``views.client.minority.auc``.
-        limit: what it must not exceed.
-        strict: whether it must stay below ``limit``.
+        limit: largest allowed value.
+        strict: whether ``limit`` itself breaks the gate.
     """
 
     key: str
@@ -70,36 +69,40 @@ class Gate:
 
     @property
     def metric(self) -> str:
-        """The limited figure, one of `LIMITED`."""
-        return max((name for name in LIMITED if f".{self.key}".endswith(f".{name}")), key=len)
+        """The limited figure, one of `GATE_METRICS`."""
+        return max((name for name in GATE_METRICS if f".{self.key}".endswith(f".{name}")), key=len)
 
     def broken_by(self, audit: Mapping[str, float | str]) -> dict[str, float]:
-        """The upper ends that break this gate, by key of audit.json; `InputError` where nothing that it limits was
-        measured. Where scores may have the `wrong_sign`, all of them do. For a view's figure, what another attack of
-        the view certainly reaches counts too (``at_least``).
+        """Return the upper ends that break this gate, by key of audit.json.
+
+        Scores with the `wrong_sign` break it wholly. A view's figure includes ``at_least``, the certain figure of
+        another attack in the view.
+
+        Raises:
+            InputError: none of its figures was measured.
         """
         ends = self._ends(audit)
         require(
             bool(ends),
-            f"'{self.key}' was not measured, so the gate cannot hold: too few non-members for it (3 / FPR are needed), "
-            "or no such attack, group or view",
+            f"'{self.key}' was not measured, so the gate cannot hold: too few non-members (3 / FPR are needed), or an "
+            "unknown attack, group or view",
         )
         uppers = {key: max(high, float(audit.get(f"{key}.at_least", -inf))) for key, (_, high) in ends.items()}
         if wrong_sign(audit):
             return uppers
         return {key: value for key, value in uppers.items() if self._exceeded(value)}
 
-    def decided(self, audit: Mapping[str, float | str]) -> bool | None:
-        """Whether this gate certainly holds (True) or is certainly broken (False); None: not decided yet."""
+    def decision(self, audit: Mapping[str, float | str]) -> bool | None:
+        """Return whether this gate certainly holds (True) or is certainly broken (False); None: not decided."""
         if self.key == LOWER_BOUND or not self._ends(audit):
             return None
         if self._certain(audit):
             return False
-        holds = not self.broken_by(audit) and int(audit.get("references", 0)) >= LEAST_TO_HOLD
+        holds = not self.broken_by(audit) and int(audit.get("references", 0)) >= MIN_REFERENCES
         return True if holds else None
 
     def _certain(self, audit: Mapping[str, float | str]) -> dict[str, float]:
-        """The lower ends above the limit, of intervals that all limited figures keep at once (Bonferroni)."""
+        """The lower ends above the limit, of simultaneous intervals of all limited figures (Bonferroni)."""
         if self.key == LOWER_BOUND:
             return self.broken_by(audit)
         count = len(self._ends(audit))
@@ -107,14 +110,14 @@ class Gate:
         return {key: low for key, low in lows.items() if self._exceeded(low)}
 
     def _ends(self, audit: Mapping[str, float | str], count: int = 1) -> dict[str, tuple[float, float]]:
-        """Both ends of each limited figure, at the audit's confidence, which ``count`` figures keep at once."""
-        # The figures of a view are an attack's too, where there are attacks.
+        """Both ends of each limited figure, at the audit's confidence for ``count`` figures together."""
+        # Where attacks are listed, a view's figure repeats one of them.
         attacks = any(key.startswith("attacks.") for key in audit)
-        named = {f"{self.key}.high"} if attacks else {*audit}
+        explicit = {f"{self.key}.high"} if attacks else {*audit}
         wider = at_once(count, (1 - float(audit.get(CONFIDENCE, 0.95))) / 2)
         ends = dict[str, tuple[float, float]]()
         for key, high in audit.items():
-            if isinstance(high, str) or not self._limits(key) or (key not in named and key.startswith("views.")):
+            if isinstance(high, str) or not self._limits(key) or (key not in explicit and key.startswith("views.")):
                 continue
             figure = key.removesuffix(".high")
             value, low = (float(audit.get(name, nan)) for name in (figure, f"{figure}.low"))
@@ -131,36 +134,36 @@ class Gate:
         if self.key == LOWER_BOUND:
             return key == self.key
         figure = key.removesuffix(".high")
-        return figure != key and (figure == self.key or (self.key in LIMITED and figure.endswith(f".{self.key}")))
+        return figure != key and (figure == self.key or (self.key in GATE_METRICS and figure.endswith(f".{self.key}")))
 
-    def judged(self, audit: Mapping[str, float | str]) -> tuple[str, bool]:
-        """A sentence on whether this gate holds, and whether it does; it does not where nothing was measured."""
+    def verdict(self, audit: Mapping[str, float | str]) -> tuple[str, bool]:
+        """Return a sentence on this gate, and whether it holds; without its figures it does not hold."""
         try:
             broken = self.broken_by(audit)
         except InputError as error:
             return f"Gate {self}: {error}", False
-        most = audit.get(MOST)
-        took = "" if most is None else f", with {audit['references']} of at most {most} reference federations"
+        most = audit.get(MAX_REFERENCES)
+        effort = "" if most is None else f", with {audit['references']} of at most {most} reference federations"
         if not broken:
-            return f"Gate {self}: holds{took}", True
+            return f"Gate {self}: holds{effort}", True
         if wrong := [*wrong_sign(audit).values()]:
             return f"Gate {self}: cannot hold, since {wrong[0]}", False
         worst = max(broken, key=lambda key: broken[key])
         more = f", and by {len(broken) - 1} more" if len(broken) > 1 else ""
         at_least = broken[worst] == audit.get(f"{worst}.at_least")
-        what = "where an attack of the view certainly reaches" if at_least else "whose upper end is"
-        decided = "broken" if at_least or self._certain(audit) else "not decided, so not shown to hold,"
-        return f"Gate {self}: {decided} by {worst}, {what} {broken[worst]:.3f}{more}{took}", False
+        end = "where an attack of the view certainly reaches" if at_least else "whose upper end is"
+        decision = "broken" if at_least or self._certain(audit) else "not decided, so not shown to hold,"
+        return f"Gate {self}: {decision} by {worst}, {end} {broken[worst]:.3f}{more}{effort}", False
 
     def __str__(self) -> str:
         return f"{self.key} {'<' if self.strict else '<='} {self.limit:g}"
 
 
 def parse_gates(expressions: Sequence[str]) -> list[Gate]:
-    """The gates that ``expressions`` state.
+    """Parse gates.
 
     Raises:
-        InputError: an expression is no gate, or one that always or never holds.
+        InputError: an expression is not a gate, or always or never holds.
 
     >>> parse_gates(["tpr_at_fpr_0.01 <= 0.05"])
     [Gate(key='tpr_at_fpr_0.01', limit=0.05, strict=False)]
@@ -181,8 +184,8 @@ def _parse_gate(expression: str) -> Gate:
         limit = nan
     require(not isnan(limit), f"{form}; got the number '{parts['limit']}'")
     key = parts["key"]
-    limitable = any(key == name or key.endswith(f".{name}") for name in LIMITED)
-    require(limitable, f"a gate cannot limit '{key}'; {suggest(key, LIMITED)}")
+    limitable = any(key == name or key.endswith(f".{name}") for name in GATE_METRICS)
+    require(limitable, f"a gate cannot limit '{key}'; {suggest(key, GATE_METRICS)}")
     gate = Gate(key, limit, parts["sign"] == "<")
     most = inf if key == LOWER_BOUND else 1.0
     allowed = "give a number of at least 0" if key == LOWER_BOUND else "give a number between 0 and 1"
@@ -194,11 +197,11 @@ def _parse_gate(expression: str) -> Gate:
 
 
 def require_measurable(gates: Sequence[Gate], non_members: Mapping[str, int]) -> None:
-    """Refuse gates on figures that an audit cannot have, before anything is trained for it.
+    """Refuse gates on figures that an audit cannot measure, before its reference federations are trained.
 
     Args:
         gates: of the audit.
-        non_members: their number by group.
+        non_members: number of non-members by group.
 
     Raises:
         InputError: a key of another form, an unknown view or group, or too few non-members for a true positive rate.

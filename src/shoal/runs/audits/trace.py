@@ -1,7 +1,4 @@
-"""A trace: a federation's rounds as its server saw them, recorded by another framework or by a run of Shoal.
-
-docs/trace.md has the format of another framework's. A round's updates are in memory only while they are used.
-"""
+"""Traces: a federation's rounds as its server saw them, recorded by Shoal or in the format of docs/trace.md."""
 
 import zipfile
 import zlib
@@ -35,23 +32,23 @@ from shoal.engine import Engine, LocalSGD, RoundUpdates
 from shoal.models import Model, Network, Shape, TextShape, VectorShape
 from shoal.models.validation import require_fits
 from shoal.replay.span_scores import knowledge_of
-from shoal.runs.run_description import rebuilt
+from shoal.runs.run_description import rebuild_simulation
 from shoal.runs.updates import FOLDER, read_updates, round_files, round_of
 from shoal.simulation.simulation import Simulation
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Recorded rounds, the records to be attacked, and the model that was trained.
+    """Recorded rounds, the records to attack, and the trained model.
 
     Args:
-        model: its network and loss.
-        records: what clients trained on, and what nobody did.
+        model: network and loss.
+        records: the members of each client, and non-members.
         files: of the recorded rounds, in order.
-        read: gives the updates in one of them.
+        read: function that reads the updates of one file.
         preferences: threshold and beta of each client, by its id; None: unknown.
         local: the clients' local training, as far as the server knows it; None: unknown.
-        simulation: of a run of Shoal, by which the server knows how clients train; None: another framework's.
+        simulation: of a run of Shoal, which tells the server how clients train; None: another framework's.
     """
 
     model: Model
@@ -64,18 +61,18 @@ class Trace:
     __repr__ = one_line
 
     def knowledge(self, engine: Engine) -> Knowledge:
-        """What the server knows of training."""
+        """Return the server's knowledge of training."""
         if self.simulation is None:
             return Knowledge(self.local)
         training = self.simulation.on(engine)
         return knowledge_of(training, training.start())
 
     def rounds(self) -> Iterator[RoundUpdates]:
-        """The rounds' updates, one after another.
+        """Read the updates of each round in order.
 
         Raises:
-            InputError: a file that is damaged, does not fit the network, holds numbers that are not finite, or has a
-                client without records; the sentence names it.
+            InputError: a file is damaged, does not fit the network, holds numbers that are not finite, or has a client
+                without records; the sentence names it.
         """
         owners = set(self.records.client.tolist())
         for path in self.files:
@@ -83,34 +80,37 @@ class Trace:
             with located(path):
                 check_updates(updates, self.model.layout.size)
                 without = [client for client in updates.clients.tolist() if client not in owners]
-                require(not without, f"client {(without or [0])[0]} has no records, so nobody is a member of it")
+                require(not without, f"client {(without or [0])[0]} has no records; add its members to the records")
             yield updates
 
 
 def update_scores_of_trace(trace: Trace, engine: Engine) -> UpdateScores:
-    """The scores that the server's attacks read; ``engine`` is of the trace's model."""
+    """Compute the scores for the server's attacks, with the engine of the trace's model."""
     return update_scores(trace.rounds(), trace.records, engine)
 
 
 def read_trace(folder: str | Path, data_dir: Path | None = None, *, allow_code: bool = False) -> Trace:
-    """The trace in a directory: one with a trace.toml, or of a run with recorded updates.
+    """Read the trace in a directory with a trace.toml, or of a run with recorded updates.
 
-    ``data_dir`` is where to look for a run's data first; ``allow_code`` is as of `shoal.load`. What is wrong with a
-    round's file is found when that is read.
+    The files of rounds are read, and checked, later.
+
+    Args:
+        folder: the directory.
+        data_dir: the first folder in which to look for a run's data.
+        allow_code: see `shoal.load`.
 
     Raises:
-        InputError: it is neither; the data or files of a run have changed; a file is missing or damaged, or two do not
-            fit each other.
+        InputError: no trace; changed data or files of a run; a missing or damaged file, or two that do not fit.
     """
     folder = path_of("trace", folder)
     if (folder / FOLDER).is_dir():
-        _, simulation = rebuilt(folder, data_dir, allow_code=allow_code)
+        _, simulation = rebuild_simulation(folder, data_dir, allow_code=allow_code)
         trace = trace_of(folder, simulation.federation, simulation.setup.model, every=simulation.record_updates or None)
         return replace(trace, simulation=simulation)
     path = folder / "trace.toml"
     require(
         path.exists(),
-        f"{folder}: is no trace: it has no trace.toml, nor the folder '{FOLDER}' of a run that records its updates",
+        f"{folder}: is not a trace (no trace.toml, nor the folder '{FOLDER}' of a run with recorded updates)",
     )
     table = read_toml(path)
     if not allow_code:
@@ -126,20 +126,20 @@ def read_trace(folder: str | Path, data_dir: Path | None = None, *, allow_code: 
 
 
 def trace_of(out: str | Path, federation: Federation, model: Model, every: int | None = None) -> Trace:
-    """The trace of a run directory whose federation and model are at hand, as after `shoal.simulate`.
+    """Return the trace of a run directory, from its federation and model in memory.
 
-    The records are the clients' training examples, and the test examples, which nobody trained on.
+    The members are the clients' training examples, the non-members the test examples.
 
     Args:
         out: the run directory.
-        federation: as it was given.
-        model: that was trained, with the defences that change it (`Dropout`).
+        federation: of the simulation.
+        model: the trained model, with the defences that change it (`Dropout`).
         every: rounds from one recorded round to the next; None: rounds may be missing.
     """
     files = round_files(Path(out) / FOLDER, ".safetensors")
     _require_no_gaps(files, every)
-    tolerated = zip(federation.preferences.threshold.tolist(), federation.preferences.beta.tolist(), strict=True)
-    preferences = dict(zip(federation.ids.tolist(), tolerated, strict=True))
+    limits = zip(federation.preferences.threshold.tolist(), federation.preferences.beta.tolist(), strict=True)
+    preferences = dict(zip(federation.ids.tolist(), limits, strict=True))
     return Trace(model, OwnedRecords.from_federation(federation), tuple(files), read_updates, preferences)
 
 
@@ -148,7 +148,7 @@ def _require_no_gaps(files: Sequence[Path], every: int | None) -> None:
     missing = [] if every is None else sorted({*range(every, max(rounds) + 1, every)} - {*rounds})
     require(
         not missing,
-        f"{files[0].parent}: has no file of round {(missing or [0])[0]}, although recorded rounds are {every} apart",
+        f"{files[0].parent}: lacks the file of round {(missing or [0])[0]}; recorded rounds are {every} apart",
     )
 
 
@@ -158,12 +158,12 @@ class TraceSettings:
 
     Args:
         model: the network, as in a run's configuration.
-        classes: C, their number.
+        classes: C, the number of classes.
         shape: of an input: [channels, height, width], or [numbers] of a vector; None for texts.
-        vocabulary: words of texts, numbered from 1; None for other inputs.
+        vocabulary: the number of words of texts, numbered from 1; None for other inputs.
         loss: ``cross-entropy``, or ``module:Name`` of a function of outputs (B, C) and labels (B,) that returns the
             loss of each example (B,).
-        every: rounds from one recorded round to the next; None: rounds may be left out.
+        every: rounds from one recorded round to the next; None: rounds may be missing.
         local: the clients' local training, as in a run's configuration, as far as the server knows it.
     """
 
@@ -177,7 +177,7 @@ class TraceSettings:
 
     def __post_init__(self) -> None:
         one = (self.shape is None) != (self.vocabulary is None)
-        require(one, "one of 'shape' and, for texts, 'vocabulary' must be given")
+        require(one, "'shape' is missing, or for texts 'vocabulary'; give one of them")
         require(
             self.shape is None or len(self.shape) in (1, 3),
             f"'shape' must be [channels, height, width] or [numbers]; got {list(self.shape or ())}",
@@ -188,7 +188,7 @@ class TraceSettings:
         )
 
     def network(self) -> Model:
-        """The model that was trained; `InputError` where the network is not found, or cannot take such inputs."""
+        """Build the trained model; `InputError` where the network is unknown or cannot take such inputs."""
         shape: Shape | VectorShape | TextShape
         if self.vocabulary is not None:
             shape = TextShape(self.vocabulary, self.classes)
@@ -204,7 +204,7 @@ class TraceSettings:
 
 
 def read_records(path: Path, about: TraceSettings, model: Model) -> OwnedRecords:
-    """The records in records.npz; `InputError` where it is missing or damaged, or does not fit the model."""
+    """Read records.npz; `InputError` where it is missing, damaged, or does not fit the model."""
     arrays = parse_arrays(path, ("x", "y", "client"), "x, y, client and may have group")
     x, y = tensors_of(str(path), (arrays["x"], arrays["y"]))
     require(len(y) > 0, f"{path}: has no records")
@@ -216,10 +216,10 @@ def read_records(path: Path, about: TraceSettings, model: Model) -> OwnedRecords
         f"{path}: 'y' must be labels in 0..{about.classes - 1} (classes); got {int(y.min())} to {int(y.max())}",
     )
     client = _integers(path, "client", arrays["client"], len(y))
-    require(bool((client >= NOBODY).all()), f"{path}: 'client' must be numbers from 0, or -1 for records of nobody")
+    require(bool((client >= NOBODY).all()), f"{path}: 'client' must be numbers from 0, or -1 for non-members")
     group = arrays.get("group", np.full(len(y), "all"))
     text = group.shape == (len(y),) and group.dtype.kind == "U"
-    require(text, f"{path}: 'group' must be {len(y)} texts, the names of the records' groups; got {_kind(group)}")
+    require(text, f"{path}: 'group' must be {len(y)} texts, the names of groups; got {_kind(group)}")
     names, index = np.unique(group, return_inverse=True)
     with located(path):
         require_unambiguous(names.tolist())
@@ -228,7 +228,7 @@ def read_records(path: Path, about: TraceSettings, model: Model) -> OwnedRecords
 
 
 def read_round(path: Path, *, model: Model, network: nn.Module) -> RoundUpdates:
-    """The updates in a round's file: numbers in the order of the state_dict of ``network``, which is the model's."""
+    """Read a round's file, whose numbers have the order of the state_dict of the model's ``network``."""
     arrays = parse_arrays(path, ("clients", "models", "parameters"), "clients, models and parameters")
     clients = _integers(path, "clients", arrays["clients"], arrays["clients"].size)
     assignment = _integers(path, "assignment", arrays.get("assignment", np.zeros(len(clients), int)), len(clients))
@@ -241,23 +241,23 @@ def read_round(path: Path, *, model: Model, network: nn.Module) -> RoundUpdates:
 
 
 def vectors_of(path: Path, name: str, rows: NDArray[Any], model: Model, network: nn.Module) -> Tensor:
-    """Rows (n, S) of a state_dict's numbers as rows (n, P) of the model's layout."""
+    """Convert rows (n, S) of a state_dict's numbers to rows (n, P) of the model's layout."""
     tensors = network.state_dict()
     size = sum(tensor.numel() for tensor in tensors.values())
     fits = rows.ndim == 2 and rows.shape[1] == size and rows.dtype.kind == "f"
     require(
         fits,
-        f"{path}: '{name}' must be numbers of shape ({'K' if name == 'models' else 'n'}, {size}), those of the "
-        f"network's state_dict; got {_kind(rows)}",
+        f"{path}: '{name}' must be numbers of shape ({'K' if name == 'models' else 'n'}, {size}), as in the network's "
+        f"state_dict; got {_kind(rows)}",
     )
-    require(bool(np.isfinite(rows).all()), f"{path}: '{name}' must be finite numbers; some are NaN or infinite")
+    require(bool(np.isfinite(rows).all()), f"{path}: '{name}' must be finite numbers; got NaN or infinity")
     vectors = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.float32))
     sizes, packed = [tensor.numel() for tensor in tensors.values()], torch.empty(len(rows), model.layout.size)
     for row, vector in enumerate(vectors):
         pieces = zip(tensors.items(), vector.split(sizes), strict=True)
-        named = {key: piece.view(tensor.shape) for (key, tensor), piece in pieces}
-        model.require_same_frozen(named, f"{path}: '{name}'")
-        packed[row] = model.layout.pack(named)
+        state = {key: piece.view(tensor.shape) for (key, tensor), piece in pieces}
+        model.require_same_frozen(state, f"{path}: '{name}'")
+        packed[row] = model.layout.pack(state)
     return packed
 
 
@@ -272,32 +272,29 @@ def _kind(array: NDArray[Any]) -> str:
 
 
 def parse_arrays(path: Path, required: Sequence[str], allowed: str) -> dict[str, NDArray[Any]]:
-    """The arrays in a file, by name.
+    """Read the arrays in a file, by name.
 
     Raises:
-        InputError: it is missing, damaged, or would have to be unpickled, or lacks one of the ``required`` arrays.
+        InputError: it is missing or damaged, needs unpickling, or lacks one of the ``required`` arrays.
     """
-    arrays = _parsed(path)
-    missing = [name for name in required if name not in arrays]
-    require(not missing, f"{path}: has no array '{(missing or [''])[0]}'; it must have {allowed}")
-    return arrays
-
-
-def _parsed(path: Path) -> dict[str, NDArray[Any]]:
     try:
         if path.suffix == ".safetensors":
-            return parse_tensors(path.read_bytes())
-        # Opened here, since numpy leaves a damaged file open.
-        with path.open("rb") as opened:
-            file = np.load(opened, allow_pickle=False)
-            require(isinstance(file, NpzFile), f"{path}: is damaged: it must hold arrays by name (numpy.savez)")
-            sizes = [] if file.zip is None else [member.file_size for member in file.zip.infolist()]
-            foreign_files.require_at_most(sum(sizes), foreign_files.MAX_BYTES, "bytes, decompressed")
-            return {name: file[name] for name in file.files}
+            arrays = parse_tensors(path.read_bytes())
+        else:
+            # Opened here, since numpy leaves a damaged file open.
+            with path.open("rb") as stream:
+                file = np.load(stream, allow_pickle=False)
+                require(isinstance(file, NpzFile), f"{path}: is damaged: it must hold arrays by name (numpy.savez)")
+                sizes = [] if file.zip is None else [member.file_size for member in file.zip.infolist()]
+                foreign_files.require_at_most(sum(sizes), foreign_files.MAX_BYTES, "bytes, decompressed")
+                arrays = {name: file[name] for name in file.files}
     except InputError:
         raise
-    # A MemoryError: an array of the shape that its header states.
+    # A MemoryError comes from a header with a huge shape.
     except (ValueError, MemoryError, SafetensorError, zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise InputError(f"{path}: is damaged or no file of plain arrays: {' '.join(str(error).split())}") from error
+        raise InputError(f"{path}: is damaged or has other than arrays: {' '.join(str(error).split())}") from error
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {read_error(path, error)}") from error
+    missing = [name for name in required if name not in arrays]
+    require(not missing, f"{path}: lacks the array '{(missing or [''])[0]}'; it must have {allowed}")
+    return arrays

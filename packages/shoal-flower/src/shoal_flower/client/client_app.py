@@ -26,7 +26,7 @@ from shoal_flower.client.client_round import histograms_reply, training_reply, v
 from shoal_flower.client.node_data import keep_features, run_config
 from shoal_flower.client.policy import LEDGER, Ledger, Policy
 from shoal_flower.flower_config import NodeSettings
-from shoal_flower.messages import REFUSED, NotAllowedError, Offer, Refusal
+from shoal_flower.messages import LEAVES, REFUSED, NotAllowedError, Offer, Refusal
 from shoal_flower.secure_sums.contributions import (
     check_summable,
     histogram_block,
@@ -65,8 +65,13 @@ app = ClientApp()
 
 @app.query("identify")
 def identify(message: Message, context: Context) -> Message:
-    """Name the client of this node."""
-    return _reply(message, context, lambda node: pack_identity(node.name, node.partition_id))
+    """Name the client of this node; one that leaves for good adds the last link of its ledger."""
+
+    def name(node: NodeSettings) -> RecordDict:
+        identity = pack_identity(node.name, node.partition_id, node.leave)
+        return _with_stamp(identity, node) if node.leave else identity
+
+    return _reply(message, context, name, of_leavers=True)
 
 
 @app.query("features")
@@ -118,14 +123,26 @@ def _with_stamp(reply: RecordDict, node: NodeSettings) -> RecordDict:
     return reply
 
 
-def _reply(message: Message, context: Context, answer: Callable[[NodeSettings], RecordDict]) -> Message:
-    """The reply by the node's settings, or a refusal that says nothing of the client."""
+def _reply(
+    message: Message, context: Context, answer: Callable[[NodeSettings], RecordDict], *, of_leavers: bool = False
+) -> Message:
+    """The reply by the node's settings, or a refusal that says nothing of the client.
+
+    A client that has left for good refuses every question but the one for its name, which is ``of_leavers`` too.
+    """
     try:
         config = dict(context.node_config)
         # Flower's simulation gives nodes a partition alone. Elsewhere a node's folders are not the server's business.
         if "num-partitions" in config and (folder := context.run_config.get("state-dir")):
             config.setdefault("state-dir", f"{folder}/partition-{config.get('partition-id')}")
-        content = answer(NodeSettings.read(config))
+        node = NodeSettings.read(config)
+        if node.leave:
+            Ledger.close(node.folder)
+        if of_leavers or not Ledger.load(node.folder / LEDGER).closed:
+            content = answer(node)
+        else:
+            LOG.warning("refused: the client left for good")
+            content = _with_stamp(pack_reply(Refusal(LEAVES)), node)
     except NotAllowedError as refused:
         LOG.warning("refused: %s", refused)
         content = pack_reply(Refusal(refused.reason))

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
+from filelock import FileLock
 from pydantic import Field
 
 from shoal.config.schema import Config
@@ -34,8 +35,8 @@ LEDGER = "ledger.json"
 Steps = tuple[NonNegativeFloat, Annotated[float, Field(gt=0, le=1, strict=True)], Count]
 """A noise multiplier (0: no differential privacy), a sampling rate, and the number of such steps."""
 
-LedgerEntry = Literal["choice", "histogram", "vote"]
-"""What leaves the node beside updates."""
+LedgerEntry = Literal["choice", "histogram", "vote", "leave"]
+"""What leaves the node beside updates; or that the client left for good, which is the last entry and costs nothing."""
 
 Answers = tuple[LedgerEntry, NonNegativeFloat, Count]
 """A kind, the epsilon of each (0: without noise, and so infinite), and the number of them."""
@@ -80,10 +81,11 @@ class Ledger:
 
         Source: Bun and Steinke 2016, arXiv:1605.02065, Proposition 1.4.
         """
-        if any(epsilon == 0 for _, epsilon, _ in self.answers):
+        answers = [(epsilon, count) for kind, epsilon, count in self.answers if kind != "leave"]
+        if any(epsilon == 0 for epsilon, _ in answers):
             return math.inf
-        pure = sum(epsilon * count for _, epsilon, count in self.answers)
-        gaussian = [(1 / epsilon, 1.0, count) for _, epsilon, count in self.answers]
+        pure = sum(epsilon * count for epsilon, count in answers)
+        gaussian = [(1 / epsilon, 1.0, count) for epsilon, count in answers]
         added = accounting.composed(self.steps, delta) + pure
         return min(added, accounting.composed((*self.steps, *gaussian), delta)) if gaussian else added
 
@@ -91,6 +93,19 @@ class Ledger:
     def stamp(self) -> Stamp:
         """What the server keeps of this ledger."""
         return (len(self.chain), self.chain[-1]) if self.chain else (0, "")
+
+    @property
+    def closed(self) -> bool:
+        """Whether the client has left for good."""
+        return self.number_of("leave") > 0
+
+    @staticmethod
+    def close(folder: Path) -> None:
+        """Close the ledger in a client's ``folder``, by one more link of its chain."""
+        with FileLock(private_folder(folder) / "lock"):
+            ledger = Ledger.load(folder / LEDGER)
+            if not ledger.closed:
+                ledger.answered("leave", None).save(folder / LEDGER)
 
     def number_of(self, kind: LedgerEntry) -> int:
         """How many answers of this kind were given."""
@@ -169,10 +184,10 @@ class Ledger:
 
     @staticmethod
     def newest(folder: Path, stamp: Stamp) -> "Ledger":
-        """The ledger in a client's ``folder``, which must have every charge that ``stamp`` is of.
+        """The ledger in a client's ``folder``, which must be open and have every charge that ``stamp`` is of.
 
         Raises:
-            NotAllowedError: it has not.
+            NotAllowedError: it has not, or it is closed.
             InputError: it is damaged.
         """
         path, (count, last) = folder / LEDGER, stamp
@@ -183,6 +198,8 @@ class Ledger:
                 f"the server has seen {count} charges of this client's ledger, and {path} has {here}: it would count "
                 "too little, so the client stops; only the newest ledger lets it go on"
             )
+        if ledger.closed:
+            raise NotAllowedError(f"{path} is closed: the client left for good")
         return ledger
 
 

@@ -13,10 +13,10 @@ from safetensors.torch import save as serialize
 from shoal.core.errors import InputError, require
 from shoal.models import FeatureMap, Model
 from shoal_flower.flower_config import RunSettings
-from shoal_flower.messages import FROZEN, RejectedReplyError
+from shoal_flower.messages import FROZEN, LEAVES, RejectedReplyError, Stamp
 from shoal_flower.server.exchange import Exchange, NodeReply, NodeRequest, Registration
 from shoal_flower.server.roster import LOG, Events, LedgerStamps, Member, Roster
-from shoal_flower.wire_codec import pack_features, unpack_identity, unpack_kept_features
+from shoal_flower.wire_codec import pack_features, unpack_identity, unpack_kept_features, unpack_stamp
 
 _MAX_IDLE_ROUNDS = 3
 """Rounds on end without any update, after which a run ends: one that asks few clients may meet those that refuse."""
@@ -26,6 +26,9 @@ _FIRST_WORD = 5.0
 
 _NAMED = 10
 """Absent clients that a sentence names."""
+
+_SAYS_SO = "its node says so"
+"""Why a client leaves whose node has ``leave = true``."""
 
 _LATE_REPLIES = 2
 """Late replies in a row after which a node's SuperNode is said to send each reply with the next message."""
@@ -47,6 +50,7 @@ class Attendance:
     _strangers: dict[int, str] = field(default_factory=dict)
     _behind: Counter[int] = field(default_factory=Counter)
     _silent: set[int] = field(default_factory=set)
+    _leavers: list[Member] = field(default_factory=list)
 
     def gather(self, number: int, watch: Callable[[int, tuple[str, ...]], object] = lambda *_: None) -> None:
         """Wait until enough clients are there for the round ``number``; those that are new join.
@@ -94,7 +98,7 @@ class Attendance:
         for answer in self._answers(question, contents, awaited, self.settings.round_timeout, number):
             try:
                 if answer.content is not None:
-                    self.stamps.take(members[positions[answer.node]].name, answer.content)
+                    self.stamps.take(members[positions[answer.node]].name, unpack_stamp(answer.content))
             except RejectedReplyError as error:
                 answer = replace(answer, content=None, error=str(error))  # noqa: PLW2901
             yield positions[answer.node], answer
@@ -136,9 +140,19 @@ class Attendance:
         )
 
     def refuse(self, number: int, member: Member, reason: str) -> None:
-        """Count a question of round ``number`` that a client refused."""
+        """Count a question of round ``number`` that a client refused; one that says so leaves before the next round."""
+        if reason.endswith(LEAVES) and member not in self._leavers:
+            self._leavers.append(member)
         member.refused += 1
         self.events.add(number, "refused", member.name, member.node, reason)
+
+    def leave(self, number: int, member: Member, reason: str) -> None:
+        """Let a client leave for good before the round ``number``."""
+        if member.node is not None:
+            self._strangers[member.node] = ""
+        self.events.add(number, "left", member.name, member.node, reason)
+        self.roster.leave(member, number)
+        self.roster.save(self.settings.out / "nodes.json")
 
     def _answers(
         self, question: NodeRequest, messages: Mapping[int, RecordDict], awaited: set[int], seconds: float, number: int
@@ -162,28 +176,32 @@ class Attendance:
     def _look(self, number: int) -> None:
         """Find out who is there: nodes that are new say which client they have."""
         nodes = self.exchange.connected()
+        while self._leavers:
+            self.leave(number, self._leavers.pop(), _SAYS_SO)
         self._silent &= nodes.keys()
         for member in self.roster.members:
             if member.node is not None and member.node not in nodes:
-                self.events.add(number, "left", member.name, member.node)
-                self.roster.leave(member)
+                self.events.add(number, "disconnected", member.name, member.node)
+                self.roster.disconnect(member)
         # A node that was turned away may come back mended, or find that the one before it has left.
         away = {node: name for node, name in self._strangers.items() if node in nodes}
         self._strangers = {node: name for node, name in away.items() if not name or self._is_taken(name)}
-        new = [node for node in nodes if self.roster.by_node(node) is None and node not in self._strangers]
+        unknown = [node for node in nodes if self.roster.by_node(node) is None and node not in self._strangers]
+        new = [node for node in unknown if not self._has_left(number, node, nodes[node])]
         if not new:
             return
         # One that does not answer is waited for once, and not in each round.
         awaited = set(new) - self._silent
         self._silent.update(new)
-        identities = list[tuple[int, str, int]]()
+        identities = list[tuple[int, str, int, bool, Stamp]]()
         messages, seconds = {node: RecordDict() for node in new}, min(60.0, self.settings.round_timeout)
         for answer in self._answers("identify", messages, awaited, seconds, number):
             try:
                 if answer.content is None:
                     raise RejectedReplyError(answer.error)
-                name, partition = unpack_identity(answer.content)
-                identities.append((-1 if partition is None else partition, name, answer.node))
+                stamp = unpack_stamp(answer.content)
+                name, partition, leaves = unpack_identity(answer.content)
+                identities.append((-1 if partition is None else partition, name, answer.node, leaves, stamp))
             except RejectedReplyError as error:
                 self._turn_away(number, answer.node, str(error))
         for node in sorted(awaited & self._silent):
@@ -191,8 +209,12 @@ class Attendance:
             self.events.add(number, "missed", "unknown", node, reason)
         named = {registered.name: node for node, registered in nodes.items() if registered.name}
         # Whoever answers first: a run that is done once more has its clients in the same order.
-        for partition, name, node in sorted(identities):
+        for partition, name, node, leaves, stamp in sorted(identities):
             self._join(number, name, node, None if partition < 0 else partition, nodes[node], named.get(name))
+            member = self.roster.by_node(node)
+            if leaves and member is not None:
+                self.stamps.take(name, stamp)
+                self.leave(number, member, _SAYS_SO)
         # A name belongs to its key from here on, also if the server is killed in this round.
         self.roster.save(self.settings.out / "nodes.json")
 
@@ -203,6 +225,8 @@ class Attendance:
 
         ``named`` is the node for which this name was registered, if any was.
         """
+        if self._has_left(number, node, registered, name):
+            return None
         known, of_key = self.roster.by_name(name), self.roster.by_key(registered.key)
         if registered.name and registered.name != name:
             return self._turn_away(number, node, f"its key is registered for '{registered.name}', not for '{name}'")
@@ -214,11 +238,19 @@ class Attendance:
             there = known.node is not None and (self.settings.names == "nodes" or known.key in ("", registered.key))
             reason = f"is at node {known.node} already" if there else "belongs to another key"
             return self._turn_away(number, node, f"the client '{name}' {reason}", name if there else "")
-        if known is None and len(self.roster.members) >= self.settings.max_members:
+        if known is None and len(self.roster.clients) >= self.settings.max_members:
             return self._turn_away(number, node, f"there are 'max-members' = {self.settings.max_members} clients")
         self.roster.join(name, node, partition, registered.key)
         self.events.add(number, "joined" if known is None else "returned", name, node)
         return None
+
+    def _has_left(self, number: int, node: int, registered: Registration, name: str = "") -> bool:
+        """Turn away a node with the key or the name of a client that left for good; returns whether it has one."""
+        for member in (self.roster.by_key(registered.key), self.roster.by_name(name or registered.name)):
+            if member is not None and member.last is not None:
+                self._turn_away(number, node, f"the client '{member.name}' left for good after round {member.last}")
+                return True
+        return False
 
     def _may_move(self, member: Member, registered: Registration) -> bool:
         """Whether a client that has joined before may be at another node from now on."""

@@ -13,14 +13,13 @@ from typing import Literal
 import pandas as pd
 import torch
 from filelock import FileLock
-from flwr.app import RecordDict
 from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
 
 from shoal.core.atomic_files import open_to_append, write_text
 from shoal.core.errors import InputError
 from shoal.data import Federation, Preferences, Shards
 from shoal_flower.messages import Stamp, plain
-from shoal_flower.wire_codec import unpack_stamp
 
 
 @dataclass
@@ -39,6 +38,7 @@ class Member:
         waits: whether a round waits for it; not since it missed a deadline, until it is heard from again.
         key: a hash of its node's public key; "": it has none.
         culprit: whether a secure sum failed by it, or it gave a wrong share; it takes part in no further one.
+        last: the last round before it left for good, 0 before the first; None: it has not left.
     """
 
     name: str
@@ -52,13 +52,20 @@ class Member:
     waits: bool = True
     key: str = ""
     culprit: bool = False
+    last: int | None = None
 
 
 @dataclass
 class Roster:
-    """All members, in the order in which they joined, which is their position in the federation."""
+    """The clients of a run, in the order in which they joined.
 
-    members: list[Member] = field(default_factory=list)
+    Args:
+        clients: all that ever joined; the rows of a run's `State`.
+        members: those that have not left for good, who are the federation of a round.
+    """
+
+    clients: list[Member] = field(default_factory=list)
+    members: list[Member] = field(init=False)
     _names: dict[str, Member] = field(default_factory=dict, repr=False)
     _keys: dict[str, Member] = field(default_factory=dict, repr=False)
     _nodes: dict[int, Member] = field(default_factory=dict, repr=False)
@@ -66,8 +73,14 @@ class Roster:
     _free: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:
-        for member in self.members:
+        self.members = [member for member in self.clients if member.last is None]
+        for member in self.clients:
             self._index(member)
+
+    @property
+    def present(self) -> Tensor:
+        """Positions (n,) int64 of the members among all clients."""
+        return torch.tensor([i for i, client in enumerate(self.clients) if client.last is None], dtype=torch.int64)
 
     def by_name(self, name: str) -> Member | None:
         """The client of that name; None: it has never joined."""
@@ -88,17 +101,24 @@ class Roster:
             while self._free in self._ids:
                 self._free += 1
             member = Member(name, self._free if partition is None or partition in self._ids else partition)
+            self.clients.append(member)
             self.members.append(member)
-        self.leave(member)
+        self.disconnect(member)
         self._keys.pop(member.key, None)
         member.node, member.waits, member.key = node, True, key
         self._index(member)
 
-    def leave(self, member: Member) -> None:
-        """Note that a client is nowhere."""
+    def disconnect(self, member: Member) -> None:
+        """Note that a client is at no node."""
         if member.node is not None:
             self._nodes.pop(member.node, None)
         member.node = None
+
+    def leave(self, member: Member, number: int) -> None:
+        """Let a member leave for good before the round ``number``."""
+        self.disconnect(member)
+        member.last = number - 1
+        self.members.remove(member)
 
     def _index(self, member: Member) -> None:
         self._names[member.name] = member
@@ -108,35 +128,39 @@ class Roster:
         if member.node is not None:
             self._nodes[member.node] = member
 
-    def federation(self, of_server: Federation) -> Federation:
-        """The federation as the server sees it: numbers of examples, none of them, and its own shadow and test set."""
-        count, clients = len(self.members), of_server.clients
-        sizes = torch.tensor([member.examples for member in self.members], dtype=torch.int64)
+    def federation(self, of_server: Federation, members: Sequence[Member] | None = None) -> Federation:
+        """The federation of some clients, the ``members`` unless others are given, as the server sees it.
+
+        It has their numbers of examples, none of the examples, and the server's own shadow and test set.
+        """
+        members, clients = self.members if members is None else members, of_server.clients
+        count = len(members)
+        sizes = torch.tensor([member.examples for member in members], dtype=torch.int64)
         nobody = torch.zeros(count, dtype=torch.int64)
         x, y = clients.x[:0], clients.y[:0]
         return Federation(
             # Sizes are what clients say: nothing of their sum is allocated.
             clients=Shards.from_indices(x, y, torch.zeros(1, dtype=torch.int64).expand(int(sizes.sum())), sizes),
             holdout=Shards.from_indices(x, y, torch.zeros(0, dtype=torch.int64), nobody),
-            ids=torch.tensor([member.id for member in self.members], dtype=torch.int64),
+            ids=torch.tensor([member.id for member in members], dtype=torch.int64),
             group=nobody,
             groups=of_server.groups,
             preferences=Preferences(torch.ones(count, dtype=torch.float64), torch.zeros(count, dtype=torch.float64)),
             test=of_server.test,
             shadow=of_server.shadow,
             classes=of_server.classes,
-            names=tuple(member.name for member in self.members),
+            names=tuple(member.name for member in members),
         )
 
     def frame(self, assignment: Sequence[int]) -> pd.DataFrame:
-        """The columns of ``clients.csv``: one row per client that ever joined, with its cluster."""
+        """The columns of ``clients.csv``: one row per member, with its cluster."""
         renamed = {"id": "client", "trained": "rounds"}
         frame = pd.DataFrame(map(asdict, self.members)).rename(columns=renamed).assign(cluster=assignment)
         return frame[["client", "name", "cluster", "examples", "rounds", "rejected", "missed", "refused"]]
 
     def save(self, path: Path) -> None:
         """Write it, whole or not at all; where clients are now is not written."""
-        rows = [{name: value for name, value in asdict(member).items() if name != "node"} for member in self.members]
+        rows = [{name: value for name, value in asdict(client).items() if name != "node"} for client in self.clients]
         write_text(path, json.dumps(rows, indent=1) + "\n")
 
     @staticmethod
@@ -185,16 +209,16 @@ class LedgerStamps:
         """The stamp of a client; ``(0, "")`` where none was seen."""
         return self.last.get(name, (0, ""))
 
-    def take(self, name: str, reply: RecordDict) -> None:
-        """Take the stamp out of a client's reply, and keep it where it is later; raises `RejectedReplyError`."""
-        self.last[name] = max(self.of(name), unpack_stamp(reply), key=lambda stamp: stamp[0])
+    def take(self, name: str, stamp: Stamp) -> None:
+        """Keep the later one of a client's ``stamp`` and the one that was seen."""
+        self.last[name] = max(self.of(name), stamp, key=lambda stamp: stamp[0])
 
     def save(self) -> None:
         """Write them, each the later of this and of the file's."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{self.path}.lock"):
             for name, stamp in _read(self.path).items():
-                self.last[name] = max(self.of(name), stamp, key=lambda one: one[0])
+                self.take(name, stamp)
             write_text(self.path, json.dumps(self.last, indent=1) + "\n")
 
 
@@ -207,7 +231,7 @@ def _read(path: Path) -> dict[str, Stamp]:
 
 LOG = logging.getLogger("shoal")
 
-EventKind = Literal["joined", "returned", "left", "missed", "rejected", "refused", "failed"]
+EventKind = Literal["joined", "returned", "disconnected", "left", "missed", "rejected", "refused", "failed"]
 COLUMNS = ("time", "round", "kind", "client", "node", "reason")
 
 

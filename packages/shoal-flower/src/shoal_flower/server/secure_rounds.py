@@ -13,7 +13,7 @@ import torch
 
 from shoal.attacks.queries.loss_histograms import EDGES, cross_fitted_accuracy
 from shoal.audit import RedTeam
-from shoal.audit.red_team import of_known
+from shoal.audit.red_team import fill_unknown
 from shoal.config.schema import Config
 from shoal.core.atomic_files import open_to_append, write_text
 from shoal.core.errors import require
@@ -160,7 +160,7 @@ class SecureRounds:
         rule = self.config.defenses.dp_sgd
         if rule is None or rule.noise != "sum":
             return {}
-        rounds = torch.tensor([max(member.trained for member in self.server.members)])
+        rounds = torch.tensor([max(client.trained for client in self.server.attendance.roster.clients)])
         by_view = accounting.epsilons_by_view(rule, rounds, secure=True)
         values = {f"epsilon.{view}": float(epsilons.max()) for view, epsilons in by_view.items()}
         values = {"epsilon": values["epsilon.client"], **values, "delta": rule.delta}
@@ -240,7 +240,7 @@ class SecureHistograms:
             cross_fitted_accuracy(sums[k], half, everything - sums[k].sum(axis=0)) if k in sums else Estimate()
             for k in range(len(state.models))
         ]
-        return of_known(estimates, state)
+        return fill_unknown(estimates, state)
 
 
 @dataclass

@@ -20,7 +20,7 @@ from shoal.config.kinds import own_code, title_of
 from shoal.config.schema import Config, read_config
 from shoal.config.toml_files import read_toml
 from shoal.core.atomic_files import write_bytes, write_text
-from shoal.core.errors import ShoalError, quote, require
+from shoal.core.errors import ShoalError, quote, require, suggest
 from shoal.core.formats import DASH, csv_text, decimal
 from shoal.core.randomness import Stream
 from shoal.data import ClientDataset, Federation
@@ -119,6 +119,10 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
     if out.exists() and is_begun(out) and is_finished(out):
         LOG.info("%s is finished", out)
         return
+    leavers, known = settings.leavers, [client.name for client in Roster.load(out / "nodes.json").clients]
+    for name in leavers:
+        have = suggest(name, known) if known else "clients join in the first round"
+        require(name in known, f"run config: 'leave' must name clients of this run (got '{name}'); {have}")
     if code := own_code(sent.table()):
         LOG.warning("a node refuses this run unless its 'allow-code' names %s", quote(sorted(code)))
     engine = decided.engine.engine(simulation.setup.model)
@@ -137,6 +141,8 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
         run = _Run(server, decided, simulation, engine.prepare(simulation.federation), engine, sums)
         progress = load_checkpoint(checkpoints, engine.model.frozen_hash)
         done = 0 if progress is None else progress.state.round
+        for member in [member for member in roster.members if member.name in leavers]:
+            attendance.leave(done + 1, member, "the run config's 'leave'")
         LOG.info("begin after round %d: %s", done, decided.algorithm.name)
         while progress is None or progress.state.round < decided.algorithm.rounds:
             began = time.perf_counter()
@@ -172,10 +178,13 @@ class _Run:
         for sent in (self.server.features, self.server.frozen):
             if sent is not None:
                 sent.send(self.server.attendance, number)
-        training = self._training(None if progress is None else progress.state)
+        roster, training = self.server.attendance.roster, self._training(None)
+        everybody = replace(training, federation=roster.federation(self.federation, roster.clients))
         if progress is None:
-            progress = SimulationState(training.start())
-        state, seconds = training.with_newcomers(progress.state), dict(progress.seconds)
+            progress = SimulationState(everybody.start())
+        # Clients that left keep their rows of the state, and are nowhere else.
+        whole, present, seconds = everybody.with_newcomers(progress.state), roster.present, dict(progress.seconds)
+        state = whole.take(present)
         began = time.perf_counter()
         state, plan = (self.sums or self.server).round(training, state)
         trained = time.perf_counter()
@@ -189,13 +198,13 @@ class _Run:
         clients = [int(row["clients"]) for row in rows]
         risks = ", ".join(f"{risk:.3f}" for risk in state.risks.tolist())
         LOG.info("round %d: clients by cluster %s; risks %s", state.round, clients, risks if due else "not estimated")
-        return replace(progress, state=state, rows=progress.rows + rows, seconds=seconds)
+        return replace(progress, state=whole.put(present, state), rows=progress.rows + rows, seconds=seconds)
 
     def finish(self, progress: SimulationState) -> None:
         """Write the run's files; the summary last, since it marks the run as finished."""
-        attendance, config, state = self.server.attendance, self.config, progress.state
-        out, members = attendance.settings.out, len(attendance.roster.members)
-        clients = attendance.roster.frame(state.assignment.tolist())
+        attendance, config, roster = self.server.attendance, self.config, self.server.attendance.roster
+        out, members, state = attendance.settings.out, len(roster.members), progress.state.take(roster.present)
+        clients = roster.frame(state.assignment.tolist())
         if self.sums is not None:  # Which of them is where, and has how many examples, nobody knows.
             clients = clients.drop(columns=["cluster", "examples"])
         write_text(out / "clients.csv", csv_text(clients))
@@ -290,7 +299,14 @@ def _require_supported(config: Config) -> None:
         f"'model.features.maps' has {quote(own)}, whose code no message has; on several machines it takes "
         "'scattering' and 'pca'",
     )
-    for name in ("property_attack", "canaries", "record", "release", "events", "forgetting"):
+    method = "continue" if config.forgetting is None else config.forgetting.value.name
+    require(config.events is None, "[[events]] works in simulations alone; use 'leave' in the run config, by name")
+    require(
+        method == "continue",
+        f"'forgetting.method' must be 'continue' on several machines (got '{method}'); for models that never had a "
+        "client, start a new run without it",
+    )
+    for name in ("property_attack", "canaries", "record", "release"):
         require(getattr(config, name) is None, f"[{name}] works in simulations alone; leave it out on several machines")
 
 
@@ -348,12 +364,13 @@ def deployment_page(rounds: pd.DataFrame, clients: pd.DataFrame, events: pd.Data
     Args:
         rounds: as in ``rounds.csv``: one row per round and cluster.
         clients: as in ``clients.csv``; without the clusters where they are not known.
-        events: as in ``events.csv``; those of clients that were not merged.
+        events: as in ``events.csv``.
         config: as TOML.
         title: of the page.
     """
     last = rounds[rounds["round"] == rounds["round"].max()]
     unmerged = events[events["kind"].isin(["rejected", "failed", "missed", "refused"])]
+    leavers = events[events["kind"] == "left"].drop(columns=["kind", "node"])
     # With secure aggregation nobody knows which clients these are.
     members = clients["cluster"].value_counts() if "cluster" in clients else last.set_index("cluster")["clients"]
     sizes = ", ".join(f"model {k} by {int(members.get(k, 0))}" for k in last["cluster"])
@@ -364,6 +381,7 @@ def deployment_page(rounds: pd.DataFrame, clients: pd.DataFrame, events: pd.Data
     sections = (
         _section("models", "Models after the last round", last.drop(columns=["round"])),
         _section("clients", "Clients", clients.set_index("name").reset_index()),
+        *([_section("leavers", "Clients that left for good", leavers)] if len(leavers) else []),
         _section("events", "Replies that were missing or not merged", unmerged),
         _section("rounds", "Rounds", rounds),
         Section("config", "Configuration", code=config),

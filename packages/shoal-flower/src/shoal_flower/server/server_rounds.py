@@ -20,7 +20,7 @@ from torch import Tensor
 
 from shoal.attacks.queries.loss_histograms import EDGES, accuracies_of
 from shoal.audit import RedTeam
-from shoal.audit.red_team import of_known
+from shoal.audit.red_team import fill_unknown
 from shoal.control import LimitController
 from shoal.control.coordinator import shares_of_answers, utilities
 from shoal.core.errors import require
@@ -358,7 +358,7 @@ class RemoteHistograms:
             counts[i] = received
         counts = with_bounded_shares(counts, state.assignment.numpy())
         estimates = accuracies_of(counts, state.assignment, federation.ids, len(state.models), stream("histograms"))
-        return of_known(estimates, state)
+        return fill_unknown(estimates, state)
 
 
 @dataclass(frozen=True, eq=False)
