@@ -155,9 +155,10 @@ def meanings_of(table: ReportTable | None) -> dict[str, str]:
     return {row.cells[0].text: row.cells[0].small for row in table.rows}
 
 
-def html_of(groups: list[str], clusters: int) -> str:
+def html_of(groups: list[str], clusters: int, directory: Path | None = None) -> str:
     config, summary = config_of(groups, clusters), parse_summary(summary_of(groups, clusters))
-    return run_page(RunDescription.of(config), summary, samples_of(groups), **frames_of(groups, clusters))
+    frames = frames_of(groups, clusters)
+    return run_page(RunDescription.of(config), summary, samples_of(groups), directory=directory, **frames)
 
 
 def report_text(out: Path) -> str:

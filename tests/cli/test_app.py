@@ -31,7 +31,7 @@ def test_run_compare_report(config, tmp_path, capsys):
     for name in ("ifca", "ifca-mir"):
         assert main(["run", str(config), "--out", str(tmp_path / name), "--set", f"algorithm.name={name}"]) == 0
         printed = capsys.readouterr()
-        assert "% test accuracy" in printed.out
+        assert "Test accuracy: 0." in printed.out
         assert "report.html" in printed.out
         assert [line.split(";")[0] for line in printed.err.splitlines()] == ["round 1 of 2", "round 2 of 2"]
     assert main(["compare", str(tmp_path / "ifca"), str(tmp_path / "ifca-mir")]) == 0

@@ -49,7 +49,7 @@ def words(rounds: pd.DataFrame, law: LimitController = LAW) -> str:
 
 def test_clusters_whose_limits_are_out_of_reach_are_counted():
     said = words(rounds_of({"l2": STRENGTHS}, SHARES, [[0.0, each] for each in (0, 1, 0, 1)]))
-    assert "where more than 10.0 % of a model's members do" in said
+    assert "share of a model's members who do is above 0.100" in said
     assert "could not be kept with knobs of this cost: cluster 1 in 2 rounds." in said
     assert "could not" not in words(rounds_of({"l2": STRENGTHS}, SHARES))
 
@@ -67,7 +67,7 @@ def test_the_figure_has_a_panel_for_each_thing_and_its_unit():
     ).figures[0]
     for text in (
         "Risk as told to clients: balanced accuracy of the attack", "Share of the members who are over their limit",
-        "Augmentation: share of its full strength", "Price of the model, in nats of loss", "target (10.0 %)",
+        "Augmentation: share of its full strength", "Price of the model, in nats of loss", "target (0.100)",
         "chance: 0.500", "cluster 0", "cluster 1", "round",
     ):  # fmt: skip
         assert text in figure.image, text

@@ -58,7 +58,7 @@ def test_the_area_under_the_curves_is_that_of_the_points() -> None:
 
 def test_a_plain_trace_states_its_ends() -> None:
     rounds = rounds_of(GROUPS, 2)
-    assert title(accuracy_by_group(rounds, GROUPS)) == "Accuracy by group ends at 80.0 % (a), 80.0 % (b)"
+    assert title(accuracy_by_group(rounds, GROUPS)) == "Accuracy by group ends at 0.800 (a), 0.800 (b)"
     assert title(cluster_sizes(rounds, GROUPS, {0: 4, 1: 2})) == "Clients by cluster after round 4: 4 and 2"
     many = rounds_of(GROUPS, 7)
     sizes = dict(enumerate([0, 1, 1, 1, 1, 1, 1]))
@@ -68,11 +68,11 @@ def test_a_plain_trace_states_its_ends() -> None:
 @pytest.mark.parametrize(
     ("shares", "changes", "words"),
     [
-        ([0.6, 0.4, 0.2], {}, "Members over their limit fall from 60.0 % to 20.0 %, round 2 to round 4"),
-        ([0.2, 0.4, 0.6], {}, "Members over their limit rise from 20.0 % to 60.0 %, round 2 to round 4"),
-        ([0.4, 0.6, 0.4], {}, "Members over their limit: 40.0 % in round 2 and in round 4"),
+        ([0.6, 0.4, 0.2], {}, "The share of members over their limit falls from 0.600 to 0.200, round 2 to round 4"),
+        ([0.2, 0.4, 0.6], {}, "The share of members over their limit rises from 0.200 to 0.600, round 2 to round 4"),
+        ([0.4, 0.6, 0.4], {}, "Share of members over their limit: 0.400 in round 2 and in round 4"),
         ([0.6, 0.4, 0.2], {"vote_epsilon": 1.0},
-         "Members over their limit, estimated from noisy answers: 60.0 % to 20.0 %, round 2 to round 4"),
+         "Share of members over their limit, estimated from noisy answers: 0.600 to 0.200, round 2 to round 4"),
         ([np.nan] * 3, {}, "Risk was never estimated, so nothing was asked for"),
     ],
 )  # fmt: skip

@@ -93,7 +93,7 @@ def test_cluster_sizes_tell_who_trained_a_model_from_who_chose_it_at_last() -> N
     rounds = rounds.assign(**{"clients.a": [1, 2] * 4, "clients.b": [1, 2] * 4})
     figure = cluster_sizes(rounds, GROUPS, {0: 5, 1: 1})
     words = [each.text for each in ElementTree.fromstring(figure.image).iter() if each.tag in ("text", "title")]
-    assert "cluster 1: 4 trained it in round 4, 1 chose it after" in words
+    assert "cluster 1: 1 client" in words
     assert "cluster 1, round 4: 2 of a, 2 of b" in words
     assert "cluster 1: chosen by 1 after round 4" in words
     assert "chose it after the last round" in words

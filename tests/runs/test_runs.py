@@ -49,7 +49,8 @@ def test_a_run_and_its_report_are_two_steps(finished, toy_run, tmp_path):
     copy = shutil.copytree(finished, tmp_path / "copy")
     (copy / "report.html").unlink()
     assert report_of(copy) == copy / "report.html"
-    assert (copy / "report.html").read_bytes() == (finished / "report.html").read_bytes()
+    pages = [(out / "report.html").read_text().replace(str(out), "RUN") for out in (copy, finished)]
+    assert pages[0] == pages[1], "but for the path in its command"
 
 
 def test_the_summary_has_every_key_with_a_number_or_a_short_string(finished):

@@ -16,7 +16,7 @@ import pandas as pd
 import shoal.attacks
 from shoal.attacks import ShadowModelAttack, SourceInference, Stack
 from shoal.audit.record_table import AGAINST_CLIENTS, CHOSEN_OF_VIEW, rank_attacks_for_view, strongest, views_within
-from shoal.core.formats import capitalize, count, join_words, percent
+from shoal.core.formats import capitalize, count, decimal, join_words
 from shoal.data.preferences import VIEWS, View
 from shoal.metrics import MembershipMetrics, least_non_members
 from shoal.metrics.intervals import Estimate, Verdict
@@ -344,13 +344,13 @@ def sentence(finding: Finding) -> str:
         "within the limit": f"The exposure of {finding.records} to {by} is within{limit}",
         "at chance": f"Attacks by {by} on {finding.records} are at chance",
     }[finding.verdict]
-    exact = "" if not finding.exact else f", exact for {percent(finding.exact)} of its calls"
+    exact = "" if not finding.exact else f", exact for {decimal(finding.exact)} of its calls"
     text = f"{said}: {accuracy}, chance 0.5, by {finding.title}{exact}."
     tpr = finding.tpr[0.01]
     if not tpr.known:
         return text
     few = "Some members are exposed all the same: at" if finding.verdict != "exposed" and tpr.low > 0.01 else "At"
-    return f"{text} {few} a false positive rate of 1 % it finds {tpr.percent} of the members ({tpr.percent_interval})."
+    return f"{text} {few} a false positive rate of 1 % it finds {tpr.text} of the members ({tpr.interval})."
 
 
 def findings_table(found: Sequence[Finding]) -> list[str]:

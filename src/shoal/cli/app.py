@@ -144,7 +144,7 @@ def run(
     page = report_of(directory, allow_code=True)
     about = read_description(directory, allow_code=True)
     summary = read_summary(directory)
-    said = answer(summary, about.kind, about.metric, title=about.algorithm_title)
+    said = answer(summary, about.kind, about.metric)
     return CommandResult({**summary, "directory": directory, "report": page}, f"{said}\nReport: {page}")
 
 

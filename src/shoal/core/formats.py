@@ -46,7 +46,7 @@ def number(value: float) -> str:
 
 def metric_format(metric: str) -> Callable[[float], str]:
     """The format of a metric's values."""
-    return percent if metric == ACCURACY else number
+    return decimal if metric == ACCURACY else number
 
 
 def capitalize(name: str) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import betaincinv, stdtrit
 
-from shoal.core.formats import DASH, decimal, percent
+from shoal.core.formats import DASH, decimal
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -104,23 +104,9 @@ class Estimate(NamedTuple):
         return decimal(self.value) if self.known else DASH
 
     @property
-    def percent(self) -> str:
-        """The value as a percentage, or a dash."""
-        return percent(self.value) if self.known else DASH
-
-    @property
     def interval(self) -> str:
         """The ends to three decimals, or nothing."""
         return "" if isnan(self.low + self.high) else f"{decimal(self.low)} to {decimal(self.high)}"
-
-    @property
-    def percent_interval(self) -> str:
-        """The ends as percentages, or nothing.
-
-        >>> Estimate(0.12, 0.081, 0.17).percent_interval
-        '8.1 to 17.0 %'
-        """
-        return "" if isnan(self.low + self.high) else f"{100 * self.low:.1f} to {percent(self.high)}"
 
     @property
     def figure(self) -> str:

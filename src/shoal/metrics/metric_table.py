@@ -108,7 +108,7 @@ _FAMILIES: Mapping[str, tuple[str, Format]] = {
     "mia_by_": ("MIA accuracy, {}", "decimal"), "mia_against_": ("MIA accuracy against {}", "decimal"),
     "mia_auc_against_": ("MIA AUC against {}", "decimal"),
     "loss_threshold_against_": ("loss-threshold attack against {}", "decimal"),
-    "baseline.": ("baseline {}", "percent"), "auto.loss.": ("held-out loss with {} clusters", "number"),
+    "baseline.": ("baseline {}", "decimal"), "auto.loss.": ("held-out loss with {} clusters", "number"),
     "directive.": ("directive {}", "decimal"), "epsilon.": ("epsilon, {}", "decimal"),
     "forgetting.": ("forgetting, {}", "number"),
     "seconds.share.": ("share of the time, {}", "percent"), "seconds.round.": ("time of a round, {}", "seconds"),

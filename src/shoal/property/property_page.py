@@ -21,7 +21,7 @@ from shoal.reports import plotting as plot
 from shoal.reports.charts import Curve, by_name, ends, fit_rounds, round_axes, round_panels
 from shoal.reports.page import Section
 from shoal.reports.run.run_verdict import property_sentences
-from shoal.reports.table import Cell, ReportTable, TableRow, metric_row, metric_table, row
+from shoal.reports.table import Cell, ReportTable, TableRow, metric_row, metric_table, row, without_dashes
 
 CHECKPOINTS = 100
 """Rounds at which an AUC over rounds is computed; a figure is about 400 pixels wide."""
@@ -38,8 +38,10 @@ MEAN = "#222222"
 """The colour of rolling means."""
 
 
-def property_section(scenario: Sequence[str], summary: Summary, updates: pd.DataFrame, clusters: int) -> Section:
-    """Return the section on a property attack.
+def property_sections(
+    scenario: Sequence[str], summary: Summary, updates: pd.DataFrame, clusters: int
+) -> tuple[Section, ...]:
+    """The sections on a property attack: its outcome with the AUC over rounds, and the rest, folded.
 
     Args:
         scenario: paragraphs on the victim and the attacker.
@@ -47,15 +49,24 @@ def property_section(scenario: Sequence[str], summary: Summary, updates: pd.Data
         updates: one row per aggregated update, as in property.csv.
         clusters: K, the number of models.
     """
-    drawn = (auc_over_rounds(updates), cosines(updates), maps(updates, clusters)) if len(updates) else ()
+    curve = auc_over_rounds(updates) if len(updates) else None
+    further = (cosines(updates), maps(updates, clusters)) if len(updates) else ()
     table, sentences = _table(summary, updates, clusters), property_sentences(summary)
-    said = [f"{'. '.join(sentences)}."] if sentences else []
-    return Section(
-        "property",
-        table.title,
-        paragraphs=(*said, *scenario, _reading(clusters)),
-        table=table,
-        figures=tuple(figure for figure in drawn if figure is not None),
+    return (
+        Section(
+            "property",
+            table.title,
+            [f"{sentence}." for sentence in sentences[-1:]],
+            figures=[] if curve is None else [curve],
+        ),
+        Section(
+            "property-details",
+            "The property attack",
+            [*scenario, _reading(clusters)],
+            "victim, attacker and every figure",
+            table=without_dashes(table),
+            figures=[figure for figure in further if figure is not None],
+        ),
     )
 
 

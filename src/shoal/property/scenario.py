@@ -104,10 +104,10 @@ class PropertyAttackSection:
         return active_property_attacker(model, federation, alpha=self.alpha, gamma=gamma, train_head=self.train_head)
 
     def page(self, task: str | None, summary: Summary, updates: pd.DataFrame, clusters: int) -> Any:  # noqa: ANN401
-        """Return the section of a run's page; ``task`` is "main/property", or None for data with one of each."""
-        from shoal.property.property_page import property_section  # noqa: PLC0415 - matplotlib takes a second
+        """The sections of a run's page; ``task`` is "main/property", or None where the data have only one of each."""
+        from shoal.property.property_page import property_sections  # noqa: PLC0415 - matplotlib takes a second
 
-        return property_section((_victim(self.period, task), _attacker(self)), summary, updates, clusters)
+        return property_sections((_victim(self.period, task), _attacker(self)), summary, updates, clusters)
 
     def _partition(self, config: Config) -> PropertyPartition:
         partition = config.data.partition

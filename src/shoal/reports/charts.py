@@ -25,7 +25,6 @@ from shoal.reports.plotting import (
     draw_figure,
     key,
     legend,
-    share_axis,
 )
 
 NAMED = 60
@@ -124,7 +123,6 @@ class RoundPanel:
         label: of the axis up.
         title: above the panel.
         steps: whether each value holds until the next one.
-        share: whether the axis up is in percent.
         least: the range that it shows at least.
         level, line: a line across, and its style.
         measured: a value per curve, drawn as a diamond at the end; NaN: none.
@@ -134,7 +132,6 @@ class RoundPanel:
     label: str
     title: str = ""
     steps: bool = False
-    share: bool = False
     least: tuple[float, float] | None = None
     level: float | None = None
     line: Mapping[str, Any] = field(default_factory=lambda: CHANCE_LINE)
@@ -155,8 +152,6 @@ class RoundPanel:
         if self.least is not None:
             low, high = axes.get_ylim()
             axes.set_ylim(min(low, self.least[0]), max(high, self.least[1]))
-        if self.share:
-            share_axis(axes.yaxis)
         axes.set_title(self.title, loc="left")
         axes.set_ylabel(self.label)
 

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import isnan, nan
+from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple
 
-from shoal.audit.finding import BY, Finding, exposure_summary, most_exposed, sentence
+from shoal.audit.finding import BY, Finding, exposure_summary, most_exposed
 from shoal.audit.record_table import CHOSEN_OF_VIEW
 from shoal.core.formats import decimal
 from shoal.data.preferences import VIEWS
@@ -17,10 +19,9 @@ ATTACKERS: Mapping[str, str] = {
 """Attackers by their views, and what they have beside those before them."""
 
 TO_MEASURE: Mapping[str, str] = {
-    "outsider": "shoal audit RUN asks the final models of a run",
-    "client": "shoal audit RUN repeats the first rounds of a run and reads their models",
-    "server": "shoal audit RUN repeats the first rounds of a run and reads their updates, and shoal audit --trace DIR "
-    "those that were recorded",
+    "outsider": "an audit of a run attacks its final models",
+    "client": "an audit of a run retrains its first rounds and reads their models",
+    "server": "an audit of a run retrains its first rounds and reads their updates; one of a trace reads recorded ones",
 }
 """How a view is measured."""
 
@@ -36,28 +37,28 @@ class Headline(NamedTuple):
     command: str = ""
 
 
-def exposure_headlines(found: Sequence[Finding], *, audited: bool = True, run: bool = True) -> list[Headline]:
-    """The first screen of a page: who is exposed, to whom, how much, and what to do.
+def exposure_headlines(
+    found: Sequence[Finding], directory: Path | None = None, *, audited: bool = True
+) -> list[Headline]:
+    """The first screen of a page: who is exposed to whom, and what to do.
 
     Args:
         found: one finding per view and group.
+        directory: of a run whose configuration can be run again; None: there is none.
         audited: whether an audit measured them, or the run's own attack alone.
-        run: whether a run's directory has a configuration that can be run again.
     """
     worst = most_exposed(found)
     said = [Headline("Who is exposed, to whom?", exposure_summary(found) if worst else "Nothing was measured.")]
-    if worst:
-        said.append(Headline("How much?", sentence(worst[0])))
-    if not run:
+    if directory is None:
         return said
-    question, where = "What to do?", "DIR is this run's directory."
+    run, config = (quote(str(path)) for path in (directory, directory / "config.toml"))
     if not audited:
-        command = "shoal audit DIR --references 8"
-        return [*said, Headline(question, f"Run the strongest attacks of every view. {where}", command)]
-    if worst and worst[0].verdict == "exposed":
-        command = f"shoal protect DIR/config.toml --view {worst[0].view} --limit 0.55"
-        return [*said, Headline(question, f"Search for a protection. {where}", command)]
-    return [*said, Headline(question, f"Tell the users of the models what was measured. {where}", "shoal card DIR")]
+        text, command = "Run the strongest attacks of every view:", f"shoal audit {run} --references 8"
+    elif worst and worst[0].verdict == "exposed":
+        text, command = "Search for a protection:", f"shoal protect {config} --view {worst[0].view} --limit 0.55"
+    else:
+        text, command = "Publish what was measured beside the models:", f"shoal card {run}"
+    return [*said, Headline("What to do?", text, command)]
 
 
 def not_measured(found: Iterable[Finding], omitted: Mapping[str, str] = {}) -> dict[str, str]:
@@ -95,11 +96,6 @@ def limit_sentence(view: str, stated: Mapping[str, Any], found: Iterable[float] 
 
 
 def exposure_tile(worst: Finding) -> tuple[str, str, str]:
-    """The balanced accuracy of the most exposed group as a key metric: name, value and a remark."""
+    """The attack accuracy on the most exposed group as a key metric: name, value and a remark."""
     interval = f"95 % interval {worst.accuracy.interval}; " if worst.accuracy.interval else ""
-    tests = (
-        ""
-        if isnan(worst.chance_high)
-        else f", where 95 % of tests of this size give at most {decimal(worst.chance_high)}"
-    )
-    return ("Balanced accuracy", worst.accuracy.text, f"{worst.verdict}; {interval}chance: 0.500{tests}")
+    return ("Attack accuracy", worst.accuracy.text, f"{worst.verdict}; {interval}chance: 0.500")

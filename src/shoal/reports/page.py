@@ -6,9 +6,10 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from shoal.audit.finding import Finding, sentence
+from shoal.audit.finding import BY, CERTAIN, Finding, most_exposed
+from shoal.core.formats import decimal
 from shoal.reports.plotting import Figure
-from shoal.reports.table import ReportTable
+from shoal.reports.table import Cell, Column, ReportTable, heads, row, without_dashes
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Section:
         id: on the page.
         title: its heading.
         paragraphs: of plain text, or of `markupsafe.Markup`.
-        folded: what is said of the rest, which is shown on a click; empty: all is shown.
+        folded: beside the title, where a click shows the rest; empty: all is shown.
         pictures: a gallery, with a heading for each.
         table: with its note.
         figures: drawn ones.
@@ -51,10 +52,34 @@ class Section:
     note: str = ""
 
 
-def findings_section(found: Sequence[Finding]) -> Section | None:
-    """A sentence per finding, folded; None without findings."""
-    folded = "In full, with attacks and intervals"
-    return Section("findings", "Every group and view", folded=folded, items=[*map(sentence, found)]) if found else None
+MOST_FINDINGS = 30
+"""The most rows of the table of findings."""
+
+
+def findings_section(found: Sequence[Finding], figure: Figure | None = None) -> Section | None:
+    """The attack that decides per view and group, the most exposed first, with a figure; None without findings."""
+    rows = [
+        row(
+            Cell(f"{'all records' if one.group == 'all' else one.group} to {BY.get(one.view, one.view)}", one.verdict),
+            Cell(one.accuracy.text, one.accuracy.interval),
+            Cell(one.head, _at_few_mistakes(one)),
+            style="over" if one.verdict in CERTAIN else "",
+        )
+        for one in most_exposed(found)[:MOST_FINDINGS]
+    ]
+    columns = (*heads(["whose records"]), Column("attack accuracy", "chance: 0.5"), *heads(["by"]))
+    table = ReportTable(
+        columns, tuple(rows), note="Below each accuracy: its 95 % interval; all intervals hold at once."
+    )
+    figures = [] if figure is None else [figure]
+    return Section("findings", "Who can recognise records", table=table, figures=figures) if rows else None
+
+
+def _at_few_mistakes(finding: Finding) -> str:
+    """What an attack finds with few mistakes, where that was measured."""
+    exact = "" if not finding.exact else f"{decimal(finding.exact)} of its calls are exact"
+    tpr = finding.tpr[0.01]
+    return exact or (f"TPR at 1 % FPR: {tpr.figure}" if tpr.known else "")
 
 
 _ENVIRONMENT = Environment(
@@ -65,8 +90,8 @@ _ENVIRONMENT = Environment(
 
 
 def section_of(id: str, table: ReportTable | None, **parts: Any) -> Section | None:  # noqa: A002, ANN401
-    """The section of a table, under its title; None without a table."""
-    return None if table is None else Section(id, table.title, table=table, **parts)
+    """The section of a table, under its title, without empty rows and columns; None without a table."""
+    return None if table is None else Section(id, table.title, table=without_dashes(table), **parts)
 
 
 def render(

@@ -21,7 +21,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure as MplFigure
 from matplotlib.image import imsave
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
 
 WIDTH = 5.2
@@ -96,10 +96,10 @@ def short(name: str, most: int = 22) -> str:
     return name if len(name) <= most else f"{name[: most - 1].rstrip()}…"
 
 
-def log_percent(axis: Axis) -> None:
-    """Let a logarithmic axis show shares in percent, at powers of ten."""
+def log_shares(axis: Axis) -> None:
+    """Let a logarithmic axis show shares at powers of ten."""
     axis.set_major_locator(LogLocator(10))
-    axis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g} %"))
+    axis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:g}"))
     axis.set_minor_formatter(NullFormatter())
 
 
@@ -111,11 +111,6 @@ def key(label: str, **style: Any) -> Line2D:  # noqa: ANN401 - settings of matpl
 def chance_key(label: str = "chance: 0.500") -> Line2D:
     """The entry of `CHANCE_LINE` in a legend."""
     return key(label, **CHANCE_LINE)
-
-
-def share_axis(axis: Axis) -> None:
-    """Let an axis show shares in percent."""
-    axis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
 
 
 def draw_diamond(axes: Axes, x: float, y: float, name: str, color: str) -> None:

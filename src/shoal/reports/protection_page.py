@@ -6,11 +6,12 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure as MplFigure
 
-from shoal.audit.finding import Estimate
+from shoal.audit.finding import BY, Estimate
 from shoal.core.formats import ACCURACY, DASH, capitalize, decimal, number
+from shoal.reports.exposure import Headline
 from shoal.reports.page import Section, render
 from shoal.reports.plotting import OVER, WITHIN, draw_figure, key, legend, name_points
-from shoal.reports.table import Cell, ReportTable, TableRow, heads, row
+from shoal.reports.table import Cell, ReportTable, TableRow, heads, row, without_dashes
 
 _OTHERS: Any = {"color": WITHIN, "marker": "o", "markersize": 4, "linestyle": "", "markerfacecolor": "white"}
 _FIRST: Any = {"color": "black", "marker": "s", "markersize": 7, "linestyle": ""}
@@ -79,10 +80,17 @@ def protection_page(front: pd.DataFrame, found: Mapping[str, Any], sentences: Se
     )
     alt = f"{len(front)} settings by {metric} and exposure; '{chosen}' was chosen"
     figure = draw_figure("front", sentences[1], caption, alt, draw)
+    what, exposed, *rest = sentences
     sections = (
         Section("front", f"{capitalize(metric)} against exposure", figures=[figure]),
-        Section("rungs", "Every setting", table=ReportTable(columns, rows, note=note)),
-        Section("next", "What to do next", code=f"shoal run {path}\nshoal audit runs/protected --references 16"),
+        Section("rungs", "Every setting", table=without_dashes(ReportTable(columns, rows, note=note))),
+        Section("details", "In full", items=rest, folded="cost, test and what it does not cover"),
     )
-    lead = [("verdict", " ".join(sentences[:2])), *(("", sentence) for sentence in sentences[2:])]
-    return render("page.html.j2", "Protection", lead, (), sections, style="run")
+    commands = f"shoal run {path} --out runs/protected\nshoal audit runs/protected"
+    answers = [
+        Headline("What to change?", what),
+        Headline("Who is exposed then, to whom?", exposed),
+        Headline("What to do?", "Train it, then attack it:", commands),
+    ]
+    title = f"Protection from {BY[found['view']]}, limit {limit:g}"
+    return render("page.html.j2", title, [], (), sections, style="run", answers=answers)

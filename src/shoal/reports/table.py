@@ -1,11 +1,11 @@
 """The table of all pages and files: built once, written as HTML by `page`, as Markdown, or as a frame."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from shoal.core.formats import capitalize, csv_text
+from shoal.core.formats import DASH, capitalize, csv_text
 from shoal.metrics.metric_table import Metric
 
 _MARKDOWN = str.maketrans({mark: f"\\{mark}" for mark in "\\`*_[]<>|#~$&"})
@@ -77,6 +77,22 @@ class ReportTable:
         """The texts of the cells under their heads."""
         heads = [column.head for column in self.columns]
         return pd.DataFrame([[written(cell) for cell in row.cells] for row in self.rows], columns=heads, dtype=object)
+
+
+def without_dashes(table: ReportTable) -> ReportTable:
+    """A table without the rows and columns in which nothing was measured; it is no longer sorted."""
+    full = [row for row in table.rows if row.style != "of"]
+    kept = [
+        c < table.stubs or any(c < len(row.cells) and row.cells[c].text not in (DASH, "") for row in full)
+        for c in range(len(table.columns))
+    ]
+    rows = [
+        replace(row, cells=tuple(cell for cell, keep in zip(row.cells, kept, strict=False) if keep))
+        for row in table.rows
+        if row.style == "of" or any(cell.text != DASH for cell in row.cells[table.stubs :])
+    ]
+    columns = tuple(column for column, keep in zip(table.columns, kept, strict=True) if keep)
+    return replace(table, columns=columns, rows=tuple(rows))
 
 
 def row(*cells: str | Cell, style: str = "") -> TableRow:

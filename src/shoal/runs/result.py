@@ -150,7 +150,7 @@ class Result:
 
         about, audit = self.description, self.audit_in_directory
         exposures = findings(audit) if audit is not None else []
-        return answer(self.summary, about.kind, about.metric, exposures, about.algorithm_title)
+        return answer(self.summary, about.kind, about.metric, exposures)
 
     def _repr_html_(self) -> str:
         groups = pd.DataFrame(dict(self.summary.by_group)).T.dropna(axis="columns", how="all")
@@ -188,6 +188,7 @@ class Result:
             self.description,
             self.summary,
             self.samples,
+            directory=path.parent if (path.parent / "config.toml").exists() else None,
             rounds=self.rounds,
             clients=self.clients,
             roc=self.roc,

@@ -16,7 +16,7 @@ import tomli_w
 from shoal.audit.measurement import declared_metrics
 from shoal.config.build import build
 from shoal.config.defense_sections import PRIOR_EFFECTS, CoordinatorSection, DefensesSection
-from shoal.config.kinds import RoundAttackSection, name_of, own_code, require_data, title_of
+from shoal.config.kinds import RoundAttackSection, name_of, own_code, require_data
 from shoal.config.schema import (
     SIMULATION,
     AlgorithmSection,
@@ -36,7 +36,7 @@ from shoal.defenses import DEFENSES, Defense
 from shoal.metrics import Metric
 from shoal.models import FeatureMap, Model, metric_name
 from shoal.models.named_models import NamedBuild, Network
-from shoal.reports.run.description import RunDescription
+from shoal.reports.run.description import RunDescription, title_with_base
 from shoal.runs.files import require_same_examples, require_unchanged, stored_examples
 from shoal.simulation.play import EngineSettings
 from shoal.simulation.simulation import Simulation, apply_feature_map
@@ -83,7 +83,7 @@ def describe_simulation(simulation: Simulation, engine: EngineSettings) -> RunDe
         "kind": federation.kind,
         "metric": metric_name(simulation.setup.model.metric_for(federation.classes)),
         "network": model.structure(),
-        "title": title_of(algorithm),
+        "title": title_with_base(algorithm),
         "attack": name_of(type(simulation.red_team.attack)),
         "estimator": simulation.red_team.estimator,
         "canaries": None if canaries is None else fingerprint(tuple(vars(canaries).values())),

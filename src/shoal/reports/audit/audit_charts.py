@@ -9,13 +9,16 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 from shoal.audit.finding import Finding, exposure_summary, most_exposed
-from shoal.core.formats import capitalize, decimal, percent
+from shoal.core.formats import capitalize, decimal
 from shoal.data.preferences import VIEWS
 from shoal.reports import plotting as plot
 from shoal.reports.charts import evenly
 
 MOST_GROUPS = 6
 """The most groups in a figure: more markers could not be told apart."""
+
+LEAST_MEMBERS = 20
+"""Members without which no figure is drawn: of fewer, a share says nothing."""
 
 POINTS = 200
 """The most points of a curve, so that a page of many records stays small."""
@@ -112,7 +115,7 @@ def exposure_of_records(records: pd.DataFrame, names: Sequence[str], references:
         name: np.sort(members.loc[members["group"].astype(str) == name, "exposure"].to_numpy()) for name in names
     }
     of_group = {name: values for name, values in of_group.items() if len(values)}
-    if not of_group:
+    if len(members) < LEAST_MEMBERS or not of_group:
         return None
     everything = np.concatenate(list(of_group.values()))
     style = {name: plot.group_style(g) for g, name in enumerate(names)}
@@ -134,10 +137,10 @@ def exposure_of_records(records: pd.DataFrame, names: Sequence[str], references:
             )
             plot.name_points(dot, [f"{name}: mean {decimal(mean)}"])
             points = evenly(len(ranks), most=40)
-            texts = [f"{name}: {percent(float(share[i]))} have {decimal(float(exposure[i]))} or more" for i in points]
+            texts = [f"{name}: {decimal(float(share[i]))} have {decimal(float(exposure[i]))} or more" for i in points]
             plot.add_named_points(axes, exposure[points].tolist(), share[points].tolist(), texts)
         axes.set(yscale="log", xlim=(left - 0.01, right + 0.01), ylim=(bottom, 1.3))
-        plot.log_percent(axes.yaxis)
+        plot.log_shares(axes.yaxis)
         axes.set(xlabel="exposure", ylabel="members with at least that")
         keys = [plot.key(plot.short(name), **style[name].line, marker=style[name].marker) for name in of_group]
         plot.legend(figure, [*keys, plot.chance_key("at most, if none were exposed")], columns=2)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from math import inf, isinf, isnan, log, nan
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ from shoal.reports.exposure import (
     not_measured,
 )
 from shoal.reports.page import Picture, Section, findings_section, render, section_of
-from shoal.reports.plotting import png
+from shoal.reports.plotting import Figure, png
 from shoal.reports.table import Cell, Column, ReportTable, TableRow, heads, metric_table, row
 
 MOST_ROWS = 20
@@ -64,8 +65,8 @@ NOT_ASKED = (
 """What no audit of this kind asks."""
 
 _ACCURACY = Column("balanced accuracy", "chance: 0.500")
-_RATE = Column("TPR at 1 % FPR", "chance: 1.0 %")
-_METRICS = (Column("AUC", "chance: 0.500"), _ACCURACY, _RATE, Column("TPR at 0.1 % FPR", "chance: 0.1 %"))
+_RATE = Column("TPR at 1 % FPR", "chance: 0.010")
+_METRICS = (Column("AUC", "chance: 0.500"), _ACCURACY, _RATE, Column("TPR at 0.1 % FPR", "chance: 0.001"))
 _COUNTS = (Column("members"), Column("non-members"))
 
 
@@ -79,6 +80,7 @@ def audit_page(
     warnings: Sequence[str] = (),
     gates: Sequence[tuple[str, bool]] = (),
     run: str | None = None,
+    directory: Path | None = None,
 ) -> str:
     """The page, in HTML; nothing on it is fetched from elsewhere. What was not measured is shown as a dash.
 
@@ -91,6 +93,7 @@ def audit_page(
         warnings: sentences without a full stop, above the answer.
         gates: a sentence for each limit that was set on the figures, and whether it holds.
         run: the address of the run's page; None: there is none.
+        directory: of a run whose configuration can be run again; None: there is none.
     """
     found, by_name, everything = (
         findings(audit.attacks), every_attack(audit.attacks, "group"), every_attack(audit.attacks, "all")
@@ -99,7 +102,7 @@ def audit_page(
     groups = {name: every for name, every in by_name.items() if every[0].accuracy.known} or everything
     records = audit.records
     grouped = records if set(groups) <= set(by_name) else records.assign(group=next(iter(groups), ""))
-    drawn, who = exposure_of_records(grouped, drawn_groups(groups), audit.references), by_view(found)
+    drawn = exposure_of_records(grouped, drawn_groups(groups), audit.references)
     bounds = [limit_sentence(view, stated, [one.accuracy.value for one in found if one.view == view]) for view in VIEWS]
     lead: list[tuple[str, str]] = [("verdict" if holds else "verdict loud", sentence) for sentence, holds in gates]
     if run:
@@ -118,10 +121,8 @@ def audit_page(
     missing = [f"{capitalize(BY[view])}: {why}" for view, why in not_measured(found, audit.omitted).items()]
     notes = [f"{note[0].upper()}{note[1:]}." for note in audit.notes]
     sections = (
-        None if who is None else Section("by-view", "Who can recognise records", figures=[who]),
-        findings_section(found),
-        section_of("by-group", _attacks_by_group(groups, left_out)),
-        None if drawn is None else Section("figures", "Single records", figures=[drawn]),
+        findings_section(found, by_view(found)),
+        section_of("by-group", _attacks_by_group(groups, left_out), folded="with every metric"),
         section_of(
             "by-model",
             _most_exposed(
@@ -131,16 +132,20 @@ def audit_page(
                 lambda one: one.accuracy.value,
                 "The members of a model are the attacked records whose clients trained it.",
             ),
+            folded="by the attack that decides",
         ),
-        section_of("by-client", _exposed_clients(every_attack(audit.attacks, "client"))),
-        section_of("guesses", _guesses(audit.guesses)),
-        _exposed_records(audit, pictures, scored_by),
-        section_of("epsilon", _epsilons(audit, stated)),
-        Section("not-tested", "What was not tested", items=[*missing, *omitted, *NOT_ASKED, *notes]),
-    )
+        section_of("by-client", _exposed_clients(every_attack(audit.attacks, "client")), folded="by the lower end"),
+        section_of("guesses", _guesses(audit.guesses), folded="clients and groups"),
+        _exposed_records(audit, pictures, scored_by, drawn),
+        section_of("epsilon", _epsilons(audit, stated), folded="what the attacks prove"),
+        Section(
+            "not-tested", "What was not tested", folded="attackers and questions",
+            items=[*missing, *omitted, *NOT_ASKED, *notes],
+        ),
+    )  # fmt: skip
     return render(
         "audit.html.j2", title, lead, _key_metrics(audit, found, groups, stated), sections, style="audit",
-        kind=kind_of_data, answers=exposure_headlines(found, run=run is not None),
+        kind=kind_of_data, answers=exposure_headlines(found, directory),
         attackers={name: what for name, what in ATTACKERS.items() if (audit.attacks["view"] == name).any()},
     )  # fmt: skip
 
@@ -162,17 +167,14 @@ def _key_metrics(
         return (("Attack that decides", DASH, "none could be measured"), *last)
     whose = f"view: {worst.view}" + (f"; on {worst.group}, the most exposed group" if len(groups) > 1 else "")
     tpr = worst.tpr[0.01]
-    rate = f"95 % interval {tpr.percent_interval}; chance: 1.0 %" if tpr.known else worst.why_no_tpr(0.01)
-    return (
-        ("Attack that decides", worst.head, whose),
-        exposure_tile(worst),
-        ("TPR at 1 % FPR", tpr.percent, rate),
-        *last,
-    )
+    rate = ("TPR at 1 % FPR", tpr.text, f"95 % interval {tpr.interval}; chance: 0.010")
+    return (("Attack that decides", worst.head, whose), exposure_tile(worst), *([rate] if tpr.known else []), *last)
 
 
-def _exposed_records(audit: Audit, pictures: Mapping[str, NDArray[np.uint8]], scored_by: str) -> Section:
-    """The most exposed records, with their pictures where there are some."""
+def _exposed_records(
+    audit: Audit, pictures: Mapping[str, NDArray[np.uint8]], scored_by: str, figure: Figure | None
+) -> Section:
+    """The most exposed members, with their pictures where there are some, and all members' exposures in a figure."""
     records = audit.records[audit.records["member"].astype(bool)]
     top = records.head(MOST_ROWS)
     pictured = top["record"].astype(str).isin(list(pictures))
@@ -194,8 +196,9 @@ def _exposed_records(audit: Audit, pictures: Mapping[str, NDArray[np.uint8]], sc
         )
     shown = [_picture(record, pictures) for record in top[pictured].to_dict("records")]
     return Section(
-        "records", "The most exposed members", paragraphs, pictures=[("", "", shown)] if shown else (),
-        table=None if pictured.all() else _records(top[~pictured]),
+        "records", "The most exposed members", paragraphs, f"{len(top)} of {len(records):,}",
+        pictures=[("", "", shown)] if shown else (), table=None if pictured.all() else _records(top[~pictured]),
+        figures=[] if figure is None else [figure],
     )  # fmt: skip
 
 
@@ -277,7 +280,7 @@ def _attacks_by_group(groups: Mapping[str, Sequence[Finding]], left_out: int = 0
         missing = [finding for finding in listed if not finding.tpr[rate].known]
         if missing:
             fewest = min(missing, key=lambda finding: finding.non_members)
-            sentences.append(f"A dash at {100 * rate:g} % FPR: {fewest.why_no_tpr(rate)}.")
+            sentences.append(f"No TPR at {100 * rate:g} % FPR: {fewest.why_no_tpr(rate)}.")
     if left_out > 0:
         sentences.append(f"Without records of both kinds, and so left out: {left_out:,} of the groups.")
     if len(shown) < len(groups):
@@ -378,7 +381,7 @@ def _value(estimate: Estimate) -> Cell:
 
 
 def _rate(rate: Estimate) -> Cell:
-    return Cell(rate.percent, rate.percent_interval)
+    return Cell(rate.text, rate.interval)
 
 
 def _counts(finding: Finding) -> tuple[str, str]:

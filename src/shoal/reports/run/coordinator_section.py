@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from shoal.control import DIRECTIVE_COLUMN, LimitController
-from shoal.core.formats import capitalize, decimal, percent
+from shoal.core.formats import capitalize, decimal
 from shoal.reports import plotting as plot
 from shoal.reports.charts import RoundPanel, curves_by_cluster, rounds_chart
 from shoal.reports.page import Section
@@ -41,10 +41,10 @@ def coordinator_section(coordinator: LimitController, rounds: pd.DataFrame) -> S
 def _method(coordinator: LimitController) -> str:
     """How it steers, in one sentence or two."""
     sentence = (
-        "After each estimate of risk every client says whether its model's risk is above what it tolerates; where more "
-        f"than {percent(coordinator.target)} of a model's members do, the coordinator asks their cluster for stronger "
-        f"defences, the cheapest first, as far as they are thought to cost at most {decimal(coordinator.max_cost)} of "
-        "held-out accuracy."
+        "After each estimate of risk every client says whether its model's risk is above what it tolerates. Where the "
+        f"share of a model's members who do is above {decimal(coordinator.target)}, the coordinator asks their cluster "
+        "for stronger defences, the cheapest first, as far as they are thought to cost at most "
+        f"{decimal(coordinator.max_cost)} of held-out accuracy."
     )
     if coordinator.vote_epsilon is None:
         return sentence
@@ -71,7 +71,7 @@ def _figure(
     def panel(label: str, title: str, column: str, **more: Any) -> RoundPanel:  # noqa: ANN401 - fields of a panel
         return RoundPanel(curves_by_cluster(reported, column), label, title, steps=True, **more)
 
-    over = {"share": True, "least": (-0.05, 1.05), "level": coordinator.target, "line": TARGET_LINE}
+    over = {"least": (-0.05, 1.05), "level": coordinator.target, "line": TARGET_LINE}
     panels = [
         panel(
             "risk", "Risk as told to clients: balanced accuracy of the attack", "reported", level=0.5, least=(0.45, 0.6)
@@ -95,7 +95,7 @@ def _figure(
     )
     if never:
         caption += f" Never asked for: {', '.join(map(directive_name, never))}."
-    keys = [plot.chance_key(), plot.key(f"target ({percent(coordinator.target)})", **TARGET_LINE)]
+    keys = [plot.chance_key(), plot.key(f"target ({decimal(coordinator.target)})", **TARGET_LINE)]
     return rounds_chart("coordinator", _title(coordinator, rounds), caption, panels, rounds["round"], keys)
 
 
@@ -106,11 +106,11 @@ def _title(coordinator: LimitController, rounds: pd.DataFrame) -> str:
     share = (share / known["clients"].groupby(known["round"]).sum()).dropna()
     if share.empty:
         return "Risk was never estimated, so nothing was asked for"
-    first, last = percent(share.iloc[0]), percent(share.iloc[-1])
+    first, last = decimal(share.iloc[0]), decimal(share.iloc[-1])
     where = f"round {share.index[0]} to round {share.index[-1]}"
     if coordinator.vote_epsilon is not None:
-        return f"Members over their limit, estimated from noisy answers: {first} to {last}, {where}"
+        return f"Share of members over their limit, estimated from noisy answers: {first} to {last}, {where}"
     if first == last:
-        return f"Members over their limit: {first} in round {share.index[0]} and in round {share.index[-1]}"
-    way = "fall" if share.iloc[-1] < share.iloc[0] else "rise"
-    return f"Members over their limit {way} from {first} to {last}, {where}"
+        return f"Share of members over their limit: {first} in round {share.index[0]} and in round {share.index[-1]}"
+    way = "falls" if share.iloc[-1] < share.iloc[0] else "rises"
+    return f"The share of members over their limit {way} from {first} to {last}, {where}"

@@ -23,6 +23,14 @@ def metric_of_task(task: str | None) -> str:
     return metric_name(NegativeLoss(squared_error)) if task == "regression" else ACCURACY
 
 
+def title_with_base(algorithm: Any) -> str:  # noqa: ANN401 - any algorithm
+    """An algorithm's name in text, a wrapper's after that of its base: "IFCA, one-shot start"."""
+    base, own = getattr(algorithm, "base", None), title_of(algorithm)
+    if base is None:
+        return own
+    return f"{title_with_base(base)}, {own if own[:2].isupper() else own[:1].lower() + own[1:]}"
+
+
 @dataclass(frozen=True)
 class RunDescription:
     """How a run was made.
@@ -68,8 +76,9 @@ class RunDescription:
 
     @property
     def title(self) -> str:
-        """Of a page: the algorithm, the data by their own name, and the seed."""
-        return f"{self.algorithm_title} on {self.data_name or self.dataset}, seed {self.seed}"
+        """The title of a page: the algorithm, the data by their own name, and the seed."""
+        comma = "," * (", " in self.algorithm_title)
+        return f"{self.algorithm_title}{comma} on {self.data_name or self.dataset}, seed {self.seed}"
 
     def with_algorithm(self, algorithm: Any) -> "RunDescription":  # noqa: ANN401 - any algorithm
         """The description of the same run with another algorithm."""
@@ -84,7 +93,7 @@ class RunDescription:
         partition, section = config.data.partition, config.property_attack
         return RunDescription(
             algorithm=config.algorithm.name,
-            algorithm_title=title_of(config.algorithm.value),
+            algorithm_title=title_with_base(config.algorithm.value),
             dataset=config.data.source,
             seed=config.seed,
             groups=config.data.groups,

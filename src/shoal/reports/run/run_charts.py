@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from shoal.core.formats import ACCURACY, capitalize, decimal, join_words, metric_format, name_examples, percent
+from shoal.core.formats import ACCURACY, capitalize, decimal, join_words, metric_format, name_examples
 from shoal.data.names import EVERYBODY
 from shoal.metrics.summary import Summary
 from shoal.reports import plotting as plot
@@ -76,10 +76,9 @@ def accuracy_by_group(
     last = {curve.label: values.iloc[-1] for curve in curves if len(values := curve.values.dropna())}
     if not last:
         return None
-    share = metric == ACCURACY
-    name = "Accuracy" if share else f"Mean {metric}"
+    name = "Accuracy" if metric == ACCURACY else f"Mean {metric}"
     caption = f"{name} on held-out {kind} of a group, each client with the model that it chose."
-    panel = RoundPanel(curves, f"{metric} on held-out {kind}", share=share, least=(0, 1.02) if share else None)
+    panel = RoundPanel(curves, f"{metric} on held-out {kind}", least=(0, 1.02) if metric == ACCURACY else None)
     title = f"{capitalize(metric)} by group ends at {by_name(last, metric_format(metric))}"
     return rounds_chart("accuracy", title, caption, [panel], curves[0].values.index.to_series(), marks=marks)
 
@@ -143,8 +142,7 @@ def _called(rounds: pd.DataFrame) -> list[str]:
 def cluster_sizes(rounds: pd.DataFrame, groups: Sequence[str], at_end: Mapping[int, int]) -> plot.Figure:
     """The clients of each group that trained each cluster's model, one panel per cluster.
 
-    The choice after the last round can be another than the one that the last round was trained with, so both have a
-    number, and the former has a diamond.
+    The choice after the last round can be another than the one that the last round was trained with; it has a diamond.
 
     Args:
         rounds: one row per round and cluster.
@@ -152,10 +150,7 @@ def cluster_sizes(rounds: pd.DataFrame, groups: Sequence[str], at_end: Mapping[i
         at_end: clients of each cluster after the last round.
     """
     last = int(rounds["round"].max())
-    trained = rounds[rounds["round"] == last].set_index("cluster")["clients"].astype(int)
-    titles = [
-        f"cluster {k}: {trained.get(k, 0)} trained it in round {last}, {n} chose it after" for k, n in at_end.items()
-    ]
+    titles = [f"cluster {k}: {n} client{'s' * (n != 1)}" for k, n in at_end.items()]
 
     def draw(figure: MplFigure) -> None:
         panels = round_panels(figure, titles, "clients")
@@ -229,7 +224,7 @@ def violations(clients: pd.DataFrame, groups: Sequence[str]) -> plot.Figure | No
     certain = int(sizes["sum"].sum())
     where = [f"{over} of {size} in {name}" for name, over, size in sizes.itertuples() if over][:MOST_NAMED]
     title = f"{certain or 'None'} of {len(judged)} limits {'are' if certain > 1 else 'is'} exceeded at 95 % confidence"
-    title += f", by the run's attack{': ' * bool(where)}{', '.join(where)}"
+    title += f", {uncertain} may be" * bool(uncertain) + f", by the run's attack{': ' * bool(where)}{', '.join(where)}"
     above = f"above the limit by the point estimate, but not at 95 % confidence: {uncertain}."
     caption = (
         "A dot is a client. Across: the attack accuracy that it tolerates. Up: its exposure, the accuracy measured on "
@@ -266,11 +261,11 @@ def roc_figure(roc: pd.DataFrame, groups: Sequence[str], *, configured: bool = F
             points = here.loc[here["tpr"] > 0, ["fpr", "tpr"]].clip(lower=low)
             axes.plot(points["fpr"], points["tpr"], color=styles[group], linewidth=2.0)
             points = points.iloc[evenly(len(points))]
-            texts = [f"{group}, {percent(t)} at {percent(f)} FPR" for f, t in points.itertuples(index=False)]
+            texts = [f"{group}, {decimal(t)} at {decimal(f)} FPR" for f, t in points.itertuples(index=False)]
             plot.add_named_points(axes, points["fpr"].tolist(), points["tpr"].tolist(), texts)
         axes.set(xscale="log", yscale="log", xlim=(low, 1), ylim=(low, 1))
-        plot.log_percent(axes.xaxis)
-        plot.log_percent(axes.yaxis)
+        plot.log_shares(axes.xaxis)
+        plot.log_shares(axes.yaxis)
         axes.set(xlabel="false positive rate", ylabel="true positive rate")
         keys = [plot.key(plot.short(group), color=color) for group, color in styles.items()]
         plot.legend(figure, [*keys, plot.chance_key("chance")], columns=2)
@@ -304,10 +299,9 @@ def plot_rounds(rounds: pd.DataFrame, summary: Summary, metric: str = ACCURACY) 
     estimated = rounds if bool((rounds["risk"].fillna(0.5) != 0.5).any()) else rounds.assign(risk=nan)
     risks = curves_by_cluster(estimated, "risk")
     measured = [summary.by_cluster.get(k, {}).get("mia", nan) for k in range(len(risks))]
-    share = metric == ACCURACY
     panels = (
         RoundPanel(
-            curves_by_cluster(evaluated, "accuracy"), metric, "on held-out examples; higher is better", share=share
+            curves_by_cluster(evaluated, "accuracy"), metric, "on held-out examples; higher is better"
         ),
         RoundPanel(
             risks, "exposure (balanced accuracy)", "membership attack; diamonds: measured at the end", level=0.5,

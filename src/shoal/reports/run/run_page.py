@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from shlex import quote
 
 import numpy as np
 import pandas as pd
@@ -23,7 +25,7 @@ from shoal.reports.run.coordinator_section import coordinator_section
 from shoal.reports.run.description import RecordedUpdates, RunDescription
 from shoal.reports.run.presence_section import event_marks, presence_section
 from shoal.reports.run.run_tables import RunView, client_table, strongest_attacks
-from shoal.reports.run.run_verdict import cluster_number_text, clustering_verdict, notes
+from shoal.reports.run.run_verdict import cluster_number_text, clustering_verdict, notes, property_sentences
 from shoal.reports.table import metric_row, metric_table
 
 
@@ -32,6 +34,7 @@ def run_page(
     summary: Summary,
     samples: Mapping[str, NDArray[np.uint8]],
     *,
+    directory: Path | None = None,
     rounds: pd.DataFrame,
     clients: pd.DataFrame,
     roc: pd.DataFrame,
@@ -46,16 +49,17 @@ def run_page(
     ``samples`` are (B, channels, height, width) images of each group, empty where the data are not images. The frames
     are rounds.csv, clients.csv, roc.csv, with a property attack property.csv, and with events presence.csv;
     ``recorded`` are the updates in the run's directory, and ``audit`` the rows of audit.csv there, if there are some;
-    ``warnings`` are sentences that were said while it ran.
+    ``warnings`` are sentences that were said while it ran. ``directory`` is that of the run; None: there is none.
     """
     view = RunView.of(run, summary, rounds, clients)
-    groups = view.groups
-    marks = event_marks(presence)
+    groups, marks = view.groups, event_marks(presence)
     figures = (
         run_charts.accuracy_by_group(rounds, groups, run.kind, run.metric, marks),
+        run_charts.cluster_sizes(rounds, groups, view.at_end) if view.clusters > 1 else None,
+    )
+    further = (
         run_charts.risk(rounds, summary, estimated=view.estimated, estimator=run.estimator, kind=run.kind, marks=marks),
-        run_charts.cluster_sizes(rounds, groups, view.at_end),
-        run_charts.violations(view.clients, groups),
+        run_charts.violations(view.clients, groups) if view.limited else None,
         run_charts.roc_figure(roc, groups, configured=bool(strongest_attacks(summary))),
     )
     found = run_findings(summary) if audit is None else findings(audit)
@@ -66,44 +70,55 @@ def run_page(
         )))  # fmt: skip
     lead += [("warning", f"{capitalize(warning)}.") for warning in warnings]
     lead += [("", f"{said}.") for said in notes(summary, run.kind, found=audit is None)]
+    leaks = [f"{said}." for said in property_sentences(summary)[:-1]]
     answers = [
+        ("Does the property leak?", " ".join(leaks)),
         ("Does clustering pay?", clustering_verdict(summary, run.metric)),
         ("How many clusters?", cluster_number_text(summary)),
     ]
-    pays = [Headline(title, f"{text}.") for title, text in answers if text]
-    listed = client_table(view)
+    listed, repeatable = client_table(view), f"[{SIMULATION}]" not in run.settings
     describe = getattr(run.property_attack, "page", None)
     sections = (
+        *(() if describe is None or updates is None else describe(run.task, summary, updates, view.clusters)),
         section_of("baselines", run_tables.baseline_table(summary, run.metric)),
         findings_section(found),
-        section_of("by-group", run_tables.group_table(view)),
-        section_of("by-attack", run_tables.by_attack(view)),
-        section_of("by-cluster", run_tables.cluster_table(view)),
-        Section("clients", "Clients", [listed.caption], table=replace(listed, caption="") if listed.rows else None),
+        Section("figures", "Over rounds", figures=[figure for figure in figures if figure is not None]),
         None if run.coordinator is None else coordinator_section(run.coordinator, rounds),
-        None if describe is None or updates is None else describe(run.task, summary, updates, view.clusters),
         None if presence is None else presence_section(summary.overall, presence),
         canary_section(summary.overall) if "canaries.members" in summary.overall else None,
-        None if recorded is None else _recorded(recorded),
-        Section("figures", "Figures", figures=[figure for figure in figures if figure is not None]),
+        section_of("by-group", run_tables.group_table(view), folded="every figure"),
+        section_of("by-attack", run_tables.by_attack(view), folded="by group"),
+        section_of("by-cluster", run_tables.cluster_table(view), folded="every figure"),
+        Section(
+            "clients", "Clients", [listed.caption] if listed.caption else (), f"{len(listed.rows):,}",
+            table=replace(listed, caption=""),
+        ) if listed.rows else None,
+        Section(
+            "further", "More figures", folded="the run's own attack and its estimates",
+            figures=[figure for figure in further if figure is not None],
+        ) if any(further) else None,
+        section_of("overall", run_tables.overall(view), folded="over all clients"),
         _samples(run.groups, samples) if samples else None,
-        section_of("overall", run_tables.overall(view)),
+        None if recorded is None else _recorded(recorded, directory),
         Section(
             "configuration", "Configuration", code=run.settings,
-            folded="Everything that decides this run, as a file that runs it again",
+            folded="everything that decides this run, as a file that runs it again",
         ),
     )  # fmt: skip
     return render(
         "run.html.j2", run.title, lead, _key_metrics(view, found, audit), sections, style="run", kind=run.kind,
         viewer=BY.get(summary.view, summary.view),
-        answers=pays + exposure_headlines(found, audited=audit is not None, run=f"[{SIMULATION}]" not in run.settings),
+        answers=[Headline(question, text) for question, text in answers if text]
+        + exposure_headlines(found, directory if repeatable else None, audited=audit is not None),
     )  # fmt: skip
 
 
-def _recorded(recorded: RecordedUpdates) -> Section:
-    command = "What such a server finds of single records and clients in them, this command says; DIR is the directory"
-    paragraph = f"{recorded.sentence} {command} of this page."
-    return Section("recorded", "Recorded updates", [paragraph], code="shoal audit --trace DIR")
+def _recorded(recorded: RecordedUpdates, directory: Path | None) -> Section:
+    paragraph = f"{recorded.sentence} This command says what the server finds about single records and clients in them:"
+    run = "RUN" if directory is None else quote(str(directory))
+    return Section(
+        "recorded", "Recorded updates", [paragraph], "what the server received", code=f"shoal audit --trace {run}"
+    )
 
 
 def _samples(groups: Mapping[str, Group], samples: Mapping[str, NDArray[np.uint8]]) -> Section:
@@ -112,28 +127,26 @@ def _samples(groups: Mapping[str, Group], samples: Mapping[str, NDArray[np.uint8
         for name, group in groups.items()
         if name in samples
     ]
-    return Section("samples", "Images of the groups", pictures=shown)
+    return Section("samples", "Images of the groups", folded="held-out examples", pictures=shown)
 
 
 def _key_metrics(view: RunView, found: Sequence[Finding], audit: pd.DataFrame | None) -> Sequence[tuple[str, str, str]]:
     """What to see first: name, value and a remark."""
     run, overall = view.run, view.summary.overall
-    exposure = ("Balanced accuracy", DASH, "no attack was measured")
+    exposure = ("Attack accuracy", DASH, "no attack was measured")
     if worst := next(iter(most_exposed(found)), None):
         name, value, remark = exposure_tile(worst)
         exposure = (name, value, f"{worst.title}, view: {worst.view}, on {worst.group}; {remark}")
-    everyone, point = f"of {len(view.clients)} clients", overall.get("violations.total")
-    limits = f"{everyone}, at 95 % confidence; {METRICS['violations'].text(point)} by the point estimate"
-    limits += "" if audit is None else "; by the run's own attack, not the audit's"
     better = "" if run.metric == ACCURACY else "; higher is better"
     accuracy, rounds = view.metric("accuracy"), int(view.rounds["round"].max())
     mean = f"mean over clients, held-out {run.kind}{better}"
-    return (
-        (capitalize(accuracy.name), accuracy.text(overall.get("accuracy.overall")), mean),
-        exposure,
-        _tile("exceeded", overall.get("exceeded.total"), limits),
-        ("Rounds", count(rounds), "of training"),
-    )
+    tiles = [(capitalize(accuracy.name), accuracy.text(overall.get("accuracy.overall")), mean), exposure]
+    if view.limited:
+        point = METRICS["violations"].text(overall.get("violations.total"))
+        limits = f"of {len(view.clients)} clients, at 95 % confidence; {point} by the point estimate"
+        limits += "" if audit is None else "; by the run's own attack, not the audit's"
+        tiles.append(_tile("exceeded", overall.get("exceeded.total"), limits))
+    return (*tiles, ("Rounds", count(rounds), "of training"))
 
 
 def _tile(key: str, value: float | None, remark: str) -> tuple[str, str, str]:

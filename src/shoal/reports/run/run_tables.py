@@ -17,7 +17,6 @@ from shoal.core.formats import (
     join_words,
     metric_format,
     name_examples,
-    percent,
 )
 from shoal.metrics import least_non_members
 from shoal.metrics.membership import FALSE_POSITIVES
@@ -34,12 +33,18 @@ BY_CLUSTER = (
     "examples", "accuracy", "train_accuracy", "risk", "mia", "mia_auc", "tpr_at_fpr_0.01", "tpr_at_fpr_0.001",
 )  # fmt: skip
 FAIRNESS = ("fairness.demographic_parity", "fairness.equal_opportunity", "fairness.equalized_odds")
-GROUPING = ("adjusted_rand_index", "migrated")
+GROUPING = ("adjusted_rand_index",)
 RATES = {"tpr_at_fpr_0.01": 0.01, "tpr_at_fpr_0.001": 0.001}
 """False positive rates that a true positive rate is given at."""
 
 BASELINES = {"fedavg": "one model for all", "local": "local training", "by-group": "one model per group"}
 """The alternatives to clusters, by the names of their metrics; the first decides whether clusters pay."""
+
+BASELINE = "baseline.fedavg.difference"
+"""The metric that decides."""
+
+LIMITS = ("exceeded", "violations")
+"""Metrics of limits, which nobody reads where no client set one."""
 
 EXCEEDED, UNCERTAIN, WITHIN_LIMIT, UNKNOWN = "exceeded", "uncertain", "within", "not measured"
 """What can be said of a client's limit, in the column ``limit``."""
@@ -90,6 +95,11 @@ class RunView:
         return bool((self.rounds["risk"].fillna(0.5) != 0.5).any())
 
     @property
+    def limited(self) -> bool:
+        """Whether a client set a limit; the page leaves out limits that were drawn at random."""
+        return int(self.summary.overall.get("thresholds_drawn", 0)) < len(self.clients)
+
+    @property
     def references(self) -> int:
         """The number of reference federations; 0: the configured attack decides."""
         return int(self.summary.overall.get("references", 0))
@@ -137,56 +147,49 @@ def with_limits(clients: pd.DataFrame) -> pd.DataFrame:
     return clients.assign(over=over, margin=clients["exposure_low"].fillna(exposure) - threshold, limit=limit)
 
 
-def gain_text(metrics: Metrics, baseline: str, unit: str = "", than: str = "", metric: str = ACCURACY) -> str:
-    """What clusters gain over a baseline, in points of accuracy with the 95 % interval; "" without it.
-
-    Where the run reports another ``metric`` than accuracy, the gain is in its unit.
+def gain_text(metrics: Metrics, baseline: str, unit: str = "", than: str = "") -> str:
+    """What clusters gain over a baseline, with the 95 % interval; "" without it.
 
     >>> ends = {"baseline.local.low": -0.03, "baseline.local.high": -0.01}
-    >>> gain_text({"baseline.local.difference": -0.02, **ends}, "local", " points", "local training")
-    'cost 2.0 points against local training (1.0 to 3.0)'
+    >>> gain_text({"baseline.local.difference": -0.02, **ends}, "local", " in accuracy", "local training")
+    'cost 0.020 in accuracy against local training (0.010 to 0.030)'
     """
-    scale, digits = (100, ".1f") if metric == ACCURACY else (1, ".3f")
-    ends = [scale * metrics.get(f"baseline.{baseline}.{end}", nan) for end in ("difference", "low", "high")]
-    mean, low, high = ends
-    against = f" against {than}" if than else ""
+    mean, low, high = (metrics.get(f"baseline.{baseline}.{end}", nan) for end in ("difference", "low", "high"))
     if isnan(mean):
         return ""
     if low > 0:
-        return f"gain {mean:{digits}}{unit}{against.replace('against', 'over')} ({low:{digits}} to {high:{digits}})"
+        return f"gain {mean:.3f}{unit}{f' over {than}' if than else ''} ({low:.3f} to {high:.3f})"
+    against = f" against {than}" if than else ""
     if high < 0:
-        return f"cost {-mean:{digits}}{unit}{against} ({-high:{digits}} to {-low:{digits}})"
+        return f"cost {-mean:.3f}{unit}{against} ({-high:.3f} to {-low:.3f})"
     if low == high == 0:
         return f"make no difference{against}"
-    return "not decided" + ("" if isnan(low) else f" ({low:+{digits}} to {high:+{digits}}{unit}{against})")
+    return "not decided" + ("" if isnan(low) else f" ({low:+.3f} to {high:+.3f}{unit}{against})")
 
 
 def baseline_table(summary: Summary, metric: str = ACCURACY) -> ReportTable | None:
-    """The alternatives to the run's clusters: accuracy, and what clusters gain over each; None without them."""
+    """The run's clusters and the alternatives to them, for all clients and by group; None without alternatives."""
     form = metric_format(metric)
-    groups = [name for name, metrics in summary.by_group.items() if "baseline.fedavg.difference" in metrics]
-    rows = [
+    overall = {**summary.overall, "accuracy": summary.overall.get("baseline.clusters.accuracy", nan)}
+    rows = {"all clients": overall} | {name: of for name, of in summary.by_group.items() if BASELINE in of}
+    known = {name: title for name, title in BASELINES.items() if f"baseline.{name}.accuracy" in overall}
+    if not known:
+        return None
+    lines = [
         row(
-            Cell(capitalize(title)),
-            form(summary.overall[f"baseline.{name}.accuracy"]),
-            gain_text(summary.overall, name, metric=metric),
-            *(gain_text(summary.by_group[group], name, metric=metric) for group in groups),
+            whose,
+            Cell(form(of.get("accuracy", nan)), strong=True),
+            *(Cell(form(of.get(f"baseline.{name}.accuracy", nan)), gain_text(of, name)) for name in known),
         )
-        for name, title in BASELINES.items()
-        if f"baseline.{name}.accuracy" in summary.overall
+        for whose, of in rows.items()
     ]
-    if rows and (mean := summary.overall.get("baseline.clusters.accuracy")) is not None:
-        rows.insert(0, row(Cell("These clusters", strong=True), form(mean), *(DASH for _ in range(1 + len(groups)))))
-    unit = "points" if metric == ACCURACY else f"units of {metric}"
-    columns = ("alternative", metric, f"clusters, in {unit}", *(f"on {group}" for group in groups))
     note = (
         f"{capitalize(metric)} of each client on its own test examples where these are known, else on its group's. "
-        f"{capitalize(unit)} with 95 % intervals of paired differences over clients, or over examples where clients "
-        "are not known."
+        "Below: what clusters gain, with 95 % intervals of paired differences over clients, or over examples where "
+        "clients are not known."
     )
-    return (
-        ReportTable(heads(columns[:1], columns[1:]), tuple(rows), "Does clustering pay?", note=note) if rows else None
-    )
+    columns = (*heads([metric], ["these clusters"]), *heads((), known.values()))
+    return ReportTable(columns, tuple(lines), "Does clustering pay?", note=note)
 
 
 def group_table(view: RunView) -> ReportTable:
@@ -241,7 +244,7 @@ def cluster_table(view: RunView) -> ReportTable:
     for metric in _shown(BY_CLUSTER, values, view):
         measured = values if metric.key != "risk" or view.estimated else [{}] * len(values)
         rows.append(_row(metric, metric.of_model or metric.meaning, measured, view, non_members))
-    for key, over in (("exceeded", clients["over"]), ("violations", clients["violated"] > 0)):
+    for key, over in zip(LIMITS, (clients["over"], clients["violated"] > 0), strict=True) if view.limited else ():
         rows.append(row(Cell(capitalize(METRICS[key].name), METRICS[key].of_model), *counts(clients[over])))
     return metric_table("Metrics by cluster", [f"cluster {k}" for k in clusters], rows)
 
@@ -270,7 +273,8 @@ def overall(view: RunView) -> ReportTable | None:
 def _shown(keys: Iterable[str], values: Sequence[Metrics], view: RunView) -> list[Metric]:
     """The metrics of ``keys`` that have a value, and all that are in no table of metrics: the user's own."""
     further = [key for metrics in values for key in metrics if not is_declared(key)]
-    shown = [key for key in dict.fromkeys([*keys, *further]) if view.run.metric == ACCURACY or key != "gap"]
+    left_out = {*(() if view.limited else LIMITS), *(() if view.run.metric == ACCURACY else ("gap",))}
+    shown = [key for key in dict.fromkeys([*keys, *further]) if key not in left_out]
     return [view.metric(key) for key in shown if any(key in metrics for metrics in values)]
 
 
@@ -336,11 +340,10 @@ COLUMNS: dict[str, tuple[str, Callable[[float], str] | None]] = {
     "threshold": ("limit", decimal),
     "exposure": ("exposure", decimal),
     "exposure_low": ("exposure, low end", decimal),
-    "exposure_null_high": ("at chance, at most", decimal),
     "attack": ("attack", None),
     "view": ("view", None),
     "examples": ("training images", count),
-    "accuracy": ("accuracy", percent),
+    "accuracy": ("accuracy", decimal),
     "epsilon": ("epsilon", decimal),
 }
 """The columns of the frame that are shown, their heads, and how numbers are written; None: text."""
@@ -349,19 +352,30 @@ COLUMNS: dict[str, tuple[str, Callable[[float], str] | None]] = {
 def client_table(view: RunView) -> ReportTable:
     """The clients, the furthest over the limit first; its caption says what it leaves out and how to read it."""
     clients, metric = view.clients, view.run.metric
-    clients = clients.sort_values(["over", "margin", "client"], ascending=[False, False, True], na_position="last")
-    over = clients[clients["limit"].isin([EXCEEDED, UNCERTAIN])]
+    order = ["over", "margin"] if view.limited else ["accuracy"]
+    clients = clients.sort_values([*order, "client"], ascending=[*[False] * len(order), True], na_position="last")
+    over = clients[clients["limit"].isin([EXCEEDED, UNCERTAIN])] if view.limited else clients
     shown = (clients if len(clients) <= ALL_ROWS else over).head(MOST_ROWS)
     measured = COLUMNS | {"accuracy": (metric, metric_format(metric))}
     columns = {name: column for name, column in measured.items() if name in clients and clients[name].notna().any()}
     columns |= {"margin": COLUMNS["margin"]}
+    one = [name for name in ("attack", "view") if name in columns and clients[name].nunique() == 1]
+    hidden = {*one, *(() if view.limited else ("limit", "margin", "threshold"))}
+    columns = {name: column for name, column in columns.items() if name not in hidden}
     rows = []
     for client in shown.to_dict("records"):
         cells = tuple(_cell(client[name], name, form) for name, (_, form) in columns.items())
-        rows.append(TableRow(cells, "over" if client["limit"] == EXCEEDED else ""))
-    kind, caption = view.run.kind, _note(clients, over, shown)
+        rows.append(TableRow(cells, "over" if view.limited and client["limit"] == EXCEEDED else ""))
+    kind, caption = view.run.kind, _note(clients, over, shown) * view.limited
     heads = tuple(Column(name_examples(head, kind), number=form is not None) for head, form in columns.values())
-    return ReportTable(heads, tuple(rows), "Clients", caption, stubs=0, sorted_by=[*columns].index("margin"))
+    return ReportTable(
+        heads,
+        tuple(rows),
+        "Clients",
+        caption,
+        stubs=0,
+        sorted_by=[*columns].index("margin" if view.limited else "accuracy"),
+    )
 
 
 def _cell(value: str | float | None, name: str, form: Callable[[float], str] | None) -> Cell:
@@ -385,7 +399,7 @@ def _note(clients: pd.DataFrame, over: pd.DataFrame, shown: pd.DataFrame) -> str
         sentences.append("View: the attacker that the client's limit, its exposure and what is said of both are about.")
     sentences.append(
         "Exposure: the balanced accuracy of the attack that decides, on the most exposed model that the client "
-        "trained lately; low end: of its 95 % interval; at chance, at most: in 95 % of tests. A limit "
+        "trained lately; low end: of its 95 % interval. A limit "
         "is exceeded where the low end is above it, and 'above, not certain' where only the exposure is, or the "
         "MIA accuracy of its model. Over by: low end less limit."
     )

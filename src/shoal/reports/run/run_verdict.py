@@ -13,23 +13,16 @@ from shoal.audit.finding import (
     run_findings,
     sentence,
 )
-from shoal.config.kinds import algorithm_title
-from shoal.core.formats import ACCURACY, decimal, metric_format, percent
+from shoal.core.formats import ACCURACY, decimal, metric_format
 from shoal.metrics import auc_interval
 from shoal.metrics.summary import Summary
 from shoal.reports.exposure import limit_sentence
-from shoal.reports.run.run_tables import BASELINES, gain_text, strongest_attacks
+from shoal.reports.run.run_tables import BASELINE, BASELINES, gain_text, strongest_attacks
 
 INCOMPLETE = "The metrics of this run are incomplete."
 
 
-def answer(
-    summary: Summary,
-    kind: str = "images",
-    metric: str = ACCURACY,
-    audited: Sequence[Finding] = (),
-    title: str = "",
-) -> str:
+def answer(summary: Summary, kind: str = "images", metric: str = ACCURACY, audited: Sequence[Finding] = ()) -> str:
     """The answer of a run, a line each: whether clusters pay, accuracy, who is exposed, the strongest finding, limits.
 
     Then what is said of chance, of a property attack and of differential privacy, where there is something to say.
@@ -39,54 +32,44 @@ def answer(
         kind: what its examples are, in the plural.
         metric: what it reports as accuracy.
         audited: the findings of the run's audit, which replace those of the run's own attack.
-        title: the algorithm's name in text; "": that of its name in the summary.
     """
     if not _complete(summary):
         return INCOMPLETE
     found = audited or run_findings(summary)
     sizes = [str(int(metrics["clients"])) for metrics in summary.by_cluster.values() if "clients" in metrics]
-    pays = ". ".join(_clusters(summary, metric))
+    pays = [text for text in (clustering_verdict(summary, metric), cluster_number_text(summary)) if text]
     lines = [
-        f"{pays}." if pays else "",
-        f"{accuracy_sentence(summary, kind, metric, title)}.",
+        " ".join(pays),
+        accuracy_sentence(summary, kind, metric),
         exposure_summary(found, unasked=False) or "No attack was measured.",
         *map(sentence, most_exposed(found)[:1]),
-        *(f"{said}." for said in notes(summary, kind, found=not audited)),
+        *(f"{said}." for said in [*property_sentences(summary), *notes(summary, kind, found=not audited)]),
         f"Clients by cluster: {', '.join(sizes)}." if len(sizes) > 1 and not pays else "",
     ]
     return "\n".join(filter(None, lines))
 
 
 def notes(summary: Summary, kind: str = "images", *, found: bool = True) -> list[str]:
-    """Sentences on limits, chance, a property attack and differential privacy, without full stops.
+    """Sentences on limits that clients set, on chance and on differential privacy, without full stops.
 
     ``found`` is whether the exposure that the run's own attack found stands beside them.
     """
     if not _complete(summary):
         return [INCOMPLETE.removesuffix(".")]
-    exceeded = [limits(summary)] if found else []
-    return [*exceeded, *_chance(summary, kind), *property_sentences(summary), *_epsilon(summary, found=found)]
-
-
-def _clusters(summary: Summary, metric: str) -> list[str]:
-    """Whether clusters pay, and how many were chosen; nothing where neither was asked."""
-    return [text for text in (clustering_verdict(summary, metric), cluster_number_text(summary)) if text]
+    limited = found and int(summary.overall.get("thresholds_drawn", 0)) < summary.clients
+    return [*([limits(summary)] if limited else []), *_chance(summary, kind), *_epsilon(summary, found=found)]
 
 
 def _complete(summary: Summary) -> bool:
     return {"accuracy.overall", "violations.total"} <= set(summary.overall)
 
 
-def accuracy_sentence(summary: Summary, kind: str = "images", metric: str = ACCURACY, title: str = "") -> str:
-    """A run's accuracy, overall and by group, without a full stop; the arguments are those of `answer`."""
+def accuracy_sentence(summary: Summary, kind: str = "images", metric: str = ACCURACY) -> str:
+    """A run's accuracy, overall and by group; the arguments are those of `answer`."""
     overall, by_group = summary.overall, of_groups(summary, "accuracy")
-    form, title = metric_format(metric), title or algorithm_title(str(summary.run["algorithm"]))
-    accuracy = f"{title} has {form(overall['accuracy.overall'])} test accuracy"
-    if metric != ACCURACY:
-        accuracy = f"The metric of {title} on held-out {kind}, {metric}, is {form(overall['accuracy.overall'])}"
-    if len(by_group) > 1:
-        accuracy += f" ({', '.join(f'{form(value)} for {group}' for group, value in by_group.items())})"
-    return accuracy
+    form, name = metric_format(metric), "Test accuracy" if metric == ACCURACY else f"Mean {metric} on held-out {kind}"
+    groups = f" ({', '.join(f'{form(value)} for {group}' for group, value in by_group.items())})"
+    return f"{name}: {form(overall['accuracy.overall'])}{groups * (len(by_group) > 1)}."
 
 
 MOST_GROUPS = 3
@@ -96,36 +79,32 @@ MOST_GROUPS = 3
 def clustering_verdict(summary: Summary, metric: str = ACCURACY) -> str:
     """One sentence on whether clusters pay, for all clients and for each group; "" without baselines.
 
-    Gains are in points of accuracy, or in units of another ``metric``.
-
     >>> figures = {"baseline.fedavg.difference": 0.031, "baseline.fedavg.low": 0.012, "baseline.fedavg.high": 0.05}
     >>> clustering_verdict(Summary(overall=figures))
-    'Clusters gain 3.1 points over one model for all (1.2 to 5.0)'
+    'Clusters gain 0.031 in accuracy over one model for all (0.012 to 0.050).'
     """
-    key = "baseline.fedavg.difference"
-    if key not in summary.overall:
+    if BASELINE not in summary.overall:
         return ""
-    by_group = {name: metrics for name, metrics in summary.by_group.items() if key in metrics}
-    unit = " points" if metric == ACCURACY else f" of {metric}"
-    least = sorted(by_group, key=lambda name: by_group[name][key])[:MOST_GROUPS]
-    groups = [f"{name}: {gain_text(by_group[name], 'fedavg', unit, metric=metric)}" for name in least]
-    text = gain_text(summary.overall, "fedavg", unit, BASELINES["fedavg"], metric)
+    by_group = {name: metrics for name, metrics in summary.by_group.items() if BASELINE in metrics}
+    least = sorted(by_group, key=lambda name: by_group[name][BASELINE])[:MOST_GROUPS]
+    groups = [f"{name}: {gain_text(by_group[name], 'fedavg').partition(' (')[0]}" for name in least]
+    text = gain_text(summary.overall, "fedavg", f" in {metric}", BASELINES["fedavg"])
     said = f"Whether clusters pay is {text}" if text.startswith("not decided") else f"Clusters {text}"
-    return said + (f"; {', '.join(groups)}" if groups else "")
+    return f"{said}; {', '.join(groups)}." if groups else f"{said}."
 
 
 def cluster_number_text(summary: Summary) -> str:
     """One sentence on the number of clusters where it was chosen; "" where it was given.
 
     >>> cluster_number_text(Summary(overall={"auto.clusters": 2, "auto.loss.1": 0.9, "auto.loss.2": 0.5}))
-    "The number of clusters was chosen by clients' held-out losses: 2 (0.9 with 1, 0.5 with 2)"
+    "The number of clusters was chosen by clients' held-out losses: 2 (0.9 with 1, 0.5 with 2)."
     """
     chosen = summary.overall.get("auto.clusters")
     if chosen is None:
         return ""
     losses = {key.removeprefix("auto.loss."): value for key, value in summary.overall.items() if "auto.loss" in key}
     listed = ", ".join(f"{value:.3g} with {clusters}" for clusters, value in losses.items())
-    return f"The number of clusters was chosen by clients' held-out losses: {chosen:.0f} ({listed})"
+    return f"The number of clusters was chosen by clients' held-out losses: {chosen:.0f} ({listed})."
 
 
 def limits(summary: Summary) -> str:
@@ -155,8 +134,8 @@ def _chance(summary: Summary, kind: str) -> list[str]:
     # The exact interval of a share of a group's test examples, as if one model served the group.
     measured = {name: Estimate.of_rate(accuracies[name], examples.get(name, 0)).among(len(shares)) for name in shares}
     near = {name: one for name, one in measured.items() if one.low <= shares[name]}
-    named = ", ".join(f"{name} ({one.percent})" for name, one in near.items())
-    frequent = ", ".join(f"{percent(shares[name])} of the test {kind} of {name}" for name in near)
+    named = ", ".join(f"{name} ({one.text})" for name, one in near.items())
+    frequent = ", ".join(f"a share of {decimal(shares[name])} of the test {kind} of {name}" for name in near)
     said = f"Test accuracy is not shown to be above chance, at 95 % confidence, for {named}"
     return [f"{said}: the class that is most frequent in training makes up {frequent}"] if near else []
 

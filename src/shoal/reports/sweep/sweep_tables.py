@@ -165,12 +165,12 @@ def _said(best: Best, key: str) -> str:
     leads = f"{best.setting} has the {'lowest' if low else 'highest'} mean, {value}, {gap}"
     seeds = f"{lead.n} seed{'s' * (lead.n != 1)}" + ", all differences at once" * (lead.tests > 1)
     if not lead.interval:
-        return f"Not decided: {leads}, in one seed."
+        return f"Not decided by one seed: {leads}."
     interval = f"95 % interval {lead.interval}; {seeds}"
     if lead.shown:
         return f"{leads}, the next. The difference is shown ({interval})."
     either = f" Also within the margin of error: {join_words(untold, MOST_NAMES)}." if untold else ""
-    return f"Not decided: {leads}, but the interval covers 0 ({interval}).{either}"
+    return f"Not decided by {lead.n} seeds: {leads}, but the interval covers 0 ({interval}).{either}"
 
 
 def _exposed(settings: Settings) -> str:

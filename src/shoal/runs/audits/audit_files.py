@@ -131,6 +131,7 @@ def write_audit(
         kind_of_data=about.kind,
         warnings=about.warnings,
         gates=[gate.verdict(flat) for gate in request.gates],
+        directory=about.run if report is not None and report.exists() else None,
         run=None if report is None or not report.exists() else Path(os.path.relpath(report, out)).as_posix(),
     )
     document = {**flat, "findings": [finding.json for finding in findings(audit.attacks)]}
