@@ -77,7 +77,7 @@ class Client:
                 state, reply = state.block_shares(question, LEAST)
             case _:
                 raise AssertionError
-        write_text(path, state.written())
+        write_text(path, state.to_json())
         records = pack_answer(reply, rows)
         self.seconds += time.process_time() - began
         self.sent += len(to_json(reply)) + (0 if rows is None else rows.nbytes)
