@@ -69,7 +69,7 @@ class Client:
             case SumMembers(), Participant():
                 state, reply = state.letters(question, known, LEAST)
             case Delivery(), Participant():
-                block = FixedPoint.of_sums(len(state.cards), BOUND).encoded(self.update)
+                block = FixedPoint.of_sums(len(state.cards), BOUND).encode(self.update)
                 state, reply, rows = state.masked(question, OFFER, self.cluster, block, self.key)
             case Members(), Participant():
                 state, reply = state.count_shares(question)
@@ -105,13 +105,13 @@ def measured(clients: int, parameters: int, clusters: int, silent: int, folder: 
     session, rejected = Session(secrets.token_hex(16), 1, "train"), dict[str, str]()
     summing = CoordinatedSum(session, CONFIG, clusters, form, SHARE, OFFER, ask, rejected.__setitem__)
     wall, began = time.perf_counter(), time.process_time()
-    sums = summing.carried_out(list(people), KnownKeys.load(folder / "known", fixed=False), LEAST)
+    sums = summing.run(list(people), KnownKeys.load(folder / "known", fixed=False), LEAST)
     spent = time.process_time() - began - sum(client.seconds for client in people.values())
     there = [client for name, client in people.items() if name in sums.members]
     numbers, error = FixedPoint.of_sums(clients, BOUND), 0.0
     for k, block in sums.blocks.items():
         plain = sum(client.update for client in there if client.cluster == k)
-        error = max(error, float(np.abs(numbers.decoded(block) - plain).max()))
+        error = max(error, float(np.abs(numbers.decode(block) - plain).max()))
     return {
         "clients": clients, "parameters": parameters, "clusters": clusters, "silent": silent,
         "members": len(sums.members), "opened": len(sums.blocks), "bits": numbers.bits, "error": error,
