@@ -35,8 +35,8 @@ from shoal_flower.secure_sums.protocol_messages import (
     Transcript,
     pack_answer,
     read_question,
+    to_json,
     unpack_answer,
-    written,
 )
 
 LEAST, BOUND, SHARE, CONFIG, OFFER = 3, 10.0, 2 / 3, "seed = 0", bytes(32)
@@ -56,7 +56,7 @@ class Client:
 
     def answer(self, question: Question) -> tuple[Answer, bytes]:
         """The answer, as the server reads it."""
-        text, began = written(question), time.process_time()
+        text, began = to_json(question), time.process_time()
         self.received += len(text)
         question, path, rows = read_question(text), self.folder / "sum.json", None
         state = None if isinstance(question, Opening) else Participant.read(path.read_text())
@@ -77,10 +77,10 @@ class Client:
                 state, reply = state.block_shares(question, LEAST)
             case _:
                 raise AssertionError
-        write_text(path, state.written())
+        write_text(path, state.to_json())
         records = pack_answer(reply, rows)
         self.seconds += time.process_time() - began
-        self.sent += len(written(reply)) + (0 if rows is None else rows.nbytes)
+        self.sent += len(to_json(reply)) + (0 if rows is None else rows.nbytes)
         return unpack_answer(records, question)
 
 

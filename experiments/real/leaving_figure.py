@@ -3,7 +3,7 @@
     python experiments/real/leaving_figure.py OUT/table.csv OUT/auc.svg
 
 Each view has one attack, named beforehand: the largest of several is above 0.5 by chance. Bars are 95 % intervals of
-the mean over seeds.
+the mean over seeds; federations with fewer than three seeds have none, and are left out.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     asked = parser.parse_args()
     table = pd.read_csv(asked.table)
-    table = table[table["figure"].isin(ATTACKS)]
+    table = table[table["figure"].isin(ATTACKS) & table["low"].notna()]
     words = [
         f"{data}, {method}, {ATTACKS[str(attack)]}: {mean:.2f}"
         for data, method, attack, mean in table[["data", "method", "figure", "mean"]].itertuples(index=False)

@@ -67,7 +67,7 @@ def test_all_models_are_asked_the_same_copies_and_training_is_the_same(attacked)
     torch.testing.assert_close(twice.all_models(engine)[:, 0], expected)
     own = twice.scores(engine).model[twice.records.client]
     torch.testing.assert_close(twice.all_models(engine)[everyone, own], twice.scores(engine).score)
-    note = "each record was asked in 2 copies, mirrored and shifted, whose scores are averaged"
+    note = "the score of each record is the mean over 2 mirrored and shifted copies"
     assert (note in twice.notes, note in once.notes) == (True, False)
 
 

@@ -54,7 +54,7 @@ def test_a_gate_that_holds(config, capsys):
     private = ["--set", "defenses.dp_sgd.noise_multiplier=1000.0", "--set", "model.name=logistic"]
     assert main(["preflight", config, *private, "--gate", "auc <= 0.6"]) == 0
     printed = capsys.readouterr().out
-    assert "What DP-SGD promises" in printed
+    assert "What DP-SGD guarantees" in printed
     assert "Gate auc <= 0.6: holds" in printed
     assert main(["preflight", config, "--set", "model.name=logistic", "--gate", "auc <= 0.6"]) == 3
     assert (

@@ -261,7 +261,7 @@ def test_a_table_in_python_is_the_table_in_a_file(tmp_path, caplog):
     made = Federation.from_table(table, columns, test=table)
     everyone = [torch.nonzero(data.client == i).flatten() for i in range(3)]
     none = torch.empty(0, dtype=torch.int64)
-    owned = ClientIndices.joined(everyone), ClientIndices.equal(none, 3)
+    owned = ClientIndices.concatenate(everyone), ClientIndices.equal(none, 3)
     parts = PartitionIndices(*owned, none, torch.arange(30))
     expected = federation_of_clients(data, parts, made.preferences)
     for theirs, ours in ((made.clients, expected.clients), (made.test, expected.test)):

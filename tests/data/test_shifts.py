@@ -12,7 +12,7 @@ from shoal.config.build import build
 from shoal.core.errors import InputError
 from shoal.core.randomness import Stream
 from shoal.data import Federation, Group, ImageDataset, Partition, Preferences, TextDataset, partition_dataset
-from shoal.data.shifts import brighten, rotate, shifted_inputs
+from shoal.data.shifts import brighten, rotate, shift_inputs
 
 SQUARE, WIDE, TALL = (3, 1, 28, 28), (2, 3, 9, 16), (2, 1, 12, 7)
 SHAPES = pytest.mark.parametrize("shape", [SQUARE, WIDE, TALL], ids=["square", "wide", "tall"])
@@ -99,7 +99,7 @@ def angles(x: Tensor) -> Tensor:
 def shifted(group: Group, client: Tensor | None, image: Tensor = WHITE, seed: int = 0) -> Tensor:
     count = 40 if client is None else len(client)
     everybody = torch.zeros(count).long()
-    return shifted_inputs(copies(image, count), torch.arange(count), [group], everybody, Stream(seed), client)
+    return shift_inputs(copies(image, count), torch.arange(count), [group], everybody, Stream(seed), client)
 
 
 @pytest.mark.parametrize("client", [None, torch.arange(40) // 8], ids=["of nobody", "of clients"])
@@ -108,7 +108,7 @@ def test_a_shift_per_image_is_drawn_by_its_index(client: Tensor | None) -> None:
     dataset = ImageDataset("any", images.byte(), 255, torch.zeros(40).long(), 40, 1)
     indices = torch.randperm(40, generator=Stream(1).generator())
     drawn = torch.rand(40, 2, generator=Stream(3)("shift").generator())[indices]
-    found = shifted_inputs(dataset, indices, [group], torch.zeros(40).long(), Stream(3), client)
+    found = shift_inputs(dataset, indices, [group], torch.zeros(40).long(), Stream(3), client)
     assert torch.equal(found, group.shift(dataset.pixels[indices].float() / 255, drawn))
 
 
@@ -156,7 +156,7 @@ def test_images_of_nobody_have_a_shift_of_their_own_in_every_group() -> None:
 def test_groups_of_one_data_set_have_separate_shifts() -> None:
     groups = [Group("own", 0.5, brightness=(0, 1)), Group("shared", 0.5, brightness=(0, 1), shift_per="client")]
     group, client = torch.arange(40) % 2, torch.arange(40) // 4
-    x = shifted_inputs(copies(WHITE, 40), torch.arange(40), groups, group, Stream(0), client).flatten()
+    x = shift_inputs(copies(WHITE, 40), torch.arange(40), groups, group, Stream(0), client).flatten()
     assert torch.equal(x[group == 0], shifted(groups[0], client).flatten()[group == 0])
     assert torch.equal(x[group == 1], shifted(groups[1], client).flatten()[group == 1])
     assert len(x[group == 1].unique()) == 10

@@ -10,7 +10,7 @@ from shoal.algorithms import ALGORITHMS
 from shoal.audit.finding import TITLES
 from shoal.config.schema import DefensesSection
 from shoal.config.settings_tables import names_of
-from shoal.core.formats import capitalized
+from shoal.core.formats import capitalize
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -60,7 +60,7 @@ def test_each_attack_has_one_row_with_its_title_and_its_attacker():
     assert sorted(names("attacks")) == sorted({*TITLES, *WITHOUT_A_TITLE})
     cells = {name: row for row in rows("attacks") for name in re.findall(r"`([\w-]+)`", row[0])}
     for name, title in TITLES.items():
-        assert f"{capitalized(title)} (`{name}`)" in cells[name][0]
+        assert f"{capitalize(title)} (`{name}`)" in cells[name][0]
     for attack in vars(shoal.attacks).values():
         if isinstance(attack, type) and hasattr(attack, "title"):
             assert str(getattr(attack, "view", "")) in cells[attack.name][3]

@@ -350,7 +350,7 @@ WRONG = [
     (LocalSGD, {"epochs": 1, "steps": 1}, "either epochs or steps"),
     (LocalSGD, {"epochs": 0}, "'epochs"),
     (LocalSGD, {"batch_size": 0}, "'batch_size"),
-    (LocalSGD, {"momentum": 0.9, "optimizer": ADAM}, "'momentum' is SGD's"),
+    (LocalSGD, {"momentum": 0.9, "optimizer": ADAM}, "'momentum' belongs to SGD"),
     *((LocalSGD, {name: value}, f"'{name}'") for name, values in (
         ("learning_rate", (0.0, float("nan"))), ("decay", (1.5,)), ("weight_decay", (-1.0,)), ("momentum", (1.0,)),
         ("clip_norm", (0.0,))) for value in (*values, "0.5", True)),

@@ -62,7 +62,7 @@ def _neither_weights_nor_pixels(monkeypatch):
     """Networks keep their shapes but not their random weights, and images are not turned: nothing here reads them."""
     for name in ("kaiming_uniform_", "uniform_"):
         monkeypatch.setattr(torch.nn.init, name, lambda tensor, *_, **__: tensor)
-    monkeypatch.setattr("shoal.data.partition.shifted_inputs", lambda _, rows, *__: torch.zeros(len(rows), 1, 1, 1))
+    monkeypatch.setattr("shoal.data.partition.shift_inputs", lambda _, rows, *__: torch.zeros(len(rows), 1, 1, 1))
 
 
 def test_every_file_is_a_configuration_or_a_sweep_or_what_sweeps_show():

@@ -18,7 +18,7 @@ from shoal.core.randomness import Stream
 from shoal.defenses import DPSGD, accounting
 from shoal.engine import LocalSGD
 from shoal.metrics import canary_rate, empirical_epsilon, epsilon_lower_bound, exposure_of_canaries, roc, tpr_at_fpr
-from shoal.metrics.attack_bounds import composed_bound, gaussian_bound
+from shoal.metrics.attack_bounds import compose_bound, gaussian_bound
 from shoal.protection.ladder import mu_of
 
 
@@ -30,7 +30,7 @@ def test_the_limits_of_known_epsilons(epsilon, accuracy, auc):
 
 @pytest.mark.parametrize(("rate", "noise"), [(0.5, 1.0), (0.1, 0.7), (0.9, 3.0)])
 def test_one_sampled_step_is_a_mixture_of_a_gaussian_mechanism_and_nothing(rate, noise):
-    accuracy, auc = composed_bound(((noise, rate, 1),))
+    accuracy, auc = compose_bound(((noise, rate, 1),))
     whole = gaussian_bound(1 / noise)
     exact = rate * whole.accuracy + (1 - rate) / 2, rate * whole.auc + (1 - rate) / 2
     assert exact[0] <= accuracy < exact[0] + 0.005
@@ -39,22 +39,22 @@ def test_one_sampled_step_is_a_mixture_of_a_gaussian_mechanism_and_nothing(rate,
 
 def test_steps_compose_and_almost_all_examples_are_as_all():
     whole, nearly = (
-        composed_bound(((4.0, 1.0, 12), (2.0, 1.0, 1))),
-        composed_bound(((4.0, 1 - 1e-9, 12), (2.0, 1.0, 1))),
+        compose_bound(((4.0, 1.0, 12), (2.0, 1.0, 1))),
+        compose_bound(((4.0, 1 - 1e-9, 12), (2.0, 1.0, 1))),
     )
     assert whole == gaussian_bound(1.0)
     assert nearly == (pytest.approx(whole.accuracy, abs=1e-6), pytest.approx(whole.auc, abs=1e-6))
     # Many steps on few examples approach a Gaussian mechanism (Bu et al. 2020, arXiv:1911.11607).
     mu = 0.02 * math.sqrt(5000 * (math.exp(1 / 4) - 1))
-    limit = composed_bound(((2.0, 0.02, 5000),))
+    limit = compose_bound(((2.0, 0.02, 5000),))
     assert limit.accuracy == pytest.approx(ndtr(mu / 2), abs=0.006)
     assert limit.auc == pytest.approx(ndtr(mu / math.sqrt(2)), abs=0.006)
 
 
 def test_without_noise_there_is_no_limit_and_without_steps_nothing_to_attack():
-    assert composed_bound(((0.0, 0.5, 3),)) == (1.0, 1.0)
-    assert composed_bound(()) == composed_bound(((0.0, 0.5, 0),)) == (0.5, 0.5)
-    assert composed_bound(((0.05, 0.3, 100),)) == (1.0, 1.0), "too many cells"
+    assert compose_bound(((0.0, 0.5, 3),)) == (1.0, 1.0)
+    assert compose_bound(()) == compose_bound(((0.0, 0.5, 0),)) == (0.5, 0.5)
+    assert compose_bound(((0.05, 0.3, 100),)) == (1.0, 1.0), "too many cells"
 
 
 def test_a_shuffled_batch_holds_a_record_in_every_pass_and_a_sampled_one_by_chance():

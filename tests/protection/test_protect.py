@@ -433,7 +433,7 @@ def test_a_promise_without_a_setting_that_keeps_it_is_refused(toy_config, tmp_pa
     config = toy_config(data__shadow_examples=0, **plain)
     asked = (Demand(epsilon=2.0), "an epsilon of 2"), (Demand(0.6, promise=True), "a limit of 0.6 on every")
     for demand, said in asked:
-        with pytest.raises(InputError, match=f"none has {said}"):
+        with pytest.raises(InputError, match=f"no protection guarantees {said}"):
             protect(config, Workplace(tmp_path / "out"), demand)
     assert not (tmp_path / "out").exists()
 

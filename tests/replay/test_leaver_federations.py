@@ -49,6 +49,8 @@ def test_exact_forgetting_leaves_nothing_in_any_model_that_is_sent():
         assert had.trajectory[0].equal(never.trajectory[0])
         assert not had.trajectory[1].equal(never.trajectory[1]), "before it left, it was there"
         assert {*left.pair_scores(engine)} >= {"drop"}
+        alone = [shoal.Exact.by_cluster(replace(full, algorithm=a).on(engine)) for a in (shoal.IFCA(2), shoal.FedOpt())]
+        assert alone == [True, False], "which the page says"
         _, (had, never) = audited(full, engine, 0, 1)
         assert not had.trajectory.equal(never.trajectory)
 

@@ -156,7 +156,7 @@ def test_scores_of_references_that_were_changed_are_not_used(tmp_path, caplog):
         about, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     save_file(tensors | {"score": -tensors["score"]}, path, about)
     again = shoal.audit_run(out, references=2).flat
-    assert "001.safetensors: is not what was written; it is trained again" in caplog.text
+    assert "001.safetensors: is damaged; the federation is trained again" in caplog.text
     assert {key: value for key, value in again.items() if "seconds" not in key} == {
         key: value for key, value in first.items() if "seconds" not in key
     }

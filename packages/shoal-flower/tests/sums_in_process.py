@@ -30,8 +30,8 @@ from shoal_flower.secure_sums.protocol_messages import (
     SumMembers,
     Transcript,
     read_question,
+    to_json,
     unpack_question,
-    written,
 )
 from shoal_flower.server.exchange import NodeReply as NodeAnswer, Registration
 from shoal_flower.server.server_app import serve
@@ -67,9 +67,9 @@ class Person:
 
     def answer(self, question: Question) -> tuple[Answer, bytes]:
         """What the client says, after its state went to its disk and back."""
-        question, blocks = read_question(written(question)), b""
+        question, blocks = read_question(to_json(question)), b""
         if self.state is not None:
-            self.state = Participant.read(self.state.written())
+            self.state = Participant.read(self.state.to_json())
         match question:
             case Opening():
                 after = Participant.begin(
@@ -80,7 +80,7 @@ class Person:
                 known = KnownKeys.load(self.known.path, fixed=self.known.fixed)
                 after, reply = self._state().letters(question, known, self.least)
             case Delivery():
-                block = self.numbers().encoded(self.update)
+                block = self.numbers().encode(self.update)
                 after, reply, rows = self._state().masked(question, self.offer, self.cluster, block, self.key)
                 blocks = rows.tobytes()
             case Members():
@@ -149,13 +149,13 @@ class People:
 
     def summed(self, folder: Path, least: int = LEAST, session: Session | None = None):
         known = KnownKeys.load(folder / "known-server", fixed=False)
-        return self.coordinated(session).carried_out(list(self.persons), known, least)
+        return self.coordinated(session).run(list(self.persons), known, least)
 
     def plain(self, members, cluster: int) -> np.ndarray:
         return sum(self.persons[name].update for name in members if self.persons[name].cluster == cluster)
 
-    def decoded(self, block: np.ndarray, clients: int | None = None) -> np.ndarray:
-        return FixedPoint.of_sums(clients or len(self.persons), BOUND).decoded(block)
+    def decode(self, block: np.ndarray, clients: int | None = None) -> np.ndarray:
+        return FixedPoint.of_sums(clients or len(self.persons), BOUND).decode(block)
 
 
 TABLE = {

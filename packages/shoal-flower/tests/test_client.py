@@ -267,12 +267,12 @@ def test_a_message_has_no_frozen_tensor_and_another_body_is_refused(tmp_path, mo
     open_client.cache_clear()
     asked_run.cache_clear()
     frozen, later = simulation.setup.model.frozen, replace(offer, round=2)
-    with pytest.raises(NotAllowedError, match="the frozen tensors of the server's models are not there"):
+    with pytest.raises(NotAllowedError, match="the frozen tensors of the server's models are missing"):
         training_reply(later, node)
     for content, digest, sentence in (
         (b"nonsense", offer.frozen, "cannot be read"),
         (save({"x": torch.zeros(1)}), offer.frozen, "whose hash is"),
-        (save(dict(frozen)), "../x", "is no hash"),
+        (save(dict(frozen)), "../x", "is not a hash"),
     ):
         with pytest.raises(InputError, match=sentence):
             keep_features(node.folder, FROZEN + digest, content)

@@ -11,7 +11,7 @@ INNER = {
     "data.content", "data.shards", "data.user.arrays", "engine.engine", "engine.worker_pool",
     "metrics.intervals", "models.model", "models.validation",
 }  # fmt: skip
-"""Files of rooms with public names of which it needs others. A file is added only where no public name would do."""
+"""Files with names that the package needs and that are not public. Add a file only if no public name would do."""
 
 
 def test_it_imports_public_names_of_rooms_that_have_some_and_never_a_private_one():

@@ -22,7 +22,7 @@ from shoal.core.errors import InputError
 from shoal.engine import ClientUpdate, server_round
 from shoal.runs.checkpoint import load_checkpoint
 from shoal_flower.flower_config import RunSettings
-from shoal_flower.messages import Limits, RejectedReplyError, check_histograms, plain, too_long, with_bounded_shares
+from shoal_flower.messages import Limits, RejectedReplyError, check_histograms, long_updates, plain, with_bounded_shares
 from shoal_flower.server.attendance import Attendance
 from shoal_flower.server.exchange import Exchange, Reply, content_of
 from shoal_flower.server.roster import Events, LedgerStamps, Roster
@@ -155,7 +155,7 @@ def test_a_reply_is_read_as_it_was_sent_where_chunks_repeat_as_they_may():
 
 
 def test_a_reply_is_its_senders_whatever_its_body_says_it_answers(tmp_path):
-    """The body of a message is the node's; whom it answers is told by the SuperLink, which has checked it."""
+    """The node writes the body of a message; the SuperLink checks which message it answers."""
     asked: list[RecordDict] = []
 
     def stolen(reply: RecordDict) -> Objects:
@@ -235,12 +235,12 @@ def test_an_update_far_above_the_others_is_not_merged_by_default(tmp_path, alone
 def test_the_norm_of_an_update_is_judged_by_its_own_cluster_or_by_all():
     learning, done = [5.0, 6.0, 7.0], [0.1] * 9
     clusters = [1] * 3 + [0] * 9
-    assert too_long(learning + done, clusters, 10.0) == []
-    assert [i for i, _ in too_long([*learning, *done, 2.0], [*clusters, 0], 10.0)] == [12]
+    assert long_updates(learning + done, clusters, 10.0) == []
+    assert [i for i, _ in long_updates([*learning, *done, 2.0], [*clusters, 0], 10.0)] == [12]
     # Alone in a cluster, one is judged by all.
-    assert [i for i, _ in too_long([*done, 2.0], [*[0] * 9, 1], 10.0)] == [9]
-    assert too_long([0.0, 0.0, 3.0], [0, 0, 0], 10.0) == []
-    assert too_long([], [], 10.0) == []
+    assert [i for i, _ in long_updates([*done, 2.0], [*[0] * 9, 1], 10.0)] == [9]
+    assert long_updates([0.0, 0.0, 3.0], [0, 0, 0], 10.0) == []
+    assert long_updates([], [], 10.0) == []
 
 
 def test_examples_that_are_claimed_cost_the_server_nothing(tmp_path):
@@ -440,7 +440,7 @@ def test_a_name_that_is_none_is_turned_away_in_one_plain_line(tmp_path, caplog, 
     assert all(record.getMessage().isprintable() and len(record.getMessage()) < 400 for record in caplog.records)
     (reason,) = door.reasons()
     assert reason.isprintable()
-    assert "is no name of a client" in reason
+    assert "is not a client's name" in reason
 
 
 def test_a_client_that_left_is_turned_away_by_its_name_and_by_its_key(tmp_path):

@@ -147,7 +147,7 @@ def test_counts_by_model_must_be_of_the_clients_examples(best):
 )
 def test_a_scale_whose_lists_have_several_lengths_is_no_offer(changes, why):
     scale = replace(Standardizer(("age", "ward"), (40.5, 1.0), (0.1, 0.1)), **changes)
-    with pytest.raises(InputError, match=rf"no offer of this version.*several lengths: .*{why}"):
+    with pytest.raises(InputError, match=rf"not an offer of this version.*several lengths: .*{why}"):
         unpack_offer(pack_offer(Offer(1, 1, "", OFFERED, torch.ones(2).double(), scale=scale)))
 
 
@@ -155,7 +155,7 @@ def test_a_scale_whose_lists_have_several_lengths_is_no_offer(changes, why):
 def test_a_message_of_another_program_is_no_offer(header):
     models = pack_offer(Offer(1, 1, "", OFFERED, torch.ones(2).double()))["models"]
     for records in ({"arrays": ArrayRecord({})}, {"models": models, "offer": ConfigRecord({"header": header})}):
-        with pytest.raises(InputError, match="no offer of this version"):
+        with pytest.raises(InputError, match="not an offer of this version"):
             unpack_offer(RecordDict(records))
 
 
@@ -172,5 +172,5 @@ def test_a_client_says_its_name_and_no_path():
     assert unpack_identity(pack_identity("north", None)) == ("north", None, False)
     assert unpack_identity(pack_identity("partition-2", 2)) == ("partition-2", 2, False)
     for name in ("../escape", "", "a b", "x" * 101):
-        with pytest.raises(RejectedReplyError, match="no name of a client"):
+        with pytest.raises(RejectedReplyError, match="not a client's name"):
             unpack_identity(pack_identity(name, None))

@@ -18,7 +18,7 @@ from shoal.core.randomness import Stream
 from shoal.defenses import DPSGD, accounting
 from shoal.defenses.dp_sgd import NoiseShare
 from shoal.engine import ClientUpdate, LocalSGD
-from shoal_flower.client.client_round import histograms_reply, randomised, training_reply, vote_reply
+from shoal_flower.client.client_round import histograms_reply, randomised_response, training_reply, vote_reply
 from shoal_flower.client.node_data import asked_run, open_client
 from shoal_flower.client.policy import Ledger, Policy
 from shoal_flower.flower_config import NodeSettings
@@ -115,8 +115,8 @@ def test_noise_that_the_server_calls_the_sums_is_charged_as_the_clients_share():
     """A share of 1 / sqrt(10,000) of the noise hides nothing from a server that sees the update."""
     rule = DPSGD(noise_multiplier=1.0, noise="sum", min_clients=10_000)
     local = LocalSGD(steps=1, batch_size="all", gradient_privacy=NoiseShare(rule))
-    assert Ledger().after([local], 100).steps == ((0.01, 1.0, 1),)
-    assert Ledger().after([local], 100).epsilon(1e-5) > 1000
+    assert Ledger().after_training([local], 100).steps == ((0.01, 1.0, 1),)
+    assert Ledger().after_training([local], 100).epsilon(1e-5) > 1000
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_everything_that_leaves_is_charged_to_one_ledger_each_time_it_is_asked(t
 def test_many_pure_answers_cost_less_than_their_sum_and_never_less_than_the_exact_divergence():
     ledger = Ledger()
     for _ in range(200):
-        ledger = ledger.answered("vote", 0.1)
+        ledger = ledger.after_answer("vote", 0.1)
     stated = ledger.epsilon(1e-5)
     assert stated < 200 * 0.1
     # Randomised response exactly: the log ratio is +-epsilon, so delta(epsilon) is a sum over a binomial.
@@ -244,7 +244,7 @@ def test_what_the_votes_of_a_node_without_a_policy_tell_of_its_limit():
 
 def test_a_randomised_choice_has_the_stated_odds_and_its_model_is_trained(tmp_path):
     coins, epsilon = np.random.default_rng(0), 1.0
-    counts = Counter(randomised(1, 3, epsilon, coins) for _ in range(20_000))
+    counts = Counter(randomised_response(1, 3, epsilon, coins) for _ in range(20_000))
     shares = np.array([counts[k] / 20_000 for k in range(3)])
     odds = math.exp(epsilon) / (math.exp(epsilon) + 2)
     np.testing.assert_allclose(shares, [(1 - odds) / 2, odds, (1 - odds) / 2], atol=0.012)
@@ -280,16 +280,16 @@ def test_a_ledger_that_went_back_to_an_older_copy_stops_the_client(tmp_path):
     path.write_text(copies[0])
     assert Ledger.load(path).epsilon(1e-5) < Ledger(steps=((1.0, 0.5, 6),)).epsilon(1e-5), "it counts too little"
     asked = replace(offer, round=4, ledger=seen)
-    with pytest.raises(InputError, match=r"has seen 3 charges of this client's ledger, and .* has others, 1 of them"):
+    with pytest.raises(InputError, match=r"has seen 3 charges, and the file has others .1."):
         training_reply(asked, settings)
     # Also where it was charged as often again since, and so has as many.
     for number in (2, 3):
         training_reply(replace(offer, round=number), settings)
-    with pytest.raises(InputError, match="has others, 3 of them"):
+    with pytest.raises(InputError, match=r"has others \(3\)"):
         training_reply(asked, settings)
     path.unlink()
     for ask in (training_reply, histograms_reply):
-        with pytest.raises(InputError, match=r"has seen 3 charges of this client's ledger, and .* has none"):
+        with pytest.raises(InputError, match=r"has seen 3 charges, and the file has none"):
             ask(replace(asked, config=an_offer(**PRIVATE, **HISTOGRAM).config), settings)
     assert not path.exists(), "it does not begin anew"
     path.write_text(copies[2])
@@ -307,7 +307,7 @@ def test_a_server_that_lies_about_the_ledger_can_stop_the_client_and_nothing_els
         training_reply(lied, settings)
         assert ledger_of(settings).stamp[0] == 3, "an earlier charge, or none, changes nothing"
     else:
-        with pytest.raises(InputError, match="so the client stops"):
+        with pytest.raises(InputError, match="restore the newest ledger"):
             training_reply(lied, settings)
         assert ledger_of(settings) == before
 
@@ -317,12 +317,12 @@ def test_a_ledger_whose_numbers_were_changed_stops_the_client(tmp_path):
     training_reply(offer, settings)
     path = settings.folder / "ledger.json"
     path.write_text(path.read_text().replace('"rounds": 1', '"rounds": 0'))
-    with pytest.raises(InputError, match="its last hash is not that of its numbers; the client stops"):
+    with pytest.raises(InputError, match="its last hash is not that of its numbers; restore"):
         training_reply(replace(offer, round=2), settings)
 
 
 def test_hashes_of_equal_ledgers_differ_so_that_they_tell_nothing_of_the_charges():
-    assert Ledger().answered("vote", 1.0).stamp[1] != Ledger().answered("vote", 1.0).stamp[1]
+    assert Ledger().after_answer("vote", 1.0).stamp[1] != Ledger().after_answer("vote", 1.0).stamp[1]
 
 
 def test_the_log_says_what_was_refused_and_the_server_only_that_it_was(tmp_path, caplog):
@@ -381,7 +381,7 @@ NOISY = LocalSGD(epochs=2, batch_size=10, gradient_privacy=DPSGD(noise_multiplie
 def test_epsilon_is_the_accountants_over_all_rounds(tmp_path):
     ledger, path = Ledger(), tmp_path / "state" / "ledger.json"
     for _ in range(3):
-        ledger = ledger.after([NOISY], 100)
+        ledger = ledger.after_training([NOISY], 100)
         ledger.save(path)
         ledger = Ledger.load(path)
     assert ledger.rounds == 3
@@ -390,21 +390,21 @@ def test_epsilon_is_the_accountants_over_all_rounds(tmp_path):
 
 def test_rounds_with_different_noise_are_composed():
     more = LocalSGD(epochs=2, batch_size=10, gradient_privacy=DPSGD(noise_multiplier=2.0))
-    both = Ledger().after([NOISY], 100).after([more], 100)
-    assert Ledger().after([NOISY], 100).epsilon(1e-5) < both.epsilon(1e-5)
+    both = Ledger().after_training([NOISY], 100).after_training([more], 100)
+    assert Ledger().after_training([NOISY], 100).epsilon(1e-5) < both.epsilon(1e-5)
     assert both.epsilon(1e-5) == accounting.composed([(1.1, 0.1, 20), (2.0, 0.1, 20)], 1e-5)
 
 
 def test_two_trainings_are_one_round_of_both_their_steps():
     personal = LocalSGD(epochs=3, batch_size=20, gradient_privacy=NOISY.gradient_privacy)
-    ledger = Ledger().after([NOISY, personal, NOISY], 100)
+    ledger = Ledger().after_training([NOISY, personal, NOISY], 100)
     assert ledger.rounds == 1
     assert ledger.epsilon(1e-5) == accounting.composed([(1.1, 0.1, 40), (1.1, 0.2, 15)], 1e-5)
 
 
 def test_a_round_without_noise_has_no_guarantee():
     assert Ledger().epsilon(1e-5) == 0
-    assert Ledger().after([LocalSGD(epochs=1, batch_size=10)], 100).epsilon(1e-5) == math.inf
+    assert Ledger().after_training([LocalSGD(epochs=1, batch_size=10)], 100).epsilon(1e-5) == math.inf
 
 
 @pytest.mark.parametrize(
@@ -419,5 +419,5 @@ def test_a_round_without_noise_has_no_guarantee():
 )
 def test_a_damaged_ledger_stops_the_client(tmp_path, text):
     (tmp_path / "ledger.json").write_text(text)
-    with pytest.raises(InputError, match="no privacy ledger"):
+    with pytest.raises(InputError, match="not a privacy ledger"):
         Ledger.load(tmp_path / "ledger.json")

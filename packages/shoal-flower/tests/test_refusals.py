@@ -50,7 +50,7 @@ CLASSES = ("no", "yes", "maybe")
 MLP = {"name": "mlp", "hidden": 2}
 NOISY = {"dp_sgd": {"max_grad_norm": 1.0, "noise_multiplier": 20.0, "sampling": "poisson"}}
 ORDINARY, RARE = "north,50,1.5,a,yes", "north,71,,rare,maybe"
-"""Rows of which one node has the first in the place where the other has the second."""
+"""A row of one node, and the row that the other node has instead."""
 
 
 def a_node(folder: Path, last: str = RARE, policy: str = POLICY, **keys: object) -> dict[str, object]:
@@ -190,8 +190,8 @@ def test_what_no_row_of_the_policys_reading_can_be_fails_for_every_question_alik
 @pytest.mark.parametrize(
     ("policy", "words"),
     [
-        (COLUMNS, "needs 'classes' of its labels in its policy"),
-        ('classes = ["no", "yes", "maybe"]', r"and \[columns\] of a table"),
+        (COLUMNS, "policy needs 'classes'"),
+        ('classes = ["no", "yes", "maybe"]', r"and \[columns\] for a table"),
         ('columns = ["clinic", "age"]', r"\[columns\] client = .*, label = .*, inputs = .*; got a list"),
         (COLUMNS + 'impute = "mean"', "words and empty cells need no key"),
         (COLUMNS.replace('"age"', '"ill"'), "'inputs' has the column 'ill'"),
@@ -277,7 +277,7 @@ def test_which_file_a_node_lacks_is_said_before_its_data_are_opened(tmp_path, mo
 
 
 def overflowing(above: float, clusters: int = 1) -> tuple[Standardizer, torch.Tensor]:
-    """A scale, and models (K, P) of a dense network, the first of which overflows for ages ``above`` alone."""
+    """A scale, and models (K, P) of a dense network; the first model overflows only for ages ``above``."""
     model = create_model("mlp", VectorShape(1, 3), hidden=2)
     parts = {slot.name: torch.zeros(slot.shape) for slot in model.layout.slots}
     first, second = (name for name, part in parts.items() if part.dim() == 2)
@@ -321,7 +321,7 @@ def test_an_update_whose_numbers_overflow_is_no_move_and_a_line_in_the_log(tmp_p
     offer = an_offer(("age",), local={"steps": 50, "batch_size": 20, "learning_rate": 3e38})
     update = training_reply(offer, NodeSettings.read(a_node(tmp_path)))
     assert torch.equal(update.end, offer.models[0])
-    assert "an answer that was charged failed" in caplog.text
+    assert "an answer failed after its charge" in caplog.text
 
 
 HERE = str(Path(__file__))
@@ -350,7 +350,7 @@ def limits(values: dict[str, object]) -> Limits:
         (node, {"noise": "x"}, "'secret' or 'seed'"),
         (node, {"client": "../etc"}, "'client' must be of letters"),
         (node, {"threads": 0}, "'threads' must be at least 1"),
-        (node, {"noise": "seed", "epsilon-budget": 1.0}, "needs 'noise' to be 'secret'"),
+        (node, {"noise": "seed", "epsilon-budget": 1.0}, "'noise' must be 'secret'"),
         (node, {"epsilon-budget": "much"}, "'epsilon-budget' must be a number"),
         (RunSettings.read, {"config": ""}, "'config' must be a TOML file"),
         (RunSettings.read, {"config": "nowhere.toml"}, "a TOML file at the server; got 'nowhere.toml'"),

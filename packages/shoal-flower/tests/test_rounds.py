@@ -20,7 +20,7 @@ from shoal_flower.server.server_app import round_rows
 @pytest.mark.parametrize(
     ("algorithm", "words"),
     [
-        (Scaffold(), r"Scaffold does not run on several machines.*those that do are .*FedAvg"),
+        (Scaffold(), r"Scaffold does not run on several machines.*use one of .*FedAvg"),
         (FedOpt(FedEM()), "FedEM does not run on several machines: it has no method 'remote_rounds'"),
         (HypCluster(start="farthest-first"), 'must be "random"'),
         (FedSoft(selection=3), "'selection' must be left out"),

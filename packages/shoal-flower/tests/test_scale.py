@@ -38,8 +38,8 @@ def test_no_update_is_in_memory_while_others_are_awaited(tmp_path, monkeypatch):
         assert len(ends) == 3
         return original(self, updates, ends, clusters)
 
-    original = server_rounds.Server._received
-    monkeypatch.setattr(server_rounds.Server, "_received", received)
+    original = server_rounds.Server._received_updates
+    monkeypatch.setattr(server_rounds.Server, "_received_updates", received)
     Federation(tmp_path / "run").serve()
     assert kept == [0] * 6
 

@@ -24,7 +24,7 @@ from shoal.models import Features
 from shoal.runs.directory import lock_folder
 from shoal.simulation.play import initial_state, move_to_engine
 from shoal_flower.client.client_round import histograms_reply, training_reply, vote_reply
-from shoal_flower.client.node_data import asked_run, keep_features, kept_features, open_client
+from shoal_flower.client.node_data import asked_run, keep_features, load_features, open_client
 from shoal_flower.client.policy import Ledger, NotAllowedError
 from shoal_flower.flower_config import NodeSettings, RunSettings
 from shoal_flower.messages import Offer, Refusal
@@ -255,21 +255,21 @@ def test_a_map_that_is_not_what_its_hash_says_is_not_kept(tmp_path):
     for digest, given, words in (
         ("0" * 64, content, "whose hash is"),
         (hashlib.sha256(b"no").hexdigest(), b"no", "is damaged"),
-        ("../../x", content, "is no hash"),
+        ("../../x", content, "is not a hash"),
     ):
         with pytest.raises(InputError, match=words):
             keep_features(tmp_path / "node", digest, given)
         assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-    with pytest.raises(InputError, match="is no hash"):
-        kept_features(tmp_path / "node", "../../x")
+    with pytest.raises(InputError, match="is not a hash"):
+        load_features(tmp_path / "node", "../../x")
     digest = hashlib.sha256(content).hexdigest()
     assert keep_features(tmp_path / "node", digest, content) == digest
-    assert kept_features(tmp_path / "node", digest).serialized() == content
+    assert load_features(tmp_path / "node", digest).serialized() == content
 
 
 def test_rounds_that_every_client_refuses_leave_the_models_as_they_were_and_end_the_run(tmp_path):
     nodes = Nodes(tmp_path, spoil=lambda number, partition, reply: pack_reply(Refusal("no")))
-    with pytest.raises(InputError, match="round 3: in 3 rounds on end no client's update was merged"):
+    with pytest.raises(InputError, match="round 3: in 3 consecutive rounds no client's update was merged"):
         serve(nodes, settings(tmp_path))
     assert state_of(tmp_path).round == 2
     assert not (tmp_path / "run" / "summary.json").exists()
@@ -379,7 +379,7 @@ def test_a_server_that_does_not_hold_the_directory_leaves_its_progress_alone(tmp
     given.out.mkdir()
     config = {"config": str(given.config), "out": str(given.out), "min-nodes": 3}
     with lock_folder(given.out):
-        with pytest.raises(InputError, match="another run is going on"):
+        with pytest.raises(InputError, match="another run uses it"):
             server_app.main(Nodes(tmp_path), SimpleNamespace(run_config=config))
         assert not (given.out / "progress.json").exists()
     (given.out / "config.toml").write_text(parse_config(TABLE, "test").toml())
@@ -423,17 +423,17 @@ def test_tables_are_standardised_by_the_servers_wherever_they_are(tmp_path):
     [
         ({"algorithm": {"name": "scaffold", "rounds": 2}}, "does not run on several machines"),
         ({"red_team": {"every": 1, "estimator": "audit"}}, "must be 'shadow' or 'histogram'"),
-        ({"canaries": {"per_client": 2}}, "works in simulations alone"),
+        ({"canaries": {"per_client": 2}}, "works in simulations only"),
         (
             {"events": [{"round": 2, "leave": [0]}]},
-            r"\[\[events\]\] works in simulations alone; use 'leave' in the run",
+            r"\[\[events\]\] works in simulations only; use 'leave' in the run",
         ),
         ({"forgetting": {"method": "exact"}}, r"must be 'continue' on several machines \(got 'exact'\); .* a new run"),
         (
             {"model": {"name": "logistic", "features": {"maps": ["torch.nn:Identity"]}}},
-            "'model.features.maps' has 'torch.nn:Identity', whose code no message has",
+            "'model.features.maps' must be .*got 'torch.nn:Identity'",
         ),
-        ({"coordinator": {"pooling": 0.5}}, "'coordinator.pooling' is steered in simulations alone"),
+        ({"coordinator": {"pooling": 0.5}}, "'coordinator.pooling' works in simulations only"),
     ],
 )
 def test_what_a_server_cannot_do_is_said_before_anybody_is_asked(tmp_path, changes, words):
@@ -446,7 +446,7 @@ def test_what_a_server_cannot_do_is_said_before_anybody_is_asked(tmp_path, chang
 
 @dataclass
 class Silent(Nodes):
-    """Nodes of which some do not answer.
+    """Nodes, some of them silent.
 
     Args:
         is_silent: whether a node does not answer a question in a round.
@@ -557,7 +557,7 @@ def test_the_reason_is_one_sentence_also_where_it_cannot_be_written(tmp_path, mo
     config = {"config": str(settings(tmp_path).config), "out": str(tmp_path / "run")}
     with pytest.raises(ShoalError) as failed:
         server_app.main(None, SimpleNamespace(run_config=config))
-    full = "/runs/first/rounds.csv: No space left on device; mend that, and the same 'flwr run' command resumes"
+    full = "/runs/first/rounds.csv: No space left on device; fix this and resume by the same 'flwr run' command"
     said = full if isinstance(error, OSError) else "no"
     assert str(failed.value) == said
     assert sys.tracebacklimit == 0
@@ -578,7 +578,7 @@ def test_a_server_that_cannot_write_for_some_time_ends_as_if_it_could(tmp_path, 
     given = settings(tmp_path)
     config = {"config": str(given.config), "out": str(given.out), "min-nodes": 3}
     try:
-        with pytest.raises(ShoalError, match="File too large; mend that, and the same 'flwr run' command resumes"):
+        with pytest.raises(ShoalError, match="File too large; fix this and resume by the same 'flwr run' command"):
             server_app.main(Nodes(tmp_path, spoil=fill), SimpleNamespace(run_config=config))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -590,7 +590,7 @@ def test_a_server_that_cannot_write_for_some_time_ends_as_if_it_could(tmp_path, 
 
 def test_a_run_whose_last_rounds_merged_nothing_is_not_done(tmp_path):
     refused = lambda number, partition, reply: pack_reply(Refusal("no")) if number == 3 else reply  # noqa: E731
-    with pytest.raises(InputError, match="in the last 1 rounds no client's update was merged"):
+    with pytest.raises(InputError, match="no update was merged in the last 1 rounds"):
         serve(Nodes(tmp_path, spoil=refused), settings(tmp_path))
     assert not (tmp_path / "run" / "summary.json").exists()
 

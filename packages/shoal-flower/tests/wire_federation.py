@@ -68,7 +68,7 @@ def made(objects: Objects, kind: str, body: bytes, children: tuple[str, ...] = (
 
 @dataclass(eq=False)
 class Federation:
-    """Three nodes, of which the second may spoil what it sends of a question."""
+    """Three nodes; the second one may spoil its answers to a question."""
 
     folder: Path
     spoil: Callable[[RecordDict], RecordDict | Objects | None] = lambda reply: reply

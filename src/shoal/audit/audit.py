@@ -103,11 +103,11 @@ class Audit:
         return shown.to_html(float_format="{:.3f}".format, na_rep="", index=False)
 
     def with_others(self, note: str) -> "Audit":
-        """The audit where non-members may be of other clients, as ``note`` says, so that nobody is called exposed."""
+        """Mark that non-members may be of other clients, with a ``note``, so that no record is called exposed."""
         return replace(self, attacks=self.attacks.assign(other_clients=1), notes=(*dict.fromkeys((*self.notes, note)),))
 
     def strongest(self, scope: str = "all", name: str = "all") -> Mapping[Hashable, Any]:
-        """The row of the attack that decides in a scope; its figures are NaN where one kind of records lacks.
+        """Return the row of the attack that decides in a scope; its figures are NaN where one kind of records lacks.
 
         The attack that was chosen beforehand decides (`attack_records`), unless another is certain to be stronger.
         """
@@ -115,7 +115,7 @@ class Audit:
         return rows_of(rows[rows["strongest"].astype(bool)])[0]
 
     def headline(self, view: View, scope: str = "all", name: str = "all") -> Mapping[Hashable, Any] | None:
-        """The row of the attack that decides for a view; see `headline`."""
+        """Return the row of the attack that decides for a view; see `headline`."""
         return headline(self.attacks, view, scope, name)
 
     @property
@@ -124,7 +124,7 @@ class Audit:
         return self.attacks.loc[self.attacks["scope"] == "group", "name"].unique().tolist()
 
     def flat(self) -> dict[str, float | str]:
-        """The keys and values of audit.json; what was not measured is left out."""
+        """Return the keys and values of audit.json; what was not measured is left out."""
         flat = self.figures()
         for view, (name, scope) in product(VIEWS, self._scopes().items()):
             if (found := self.headline(view, *scope)) is not None:
@@ -141,7 +141,7 @@ class Audit:
         return {**flat, **self.guesses}
 
     def figures(self) -> dict[str, float | str]:
-        """The keys of audit.json that begin with ``attacks``."""
+        """Return the keys of audit.json that begin with ``attacks``."""
         figures: dict[str, float | str] = {}
         for row in rows_of(self.attacks[self.attacks["scope"].isin(["all", "group"])]):
             key = f"attacks.{row['attack']}.{row['name']}"
@@ -277,7 +277,7 @@ def scope_rows(
     views: Mapping[str, View],
     order: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """The rows of `Audit.attacks` of one scope, such as "group" and its name, in the order of ``views``.
+    """Return the rows of `Audit.attacks` of one scope, such as "group" and its name, in the order of ``views``.
 
     The first of ``metrics`` is of the attack that was chosen beforehand; ``order`` is `AttackedRecords.order`.
     """
@@ -294,7 +294,7 @@ def scope_rows(
 def attack_row(
     scope: str, name: str, attack: str, view: View, metrics: MembershipMetrics, *, chosen: bool, strongest: bool
 ) -> dict[str, Any]:
-    """A row of `Audit.attacks`."""
+    """Return a row of `Audit.attacks`."""
     row: dict[str, Any] = {"view": view, "attack": attack, "scope": scope, "name": name}
     return row | {
         "chosen": chosen,

@@ -61,7 +61,7 @@ class CanaryExposure:
     name, title = "canaries", "Canaries"
 
     def measure(self, finished: FinishedTraining) -> Summary:
-        """The metrics of `canary_summary`."""
+        """Return the metrics of `canary_summary`."""
         table = finished.tables["canaries"] = self._table(finished)
         outside = table["score"][~table["member"]].max()
         trained = table[table["member"] & table["score"].notna()]
@@ -87,7 +87,7 @@ class CanaryExposure:
 
 
 def canary_summary(table: pd.DataFrame, delta: float) -> Summary:
-    """The metrics of a run with canaries, from the rows of `canaries.csv`; rates with their limits.
+    """Return the metrics of a run with canaries, from the rows of `canaries.csv`; rates with their limits.
 
     ``canaries.found`` is the share that scores above every left-out canary. ``canaries.epsilon_low`` is what one audit
     proves: with 95 % confidence training is not (epsilon, delta)-DP towards one record for any smaller epsilon.
@@ -180,7 +180,7 @@ def default_guesses(canaries: int) -> list[tuple[int, int]]:
 
 
 def correct_guesses(scores: Floats, included: Bools, high: int, low: int) -> int:
-    """The number of right guesses of the ``high`` highest scores (m,) in and the ``low`` lowest out.
+    """Return the number of right guesses of the ``high`` highest scores (m,) in and the ``low`` lowest out.
 
     Where fewer are not NaN, all of those are guessed, in the same proportion.
     """
@@ -195,7 +195,7 @@ def correct_guesses(scores: Floats, included: Bools, high: int, low: int) -> int
 
 
 def p_value(canaries: int, guesses: int, correct: int, epsilon: Floats, delta: float = 0.0) -> Floats:
-    """The largest probability of at least ``correct`` right of ``guesses`` about m ``canaries`` under (epsilon,
+    """Return the largest probability of at least ``correct`` right of ``guesses`` about m ``canaries`` under (epsilon,
     delta)-DP: epsilon (E,) -> (E,), at most 1. Theorem 5.2.
 
     >>> p_value(100, 10, 9, np.array([0.0])).round(4)
@@ -217,7 +217,7 @@ def p_value(canaries: int, guesses: int, correct: int, epsilon: Floats, delta: f
 
 
 def one_run_epsilon(canaries: int, guesses: int, correct: int, delta: float = 0.0, confidence: float = 0.95) -> float:
-    """The largest epsilon below which every epsilon is rejected by `p_value`; 0 where none is."""
+    """Return the largest epsilon below which every epsilon is rejected by `p_value`; 0 where none is."""
     from scipy import special, stats  # noqa: PLC0415 - takes half a second to import
 
     require(

@@ -78,7 +78,7 @@ class FinalAttacks:
         return next(iter(self.fits.values()))
 
     def measured(self, by: Literal["model", "group"], view: View) -> dict[int, ByAttack]:
-        """Metrics of all attacks that a view can carry out, by deployed model or by group with clients.
+        """Return metrics of all attacks that a view can carry out, by deployed model or by group with clients.
 
         Fitted attacks are measured on all examples, those of a group against non-members of the group; attacks on
         records with reference models join them (`join_attacks`).
@@ -105,7 +105,7 @@ class FinalAttacks:
         }
 
     def records_of(self, view: View) -> AttackedRecords | None:
-        """The records that a view attacks; None where the configured attack decides: without reference models an
+        """Return the records that a view attacks; None where the configured attack decides: without reference models an
         outsider compares a record with nothing.
         """
         alone = view == OUTSIDER and self.references is not None and not self.references.references
@@ -175,7 +175,7 @@ def attack_final_models(
 
 
 def attack_name(attack: MembershipAttack) -> str:
-    """The key in audit.json of an attack that a run is configured with.
+    """Return the key in audit.json of an attack that a run is configured with.
 
     >>> attack_name(ShadowModelAttack()), attack_name(Gap())
     ('posterior', 'gap')
@@ -186,7 +186,7 @@ def attack_name(attack: MembershipAttack) -> str:
 
 
 def configured_title(attack: MembershipAttack) -> str:
-    """The attack's title in tables."""
+    """Return the attack's title in tables."""
     return str(getattr(attack, "title", type(attack).__name__))
 
 
@@ -214,8 +214,8 @@ class _AttackTarget:
     def scores(
         self, fits: Sequence[_Fit], watch: Callable[[int, ModelOutputs], None] | None = None
     ) -> list[ModelScores]:
-        """The scores of each of ``fits``. Outputs are computed for some models at a time, and none are kept; ``watch``
-        is told the number of the first model of each part, and the part's outputs.
+        """Return the scores of each of ``fits``. Outputs are computed for some models at a time, and none are kept;
+        ``watch`` is told the number of the first model of each part, and the part's outputs.
         """
         outputs_of_model = len(self.federation.test) * (self.federation.classes or self.federation.test.y[0].numel())
         size = max(1, OUTPUTS_AT_ONCE // max(1, outputs_of_model))

@@ -16,7 +16,7 @@ import pandas as pd
 import shoal.attacks
 from shoal.attacks import ShadowModelAttack, SourceInference, Stack
 from shoal.audit.record_table import AGAINST_CLIENTS, CHOSEN_OF_VIEW, rank_attacks_for_view, strongest, views_within
-from shoal.core.formats import capitalized, count, decimal, join_words
+from shoal.core.formats import capitalize, count, decimal, join_words
 from shoal.data.preferences import VIEWS, View
 from shoal.metrics import MembershipMetrics, least_non_members
 from shoal.metrics.intervals import Estimate, Verdict
@@ -75,7 +75,7 @@ TITLES: Mapping[str, str] = {getattr(attack, "name"): getattr(attack, "title") f
 
 
 def attack_title(name: str) -> str:
-    """The title of an attack within a sentence; its name where it declares no title.
+    """Return the title of an attack within a sentence; its name where it declares no title.
 
     >>> attack_title("lira-offline"), attack_title("fedmia-i-others"), attack_title("my-attack")
     ('offline LiRA', 'FedMIA-I, other clients', 'my-attack')
@@ -85,9 +85,9 @@ def attack_title(name: str) -> str:
 
 
 def attack_head(name: str) -> str:
-    """The title of an attack at the beginning of a line; a name without a title stays as it is."""
+    """Return the title of an attack at the beginning of a line; a name without a title stays as it is."""
     title = attack_title(name)
-    return capitalized(title) if name.removesuffix(AGAINST_CLIENTS) in TITLES else title
+    return capitalize(title) if name.removesuffix(AGAINST_CLIENTS) in TITLES else title
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class Finding:
     @property
     def head(self) -> str:
         """The attack's title at the beginning of a line."""
-        return attack_head(self.attack) if self.title == attack_title(self.attack) else capitalized(self.title)
+        return attack_head(self.attack) if self.title == attack_title(self.attack) else capitalize(self.title)
 
     @property
     def json(self) -> dict[str, Any]:
@@ -194,13 +194,13 @@ class Finding:
 
 
 def rows_of(table: pd.DataFrame) -> list[dict[Hashable, Any]]:
-    """The rows of a table such as `Audit.attacks`: as pandas' ``to_dict("records")``, in a fraction of the time."""
+    """List the rows of a table, as pandas' ``to_dict("records")`` but much faster."""
     return [dict(zip(table.columns, values, strict=True)) for values in table.to_numpy(dtype=object)]
 
 
 def headline(attacks: pd.DataFrame, view: View, scope: str = "all", name: str = "all") -> Mapping[Hashable, Any] | None:
-    """The row of the attack that decides how exposed a scope's records are to a view; None where none of its own was
-    measured there.
+    """Return the row of the attack that decides how exposed a scope's records are to a view; None where none of its own
+    was measured there.
 
     It is the `strongest` of all attacks that need this view or a smaller one; `rank_attacks_for_view` says
     which of them is chosen beforehand.
@@ -222,7 +222,7 @@ def headline(attacks: pd.DataFrame, view: View, scope: str = "all", name: str = 
 
 
 def rows_of_view(attacks: pd.DataFrame, view: View, scope: str, name: str) -> dict[str, Mapping[Hashable, Any]]:
-    """The rows of `Audit.attacks` of a scope that a view can carry out, by attack."""
+    """Return the rows of `Audit.attacks` of a scope that a view can carry out, by attack."""
     here = (attacks["scope"] == scope) & (attacks["name"] == name) & attacks["accuracy"].notna()
     here &= attacks["view"].isin(views_within(view)) & ~attacks["attack"].str.endswith(AGAINST_CLIENTS)
     return {str(row["attack"]): row for row in rows_of(attacks[here])}
@@ -242,7 +242,7 @@ def findings(attacks: pd.DataFrame) -> list[Finding]:
 
 
 def every_attack(attacks: pd.DataFrame, scope: str) -> dict[str, list[Finding]]:
-    """Every attack on each name of a scope, in the order of the audit; the attack that decides comes first.
+    """Return every attack on each name of a scope, in the order of the audit; the attack that decides comes first.
 
     The others follow by their balanced accuracy; attacks that were not measured come last. The intervals of groups are
     those of `findings`, the intervals of models hold for all models at once, and those of clients for one client.
@@ -316,7 +316,7 @@ def _attack_of(metrics: Mapping[str, float]) -> str:
 
 
 def most_exposed(found: Iterable[Finding]) -> list[Finding]:
-    """The measured findings, the most exposed first."""
+    """Return the measured findings, the most exposed first."""
     return sorted(
         (one for one in found if one.accuracy.known), key=lambda one: (one.verdict not in CERTAIN, _weakness(one))
     )
@@ -327,7 +327,7 @@ def _weakness(finding: Finding) -> float:
 
 
 def sentence(finding: Finding) -> str:
-    """A finding in one or two sentences.
+    """Return a finding in one or two sentences.
 
     >>> few = Finding("server", "few", "lira", Estimate(0.87, 0.8, 0.92), title="LiRA")
     >>> sentence(few)
@@ -338,8 +338,8 @@ def sentence(finding: Finding) -> str:
     verb = "is" if finding.attack == PROPERTY else "are"
     exposed = f"{finding.records} {verb} exposed to {by}" + f" above{limit}" * bool(limit)
     said = {
-        "exposed": capitalized(exposed),
-        "above the limit": capitalized(exposed),
+        "exposed": capitalize(exposed),
+        "above the limit": capitalize(exposed),
         "not decided": f"Whether {exposed} is not decided" + f", since {OTHERS}" * finding.confounded,
         "within the limit": f"The exposure of {finding.records} to {by} is within{limit}",
         "at chance": f"Attacks by {by} on {finding.records} are at chance",
@@ -379,7 +379,7 @@ def exposure_summary(found: Sequence[Finding], *, unasked: bool = True) -> str:
     'Exposed: few to another client. At chance: many to another client. Not asked: an outsider and the server.'
     """
     said = [
-        f"{capitalized(verdict)}: {_to_whom([one for one in found if one.verdict == verdict])}."
+        f"{capitalize(verdict)}: {_to_whom([one for one in found if one.verdict == verdict])}."
         for verdict in VERDICTS
         if any(one.verdict == verdict for one in found)
     ]

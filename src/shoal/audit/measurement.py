@@ -161,7 +161,7 @@ class Measurement(Protocol):
         ...
 
     def measure(self, finished: FinishedTraining, /) -> Summary:
-        """Metrics of the whole run, by group or by cluster; those that are NaN are left out of `summary.json`."""
+        """Measure metrics of the whole run, by group or by cluster; `summary.json` omits NaN."""
         ...
 
 
@@ -199,7 +199,7 @@ def measurement(
 
 
 def declared_metrics(measurements: Sequence[object]) -> tuple[Metric, ...]:
-    """The metrics of measurements in tables: their ``metrics``, or one of a measurement's name and title."""
+    """Return the metrics of measurements in tables: their ``metrics``, or one of a measurement's name and title."""
     shown: list[Metric] = []
     for measurement in measurements:
         alone = (Metric(measurement.name, measurement.title),) if isinstance(measurement, Measurement) else ()

@@ -195,7 +195,7 @@ def _concatenate(parts: Sequence[Tensor | None]) -> Tensor | None:
 def predictions_of(
     outputs: ModelOutputs, first: int, deployed: Deployed, federation: Federation, metric: ModelMetric
 ) -> Predictions:
-    """Predictions of the deployed models from number ``first`` on, which have these ``outputs``."""
+    """Return predictions of the deployed models from number ``first`` on, which have these ``outputs``."""
     values = torch.stack([metric(row, outputs.test_labels).double() for row in outputs.test])
     by_group = [values[:, federation.test.group == g].mean(dim=1) for g in range(len(federation.groups))]
     groups, group = len(federation.groups), federation.groups_of("clients")
@@ -277,7 +277,7 @@ class Margins:
 
 
 def margins_of(outputs: ModelOutputs, attacks: Sequence[FittedAttack]) -> list[Margins]:
-    """The margins of ``attacks``, one per model, on each of the K models with these ``outputs``."""
+    """Return the margins of ``attacks``, one per model, on each of the K models with these ``outputs``."""
     margins = []
     for k, attack in enumerate(attacks):
         examples, reference = outputs.training[k], outputs.reference_members.get(k)
@@ -326,7 +326,8 @@ class ModelScores:
         return self._table([(k, inside, wanted)])
 
     def of_group(self, g: int, mix: Floats | None = None) -> RecordTable:
-        """The training examples of group g against test examples, each on the model that its client trained last.
+        """Return the training examples of group g against test examples, each on the model that its client trained
+        last.
 
         ``mix`` (G,) are the proportions of the groups among the test examples; None: of group g alone, which measures
         memorisation. With others, an attack that only recognises groups has an advantage too.
@@ -406,7 +407,7 @@ def mixes_of_non_members(g: int, federation: Federation) -> Mapping[str, Floats]
 
 
 def roc_curves(scores: ModelScores) -> pd.DataFrame:
-    """The rows of `roc.csv`: ROC curves of an attack by group with clients and kind of non-members."""
+    """Return the rows of `roc.csv`: ROC curves of an attack by group with clients and kind of non-members."""
     curves = [
         _curve(scores.of_group(g, mix), scores.federation.groups[g], kind)
         for g in scores.federation.groups_with_clients

@@ -106,12 +106,12 @@ class RecordTable:
         return len(self.score)
 
     def take(self, rows: Ints | Bools) -> "RecordTable":
-        """Some of the rows, by position or by mask."""
+        """Return some of the rows, by position or by mask."""
         positions: NDArray[Any] = np.flatnonzero(rows) if rows.dtype == bool else rows
         return replace(self, **{name: _rows_of(column, positions) for name, column in self.columns().items()})
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """The columns by name."""
+        """Return the columns by name."""
         columns = {column.name: getattr(self, column.name) for column in fields(self)}
         return {name: column for name, column in columns.items() if column is not None}
 

@@ -79,7 +79,7 @@ class ScoredUpdates:
     __repr__ = one_line
 
     def score(self, scores: UpdateScores) -> Floats:
-        """The scores (N, M)."""
+        """Return the scores (N, M)."""
         del scores
         return self.values
 
@@ -89,7 +89,7 @@ AllAttacks = tuple[tuple[ReferenceAttack, ...], tuple[UpdateAttack, ...]]
 
 
 def all_attacks(further: Sequence[object] = ()) -> AllAttacks:
-    """The attacks that an audit asks, with ``further`` ones of the user's own.
+    """Return the attacks that an audit asks, with ``further`` ones of the user's own.
 
     Raises:
         InputError: one of these is neither a `ReferenceAttack` nor an `UpdateAttack`, has another attack's name, an
@@ -278,7 +278,7 @@ def audit_server(
 
 
 def with_server(audit: Audit, server: Audit) -> Audit:
-    """An audit of released models, and what the server finds in the updates of the same run.
+    """Return an audit of released models, and what the server finds in the updates of the same run.
 
     The server's attack decides on a scope where the lower end of its AUC is above 0.5 and the other's AUC.
     """

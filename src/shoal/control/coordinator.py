@@ -24,14 +24,14 @@ from shoal.models.model import NegativeLoss, accuracy
 
 @settings
 class RiskPrediction:
-    """Advantage of the strongest attack, ``2 A - 1 = factor * n ** -exponent`` with n training examples of a class.
+    """Advantage of the strongest attack, ``2 A - 1 = factor * n ** -exponent`` with n training examples per class.
 
-    A power law of this kind is known for centralised training; its two numbers depend on network, data and training,
-    and must be measured (`docs/results/audit/measured.md`: 1.09 and 0.28 by RMIA, a small network on Fashion-MNIST).
+    Centralised training follows a power law of this kind. Its two numbers depend on network, data and training, and
+    must be measured (`docs/results/audit/measured.md`: 1.09 and 0.28 by RMIA, a small network on Fashion-MNIST).
 
     Args:
-        factor: the advantage with one example of each class.
-        exponent: of the number of examples of a class; above 0.
+        factor: the advantage with one example per class.
+        exponent: of the number of examples per class; above 0.
 
     Example:
         >>> import shoal
@@ -43,7 +43,7 @@ class RiskPrediction:
     exponent: PositiveFloat = 0.28
 
     def risk(self, examples_per_class: float) -> float:
-        """Balanced accuracy A in [0.5, 1].
+        """Predict the balanced accuracy A in [0.5, 1].
 
         >>> round(RiskPrediction().risk(25), 3)
         0.721
@@ -51,9 +51,9 @@ class RiskPrediction:
         return 0.5 + min(1.0, self.factor * max(examples_per_class, 1.0) ** -self.exponent) / 2
 
     def examples_per_class(self, risk: float) -> float:
-        """The fewest examples of each class with a predicted risk of at most ``risk``, above 0.5; 0 where any will do.
+        """Return the smallest number of examples per class with a predicted risk of at most ``risk``; 0 for any number.
 
-        Times the number of classes it is what an algorithm's least number of examples should be (`CFL.min_examples`).
+        Times the number of classes, it suits an algorithm's smallest number of examples (`CFL.min_examples`).
 
         Raises:
             InputError: a risk that no number of examples reaches.
@@ -70,60 +70,58 @@ class RiskPrediction:
 LOG = logging.getLogger(__name__)
 
 CHANCE = 0.5
-"""The balanced accuracy at chance; no training can keep a limit below it."""
+"""The balanced accuracy at chance; no training meets a limit below it."""
 
 MIN_REDUCTION = 0.25
-"""The smallest share of a knob's prior risk reduction that measurements may leave of it."""
+"""The lower bound on a knob's measured risk reduction, as a share of its prior."""
 
 ROUND_FIGURES = ("over_limit", "heldout_accuracy", "limit_unmet")
-"""Figures of each cluster in a coordinator's memory that rounds.csv shows."""
+"""Figures of each cluster in a coordinator's memory, for rounds.csv."""
 
 
 @settings
 class LimitController:
-    """Coordinator: each estimate of risk becomes a strength of every knob for every cluster.
+    """A coordinator that turns each estimate of risk into a strength of every knob for every cluster.
 
-    Clients answer one bit: whether their model's risk is above what they tolerate. The server's set point is the share
-    of a model's members that may say so. Of cluster k, with share s_k of its members over their limit::
+    Clients answer one bit: whether their model's risk is above their limit. For cluster k, with a share s_k of its
+    members over their limit::
 
-        error   e_k = s_k - target, and 0 where it is within ``hysteresis`` below the target
-        demand  d_k <- d_k + gain * e_k where e_k > 0, d_k + release * e_k where e_k < 0 (risk reduction that is wanted)
-        cost    d_k <- d_k / 2 instead, where held-out accuracy is below its best so far by more than ``max_cost`` and
-                two standard errors of a difference, which the best of many estimates exceeds by luck
+        error   e_k = s_k - target, and 0 within ``hysteresis`` below the target
+        demand  d_k <- d_k + gain * e_k if e_k > 0, d_k + release * e_k if e_k < 0 (demanded risk reduction)
+        cost    d_k <- d_k / 2 instead, if held-out accuracy is below its best by more than ``max_cost`` and two
+                standard errors of a difference, since the best of many estimates is also lucky
         release with ``release_on="interval"``, e_k < 0 also needs a small share by the upper ends of the risks' 95 %
-                intervals: a low estimate by chance releases nothing
+                intervals, so that a low estimate by chance releases nothing
         knobs   u_k: changed until they reduce the risk by d_k, the cheapest increased first, the most expensive
                 decreased first; their costs add up to at most ``max_cost`` (`allocate`)
 
-    d_k is kept in [0, the reduction that these knobs can give], against integral windup. The effects of each knob are a
-    prior (`Knob`) and then learned from the clusters (`Sensitivity`). With gain 0, or where nobody is over its limit,
-    no directive is ever given, and training is that of the algorithm alone, bit for bit.
+    d_k stays in [0, the largest reduction of these knobs], against integral windup. The effects of each knob start from
+    a prior (`Knob`) and are learned from the clusters (`Sensitivity`). With gain 0, or while no member is over its
+    limit, all directives are 0 and training is bit-identical to the algorithm alone.
 
-    A server that "acts as a coordinator" between accuracy and exposure is the future work of IFCA-MIR (its section 7);
-    the loop is ours.
+    IFCA-MIR (section 7) proposes a server that "acts as a coordinator" as future work; the loop is ours.
 
     Args:
         knobs: by the name of the directive.
-        target: share of a model's members that may be over their limit.
-        hysteresis: by how much the share must fall below the target before knobs are released.
-        gain: reduction (of balanced accuracy) that is demanded at an estimate, per unit of e_k.
-        release: as ``gain``, on the way back.
-        release_on: figure that must be within the members' limits before knobs are released: the "estimate" of the
-            risk, or the upper end of its "interval", about which members are asked in one more bit.
-        max_cost: held-out accuracy that knobs may cost.
-        audit_factor: slope of the line from the estimate to what a strong attack finds, by audits; the risk reported to
-            clients is ``audit_level + audit_factor * (risk - 0.5)``.
-        audit_level: what a strong attack finds where the estimate is 0.5, by audits.
-        vote_epsilon: epsilon of each answer of a client, by randomised response: one answer an estimate, two with
-            ``release_on="interval"``, and one before the first round with ``prediction``; None: clients answer truly.
-        prediction: of the risk before the first round, which sets the first directives; None: these are 0.
-        min_clients: the number of members below which a model gets a discount, the directive "price" of `PricedChoice`,
-            so that its last members stay: the multiplier of the constraint by dual ascent,
-            ``mu_k <- max(0, mu_k + price_step * (min_clients - members_k) / min_clients)`` and price_k = -mu_k nats.
-            0: no prices.
+        target: allowed share of a model's members over their limit.
+        hysteresis: distance of the share below the target at which knobs are released.
+        gain: demanded reduction (of balanced accuracy) per estimate and unit of e_k.
+        release: the gain for releasing.
+        release_on: figure that must be within the members' limits to release knobs: the "estimate" of the risk, or the
+            upper end of its "interval", which takes one more bit from members.
+        max_cost: largest cost of knobs in held-out accuracy.
+        audit_factor: slope from the estimate to a strong attack's accuracy, from audits; the risk reported to clients
+            is ``audit_level + audit_factor * (risk - 0.5)``.
+        audit_level: a strong attack's accuracy at an estimate of 0.5, from audits.
+        vote_epsilon: epsilon of each answer of a client, by randomised response: one answer per estimate, two with
+            ``release_on="interval"``, and one before the first round with ``prediction``; None: exact answers.
+        prediction: prediction of the risk before the first round, for the first directives; None: these are 0.
+        min_clients: a model with fewer members gets a discount, the directive "price" of `PricedChoice`, to keep its
+            last members: ``mu_k <- max(0, mu_k + price_step * (min_clients - members_k) / min_clients)`` by dual
+            ascent, and price_k = -mu_k nats. 0: no prices.
         price_step: of the dual ascent, in nats.
-        known_risks: the risk (N,) that each client's model has to the attacker of its limit for certain, whatever the
-            red team estimates, from the state; NaN: nothing is known. None: of no client.
+        known_risks: function from the state to the certain risk (N,) of each client's model to the attacker of its
+            limit, apart from the red team's estimate; NaN: unknown. None: unknown for all.
 
     Example:
         >>> import shoal.toy
@@ -153,7 +151,7 @@ class LimitController:
     known_risks: Annotated[Callable[[State], Tensor] | None, Internal()] = None
 
     def local(self, local: LocalSGD, at: ClusterRound) -> LocalSGD:
-        """Local training of a cluster under its directive; implements the engine's `LocalDefense`."""
+        """Return the local training of a cluster under its directive; implements the engine's `LocalDefense`."""
         for name, knob in self.knobs.items():
             strength = at.directive.get(name, 0.0)
             if strength > 0 and knob.defense is not None:
@@ -161,10 +159,9 @@ class LimitController:
         return local
 
     def start(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
-        """``state`` with the first directives: 0, or those that the predicted risk demands.
+        """Set the first directives: 0, or those for the predicted risk.
 
-        A predicted cluster has the federation's examples divided by the number of models, and all clients answer
-        whether its risk is over their limits, as after an estimate.
+        The prediction assumes clusters of equal size, and all clients answer as after an estimate.
         """
         memory = Memory.empty(len(state.models), self.knobs)
         if self.prediction is not None:
@@ -179,7 +176,7 @@ class LimitController:
         return self._directed(state, memory, torch.zeros_like(memory.demand))
 
     def update(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
-        """``state`` with the directives that its risks demand."""
+        """Set the directives for the state's risks."""
         known = None if self.known_risks is None else self.known_risks(state)
 
         def shares_over(risks: Tensor, coins: Stream) -> Tensor:
@@ -193,21 +190,21 @@ class LimitController:
         return self.steered(state, shares, possible, *utilities(state, federation, engine))
 
     def reported_risks(self, risks: Tensor) -> Tensor:
-        """Risks (K,) as reported to clients, from estimates (K,)."""
+        """Convert estimates (K,) to the risks (K,) reported to clients."""
         return self.audit_level + self.audit_factor * (risks - CHANCE)
 
     def steered(self, state: State, shares: Tensor, possible: Tensor, utility: Tensor, error: Tensor) -> State:
-        """``state`` with the directives that its risks demand, from clients' answers and accuracy on held-out examples.
+        """Set the directives from clients' answers and accuracy on held-out examples.
 
         Args:
             state: after an estimate of its risks.
-            shares: (K,), as `over_limit_shares`.
-            possible: (K,), shares that must be small before knobs are released; the same, or those of the upper ends.
-            utility, error: (K,) each, as `utilities`.
+            shares: (K,), from `over_limit_shares`.
+            possible: (K,), shares that must be small to release knobs: ``shares``, or those of the upper ends.
+            utility, error: (K,) each, from `utilities`.
         """
         memory = Memory.from_state(state, self.knobs)
         changed = memory.strengths - memory.strengths_before
-        # A model that nobody uses keeps its last risk, which says nothing of a knob.
+        # The unchanged risk of a model without members tells nothing about a knob.
         reduction = (memory.risk - state.risks).where(~shares.isnan(), torch.nan)
         memory = replace(
             memory,
@@ -292,8 +289,7 @@ def over_limit_shares(
     stream: Stream,
     known: Tensor | None = None,
 ) -> Tensor:
-    """The share (K,) of each model's members who answer that its risk is above the threshold they tolerate; NaN of a
-    model without members.
+    """Return the share (K,) of each model's members with a risk above their threshold; NaN without members.
 
     Thresholds stay with the clients: each answers one bit. With ``epsilon`` it is by randomised response (Warner 1965),
     true with probability p = e^epsilon / (1 + e^epsilon), which is epsilon-differentially private per estimate; the
@@ -317,15 +313,15 @@ def over_limit_shares(
 
 
 def over_limit_answers(risks: Tensor, thresholds: Tensor, ids: Tensor, epsilon: float | None, stream: Stream) -> Tensor:
-    """The clients' part of `over_limit_shares`: the answers (n,) bool of clients with ``ids`` (n,) to the reported
-    risks (n,) of their models and the thresholds (n,) that they tolerate.
+    """Return the clients' part of `over_limit_shares`: the answers (n,) bool of clients with ``ids`` (n,) to the
+    reported risks (n,) of their models and the thresholds (n,) that they tolerate.
     """
     coins = stream("answers").seeds(ids).double() / 2**63
     return (risks > thresholds) ^ (coins < _flip_probability(epsilon))
 
 
 def shares_of_answers(answers: Tensor, model: Tensor, clusters: int, epsilon: float | None) -> Tensor:
-    """The server's part of `over_limit_shares`: from the ``answers`` (n,) of the clients of ``model`` (n,) to (K,)."""
+    """Count the ``answers`` (n,) of clients by their ``model`` (n,): shares (K,)."""
     flipped = _flip_probability(epsilon)
     members = torch.bincount(model, minlength=clusters).double()
     positive = torch.zeros(clusters, dtype=torch.float64).index_add_(0, model, answers.double())
@@ -394,11 +390,11 @@ class RecordedDirectives:
     stream: Stream
 
     def start(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
-        """The first directives of the attacked run, with its clients' answers."""
+        """Return the first directives of the attacked run, with its clients' answers."""
         return self.coordinator.start(state, federation, engine, self.stream("coordinator", 0))
 
     def update(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
-        """The directives of the last round of ``state``."""
+        """Return the directives of the last round of ``state``."""
         recorded = self.by_round.get(state.round, {})
         same = {name: values for name, values in recorded.items() if len(values) == len(state.models)}
         return replace(state, directives={**state.directives, **same})
@@ -407,7 +403,7 @@ class RecordedDirectives:
     def from_rows(
         coordinator: EngineCoordinator, rows: Sequence[Mapping[str, float]], stream: Stream
     ) -> "RecordedDirectives":
-        """The directives in `rounds.csv`, one row per round and cluster, in order."""
+        """Return the directives in `rounds.csv`, one row per round and cluster, in order."""
         by_round: dict[int, list[Mapping[str, float]]] = {}
         for row in rows:
             by_round.setdefault(int(row["round"]), []).append(row)
@@ -419,7 +415,7 @@ class RecordedDirectives:
 
 
 def directives_of(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
-    """The directives (K,) by name in the rows of `rounds.csv` of one round, one per cluster, in order.
+    """Return the directives (K,) by name in the rows of `rounds.csv` of one round, one per cluster, in order.
 
     Example:
         >>> from shoal.control import directives_of

@@ -59,7 +59,7 @@ class Sensitivity:
     ratio: float = 1.0
 
     def observed(self, strengths: Tensor, change: Tensor) -> "Sensitivity":
-        """The regression after one more estimate.
+        """Return the regression after one more estimate.
 
         Args:
             strengths: (K, J), the change of each cluster's strengths.
@@ -165,7 +165,7 @@ class Memory:
 
     @staticmethod
     def empty(clusters: int, knobs: Mapping[str, Knob]) -> "Memory":
-        """The memory before anything was measured."""
+        """Return the memory before anything was measured."""
         nothing = torch.zeros(clusters, dtype=torch.float64)
         none = torch.zeros(clusters, len(knobs), dtype=torch.float64)
         unknown = torch.full_like(nothing, torch.nan)
@@ -178,7 +178,7 @@ class Memory:
 
     @staticmethod
     def from_state(state: State, knobs: Mapping[str, Knob]) -> "Memory":
-        """The memory in ``state``.
+        """Return the memory in ``state``.
 
         Where the number of clusters has changed, it has what was learned of the knobs, and the strengths that the
         algorithm gave to its new clusters, which stay until an estimate asks for others.
@@ -201,7 +201,7 @@ class Memory:
         return replace(memory, demand=demand, strengths=strengths, strengths_before=strengths.clone())
 
     def tensors(self) -> Tensors:
-        """The memory as `State.control`."""
+        """Return the memory as `State.control`."""
         learned = {f"{name}_{part}": getattr(getattr(self, name), part) for name in _EFFECTS for part in _LEARNED}
         return {**{name: getattr(self, name) for name in self._OF_CLUSTERS}, **learned}
 

@@ -97,18 +97,20 @@ def file_errors(
 def read_error(path: object, error: OSError) -> str:
     """The reason why a file cannot be read; of a missing one with the place where it was looked for."""
     return (
-        f"{error.strerror}{searched_in(path)}" if isinstance(error, FileNotFoundError) else f"{error.strerror or error}"
+        f"{error.strerror}{search_place(path)}"
+        if isinstance(error, FileNotFoundError)
+        else f"{error.strerror or error}"
     )
 
 
-def searched_in(path: object) -> str:
+def search_place(path: object) -> str:
     """Where a file that is missing was looked for, as the end of a sentence.
 
     A sign that cannot be printed comes from a backslash in a text of TOML.
 
-    >>> searched_in("/wards/a.csv")
+    >>> search_place("/wards/a.csv")
     " in the folder '/wards'"
-    >>> "single quotes" in searched_in("C:" + chr(10) + "ew.csv")
+    >>> "single quotes" in search_place("C:" + chr(10) + "ew.csv")
     True
     """
     if str(path).isprintable():

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from shoal.core.errors import InputError, searched_in
+from shoal.core.errors import InputError, search_place
 
 if TYPE_CHECKING:
     import numpy as np
@@ -138,7 +138,7 @@ def open_file(path: Path) -> Iterator[io.BufferedIOBase]:
             else:
                 yield file
     except FileNotFoundError as error:
-        raise InputError(f"'{path}' is missing{searched_in(path)}") from error
+        raise InputError(f"'{path}' is missing{search_place(path)}") from error
     except EOFError as error:
         raise InputError(f"'{path}' is truncated: its gzip stream ends too early; fetch the file again") from error
     except (gzip.BadGzipFile, zlib.error) as error:

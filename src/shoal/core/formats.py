@@ -49,10 +49,10 @@ def metric_format(metric: str) -> Callable[[float], str]:
     return decimal if metric == ACCURACY else number
 
 
-def capitalized(name: str) -> str:
+def capitalize(name: str) -> str:
     """A name at the beginning of a line.
 
-    >>> capitalized("minus squared error"), capitalized("R2")
+    >>> capitalize("minus squared error"), capitalize("R2")
     ('Minus squared error', 'R2')
     """
     return name[:1].upper() + name[1:]
@@ -158,7 +158,7 @@ def one_line(self: Any) -> str:  # noqa: ANN401
     (Example(models=Tensor (2, 3)), Example(models='many', rounds=20))
     """
     shown = [field for field in fields(self) if field.repr and not _is_default(field, getattr(self, field.name))]
-    inside = ", ".join(f"{field.name}={shorten(_spelled(getattr(self, field.name)), _PART)}" for field in shown)
+    inside = ", ".join(f"{field.name}={shorten(_spell(getattr(self, field.name)), _PART)}" for field in shown)
     return shorten(f"{type(self).__name__}({inside})")
 
 
@@ -178,13 +178,13 @@ def _is_default(field: Field[Any], value: object) -> bool:
     return value is default or (type(value) is type(default) and not hasattr(value, "shape") and value == default)
 
 
-def _spelled(value: Any) -> str:  # noqa: ANN401
+def _spell(value: Any) -> str:  # noqa: ANN401
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple):
         return f"{type(value).__name__} {tuple(shape)}"
     if isinstance(value, Mapping):
         return f"{{{', '.join(map(str, value))}}}"
     if type(value) is tuple:
-        return f"({', '.join(map(_spelled, value))}{',' if len(value) == 1 else ''})"
+        return f"({', '.join(map(_spell, value))}{',' if len(value) == 1 else ''})"
     named = getattr(value, "__qualname__", None)
     return str(named) if named is not None else re.sub(r" at 0x[0-9a-f]+", "", repr(value))

@@ -19,8 +19,10 @@ from shoal.data.user.tables import fields_from_table
 
 
 class Schedule(Protocol):
-    """A client that trains on some of its examples in every ``period``-th round, and on its others in all other rounds,
-    such as `shoal.PropertySchedule`.
+    """A client that trains on some examples in every ``period``-th round, and on its other examples in all other
+    rounds.
+
+    `shoal.PropertySchedule` is one.
     """
 
     @property
@@ -30,7 +32,7 @@ class Schedule(Protocol):
 
     @property
     def period(self) -> int:
-        """Rounds from one on some of its examples to the next."""
+        """Rounds from one such round to the next."""
         ...
 
     def present(self, number: int) -> bool:
@@ -38,7 +40,7 @@ class Schedule(Protocol):
         ...
 
     def in_round(self, clients: Shards, ids: Tensor, number: int) -> Shards:
-        """The shards that the clients train on in a round, out of ``clients``, all their examples; ids (N,) int64."""
+        """Select the training examples of a round from ``clients``, all their examples; ids (N,) int64."""
         ...
 
 
@@ -49,20 +51,19 @@ class Federation:
     Args:
         clients: training examples, one shard per client.
         ids: (N,) int64, distinct numbers of the clients, which name their random streams.
-        group: (N,) int64, each client's true group, which no algorithm sees; with ``row_groups`` its largest one.
+        group: (N,) int64, each client's true group, hidden from algorithms; with ``row_groups`` its largest group.
         groups: names of the groups, also of those without clients.
         preferences: thresholds and betas.
         test: held-out examples of every group, for measuring.
         shadow: the server's own examples, for its red team.
-        holdout: N shards that clients keep out of training (empty shards where there are none).
-        classes: C, the number of classes; None: labels are the targets of a regression, not classes.
-        schedule: of a client that trains on some of its examples in some rounds and on the others in the rest; None:
-            every client trains on all its examples.
-        names: the user's names of the N clients, for results; None: they have their numbers alone.
+        holdout: N shards that clients keep out of training, perhaps empty.
+        classes: C, the number of classes; None: a regression.
+        schedule: a client that trains on some examples per round; None: every client trains on all its examples.
+        names: the user's names of the N clients, for results; None: only numbers.
         origins: the user's names of examples, by their row in the inputs of ``clients``, ``holdout`` and ``test``.
         own_inputs: whether inputs may differ between clients of a group, because they are not partitioned at random.
-        row_groups: where groups are of examples, such as patients of one sex, and not of clients: the group of each row
-            in the inputs of ``clients`` and ``holdout``, by these names; empty: examples have their client's group.
+        row_groups: groups of examples instead of clients, such as patients of one sex: the group of each row in the
+            inputs of ``clients`` and ``holdout``, by these names; empty: examples have their client's group.
 
     Example:
         >>> import shoal
@@ -108,19 +109,19 @@ class Federation:
 
     @property
     def group_shares(self) -> Tensor:
-        """Each group's fraction of a client, (N, G) float64; 1 for its own group, or that of its training examples."""
+        """(N, G) float64, each group's fraction of a client: 1 for its group, or its share of training examples."""
         if not self.row_groups:
             return torch.eye(len(self.groups), dtype=torch.float64)[self.group]
         counts = group_counts(self.clients.owners(), self.groups_of("clients"), (len(self), len(self.groups)))
         return counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
 
     def groups_of(self, part: Literal["clients", "holdout"]) -> Tensor:
-        """(T,) int64, the group of each example that the clients train on, or hold out."""
+        """Return the group (T,) int64 of each training or hold-out example."""
         shards: Shards = getattr(self, part)
         return self.row_groups[part][shards.indices] if self.row_groups else self.group[shards.owners()]
 
     def with_group(self, g: int) -> Tensor:
-        """(N,) bool, the clients of group ``g``, or with examples of it."""
+        """Return a mask (N,) of the clients of group ``g``, or with examples of it."""
         return self.group_shares[:, g] > 0
 
     @property
@@ -134,21 +135,21 @@ class Federation:
         return torch.nonzero(self.group_fractions > 0).flatten().tolist()
 
     def cohort_size(self, participation: float) -> int:
-        """The number of clients in a round: ``participation`` of N, rounded, and at least 1 unless it is 0.
+        """Return the number of clients per round: ``participation`` of N, rounded, and at least 1 unless it is 0.
 
         Source: McMahan et al. 2017, algorithm 1: m = max(C K, 1).
         """
         return min(len(self), max(round(participation * len(self)), int(participation > 0)))
 
     def clients_in_round(self, number: int) -> Shards:
-        """The N shards that the clients train on in round ``number``, counted from 1."""
+        """Return the N shards of training examples in round ``number``, counted from 1."""
         return self.clients if self.schedule is None else self.schedule.in_round(self.clients, self.ids, number)
 
     def positions(self, clients: Sequence[str | int]) -> Tensor:
-        """Positions (n,) int64 of clients by their names or numbers.
+        """Return the positions (n,) int64 of clients by their names or numbers.
 
         Raises:
-            InputError: one is not in the federation.
+            InputError: an unknown client.
         """
         known = {str(client): i for i, client in enumerate(self.ids.tolist())}
         known |= {name: i for i, name in enumerate(self.names or ())}
@@ -158,7 +159,7 @@ class Federation:
         return torch.tensor([known[str(client)] for client in clients], dtype=torch.int64)
 
     def take(self, clients: Tensor) -> "Federation":
-        """The federation of the clients at positions (n,) int64 alone, in that order; examples are shared."""
+        """Select the clients at positions (n,) int64, in that order; examples are shared."""
         return replace(
             self,
             clients=self.clients.take(clients),
@@ -170,9 +171,9 @@ class Federation:
         )
 
     def tested(self, clients: Tensor) -> "Federation":
-        """The federation without the test examples of clients that are not at the positions (n,) int64.
+        """Leave out the test examples of clients that are not at the positions (n,) int64.
 
-        Examples of nobody stay, and those of a group that would have none.
+        Examples without a client stay, and the examples of a group that would have none left.
         """
         test = self.test
         if test.client is None:
@@ -182,7 +183,7 @@ class Federation:
         return replace(self, test=test.take(torch.nonzero(counted).flatten().to(test.y.device)))
 
     def mapped(self, function: Callable[[Tensor], Tensor]) -> "Federation":
-        """The federation of other inputs: ``function`` of all inputs (M, ...), which is asked once for each tensor."""
+        """Replace all inputs (M, ...) by ``function`` of them, with one call per tensor."""
         sets = {name: getattr(self, name) for name in ("clients", "holdout", "test", "shadow")}
         inputs = {id(examples.x): examples.x for examples in sets.values()}
         mapped = {key: function(x) for key, x in inputs.items()}

@@ -22,7 +22,7 @@ from shoal.data.federation import Federation
 from shoal.data.names import numbered_name, official_example, require_unambiguous
 from shoal.data.preferences import Preferences, equal_preferences
 from shoal.data.shards import GroupedExamples, Shards
-from shoal.data.shifts import Group, shifted_inputs, shifted_labels, skew_labels
+from shoal.data.shifts import Group, shift_inputs, shift_labels, skew_labels
 
 DEFAULT_STREAM = Stream(0, ("data",))
 """The stream of the data in `shoal run` with seed 0."""
@@ -123,13 +123,13 @@ class ClientIndices(NamedTuple):
         return self.indices.split(self.sizes.tolist())
 
     @staticmethod
-    def joined(by_client: Sequence[Tensor]) -> "ClientIndices":
-        """Those of a list with one tensor per client."""
+    def concatenate(by_client: Sequence[Tensor]) -> "ClientIndices":
+        """Concatenate one tensor per client."""
         return ClientIndices(torch.cat([*by_client]), torch.tensor([len(indices) for indices in by_client]))
 
     @staticmethod
     def equal(indices: Tensor, clients: int) -> "ClientIndices":
-        """``indices`` in equal parts; no tensor per client, which takes long for many."""
+        """Split ``indices`` into equal parts."""
         return ClientIndices(indices, torch.full((clients,), len(indices) // clients))
 
 
@@ -149,15 +149,14 @@ def partition_dataset(
     preferences: Preferences | None = None,
     stream: Stream = DEFAULT_STREAM,
 ) -> Federation:
-    """The federation of a partitioned data set, images and labels shifted by group, and columns standardised.
+    """Partition a data set into a federation; shift images and labels by group, and standardise columns.
 
-    Label skew is of the labels before their shift.
+    Label skew applies to the labels before their shift.
 
     Args:
-        dataset, partition, groups: the examples, how many go where, and how they are shifted.
-        preferences: of the clients; None: each tolerates a membership-inference accuracy of 0.65 and weighs risk by
-            0.5, as in `Federation.from_tensors`.
-        stream: of the partition and the shifts; by default that of `shoal run` with seed 0.
+        dataset, partition, groups: the examples, their numbers per set, and their shifts.
+        preferences: the clients'; None: a threshold of 0.65 and beta 0.5, as in `Federation.from_tensors`.
+        stream: randomness of the partition and the shifts; by default that of `shoal run` with seed 0.
 
     Raises:
         InputError: as `Partition.check`.
@@ -174,13 +173,13 @@ def partition_dataset(
     if preferences is None:
         preferences = equal_preferences(partition.clients)
     rng = stream("split").numpy()
-    order = shuffled_indices(dataset, rng)
-    parts = _reused(partition, order, groups, rng) if partition.reuse_images else disjoint(partition, order, groups)
+    order = shuffle_indices(dataset, rng)
+    parts = _reuse(partition, order, groups, rng) if partition.reuse_images else disjoint(partition, order, groups)
     training, holdout, shadow, test = map(torch.from_numpy, parts)
     if partition.dirichlet_alpha is None:
         clients, held_out = (ClientIndices.equal(indices, partition.clients) for indices in (training, holdout))
     else:
-        clients, held_out = map(ClientIndices.joined, _skewed(dataset, partition, training, holdout, stream("skew")))
+        clients, held_out = map(ClientIndices.concatenate, _skew(dataset, partition, training, holdout, stream("skew")))
     return partition_federation(dataset, groups, PartitionIndices(clients, held_out, shadow, test), preferences, stream)
 
 
@@ -191,7 +190,7 @@ def partition_federation(
     preferences: Preferences,
     stream: Stream,
 ) -> Federation:
-    """The federation of a data set whose partition is drawn already."""
+    """Create the federation of a data set from a drawn partition."""
     training, holdout, shadow, test = indices
     shares, count = [group.share for group in groups], len(training.sizes)
     ids, group = torch.arange(count), _by_group(apportion(shares, count))
@@ -205,13 +204,13 @@ def partition_federation(
 
     def shards(indices: Tensor, sizes: Tensor) -> Shards:
         owners = torch.repeat_interleave(ids, sizes)
-        x = shifted_inputs(dataset, indices, groups, group[owners], stream, owners)
-        return Shards.from_contiguous(x, shifted_labels(dataset, indices, groups, group[owners]), sizes)
+        x = shift_inputs(dataset, indices, groups, group[owners], stream, owners)
+        return Shards.from_contiguous(x, shift_labels(dataset, indices, groups, group[owners]), sizes)
 
     def examples(indices: Tensor, counts: list[int]) -> GroupedExamples:
         group = _by_group(counts)
-        x = shifted_inputs(dataset, indices, groups, group, stream)
-        return GroupedExamples(x, shifted_labels(dataset, indices, groups, group), group)
+        x = shift_inputs(dataset, indices, groups, group, stream)
+        return GroupedExamples(x, shift_labels(dataset, indices, groups, group), group)
 
     rows = {"clients": training.indices, "holdout": holdout.indices, "test": test}
     return Federation(
@@ -230,12 +229,12 @@ def partition_federation(
 
 
 def _by_group(counts: list[int]) -> Tensor:
-    """The group of each example (or client), where the first ``counts[0]`` are of group 0, and so on."""
+    """Return the group of each example (or client): the first ``counts[0]`` are of group 0, and so on."""
     return torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
 
 
 def disjoint(partition: Partition, order: np.ndarray, groups: Sequence[Group]) -> list[np.ndarray]:
-    """Indices for training, holdout, shadow set and test set, no index twice."""
+    """Split indices into training, holdout, shadow set and test set, without repetition."""
     per_client = [partition.examples_per_client, partition.holdout_examples]
     training, holdout, rest = np.split(order, np.cumsum([partition.clients * count for count in per_client]))
     test = _test_by_group(order[len(order) - partition.test_examples :], groups)
@@ -243,9 +242,9 @@ def disjoint(partition: Partition, order: np.ndarray, groups: Sequence[Group]) -
 
 
 def _test_by_group(test: np.ndarray, groups: Sequence[Group]) -> np.ndarray:
-    """The test indices in equal parts, group by group.
+    """Order test indices by group, in equal parts.
 
-    Groups without clients get theirs first, so that the others have the test examples that they have without them.
+    Groups without clients take theirs first, so that they do not change other groups' test examples.
     """
     counts = _equal_counts(len(test), len(groups))
     order = sorted(range(len(groups)), key=lambda g: groups[g].share > 0)
@@ -253,10 +252,10 @@ def _test_by_group(test: np.ndarray, groups: Sequence[Group]) -> np.ndarray:
     return np.concatenate([parts[g] for g in range(len(groups))])
 
 
-def _reused(
+def _reuse(
     partition: Partition, order: np.ndarray, groups: Sequence[Group], rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """As `disjoint`, but the same images for the clients of each group and for each group's test."""
+    """Split as `disjoint`, but with the same images for the clients of each group and for each group's test."""
     counts = apportion([group.share for group in groups], partition.clients)
     needed = max(counts) * (partition.examples_per_client + partition.holdout_examples)
     training, holdout = [], []
@@ -276,7 +275,7 @@ def _equal_counts(total: int, parts: int) -> list[int]:
 
 
 def apportion(shares: Sequence[float], total: int) -> list[int]:
-    """Integers in proportion to ``shares`` that sum to ``total`` (largest remainder method)."""
+    """Return integers in proportion to ``shares`` with the sum ``total`` (largest remainder method)."""
     exact = [share / sum(shares) * total for share in shares]
     # Rounding to nine places keeps 0.29 * 100 = 28.999999999999996 from losing a client.
     floors = [int(round(value, 9)) for value in exact]
@@ -286,19 +285,18 @@ def apportion(shares: Sequence[float], total: int) -> list[int]:
     return floors
 
 
-def shuffled_indices(dataset: LabelledDataset, rng: np.random.Generator) -> np.ndarray:
-    """All indices in random order, those of the official training split first: (M,)."""
+def shuffle_indices(dataset: LabelledDataset, rng: np.random.Generator) -> np.ndarray:
+    """Shuffle all indices (M,), those of the official training split first."""
     train = dataset.train_count
     return np.concatenate([rng.permutation(train), train + rng.permutation(len(dataset.labels) - train)])
 
 
-def _skewed(
+def _skew(
     dataset: LabelledDataset, partition: Partition, training: Tensor, holdout: Tensor, stream: Stream
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Training examples and holdouts of the clients, both with each client's own skew of labels.
+    """Split training examples and holdouts over the clients, with the same skew of labels in both.
 
-    With holdouts, all examples are skewed together; a client holds out the fraction that the partition says, drawn at
-    random, but at least one example and not all.
+    A client holds out the partition's fraction of its examples at random, at least one and not all.
     """
     alpha, fraction = partition.dirichlet_alpha, len(holdout) / (len(holdout) + len(training))
     assert alpha is not None

@@ -13,24 +13,24 @@ from shoal.core.randomness import Stream
 from shoal.core.settings import one_of
 
 View = Literal["outsider", "client", "server"]
-"""Attacker of an attack, and of a figure; each sees what those before it see. An outsider has the final models; a
-client is sent the initial model and every round's models of all clusters; the server sees each client's updates and
-choices."""
+"""The attacker of an attack or a figure. An outsider has the final models; a client receives the initial model and all
+clusters' models of every round; the server sees each client's updates and choices. A view includes the views before it.
+"""
 
 VIEWS: tuple[View, ...] = get_args(View)
-"""All views, from the one that sees least."""
+"""All views, from the weakest."""
 
 
 @dataclass(frozen=True, eq=False)
 class Preferences:
-    """How N clients weigh privacy against accuracy.
+    """N clients' weights of privacy against accuracy.
 
     Args:
         threshold: (N,), the membership-inference accuracy that each client tolerates.
         beta: (N,) in [0, 1], the weight of risk in its choice of a model.
-        drawn: whether the thresholds were drawn at random, as `draw_preferences` does where no client set one.
-        view: (N,) int64, the attacker that each client's threshold is about, by its position in `VIEWS`. None: the
-            attacker of the run's own figures.
+        drawn: whether the thresholds are random, as in `draw_preferences`, because no client set a limit.
+        view: (N,) int64, the attacker in each client's threshold, by position in `VIEWS`. None: the attacker of the
+            run's figures.
     """
 
     threshold: Tensor
@@ -45,17 +45,17 @@ class Preferences:
         return 1 - self.beta
 
     def take(self, clients: Tensor) -> "Preferences":
-        """The preferences of the clients at positions (n,) int64, in that order."""
+        """Select the clients at positions (n,) int64, in that order."""
         view = None if self.view is None else self.view[clients]
         return replace(self, threshold=self.threshold[clients], beta=self.beta[clients], view=view)
 
     def views(self, default: View) -> list[View]:
-        """The attacker of each client's threshold; ``default`` where no client names one."""
+        """List the attacker of each client's threshold; ``default`` without `view`."""
         return [default] * len(self.threshold) if self.view is None else [VIEWS[i] for i in self.view.tolist()]
 
 
 def equal_preferences(clients: int) -> Preferences:
-    """The default: each client tolerates 0.65 and weighs risk by 0.5."""
+    """Return the default: each client tolerates 0.65 and weighs risk by 0.5."""
     ones = torch.ones(clients, dtype=torch.float64)
     return Preferences(0.65 * ones, 0.5 * ones)
 
@@ -67,17 +67,16 @@ def draw_preferences(
     stream: Stream,
     view: View | Sequence[View] | None = None,
 ) -> Preferences:
-    """Thresholds t_i uniform in [low, high], and the weights of risk beta_i.
+    """Draw thresholds t_i uniform in [low, high], and set the weights of risk beta_i.
 
     Args:
         clients: number of clients.
         thresholds: [low, high] of the membership-inference accuracy that clients tolerate, in [0.5, 1] (IFCA-MIR:
             0.5, 0.8).
-        beta: one number for all clients, one for each, or "threshold": the less risk a client tolerates the more it
-            weighs, ``beta_i = (high - t_i) / (high - low)``.
-        stream: of the thresholds.
-        view: the attacker that clients' thresholds are about, one for all or one for each; None: that of the run's own
-            figures.
+        beta: one number for all clients, one per client, or "threshold": a lower threshold gives risk more weight,
+            ``beta_i = (high - t_i) / (high - low)``.
+        stream: randomness of the thresholds.
+        view: the attacker in the thresholds, one for all or one per client; None: the attacker of the run's figures.
 
     Raises:
         InputError: a value outside its range, or a number of betas or views other than one or ``clients``.
@@ -107,10 +106,10 @@ def draw_preferences(
 
 
 def views_of(view: View | Sequence[View] | None, clients: int) -> Tensor | None:
-    """`Preferences.view` of one view for all ``clients`` or one for each.
+    """Return `Preferences.view` for one view, or one per client.
 
     Raises:
-        InputError: another word, or another number of them.
+        InputError: an unknown view, or a wrong number of views.
     """
     if view is None:
         return None
@@ -122,10 +121,10 @@ def views_of(view: View | Sequence[View] | None, clients: int) -> Tensor | None:
 
 
 def per_client(name: str, value: object, clients: int, low: float) -> Tensor:
-    """One number, or one per client, as (clients,) float64 in [low, 1].
+    """Return one number, or one per client, as (clients,) float64 in [low, 1].
 
     Raises:
-        InputError: numbers outside this range, or another number of them.
+        InputError: a value outside this range, or a wrong number of values.
     """
     form = f"'{name}' must be one number or one for each of {clients} clients"
     try:

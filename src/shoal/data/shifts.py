@@ -84,7 +84,7 @@ class Group:
         return images
 
 
-def shifted_inputs(
+def shift_inputs(
     dataset: LabelledDataset,
     indices: Tensor,
     groups: Sequence[Group],
@@ -121,7 +121,7 @@ def shifted_inputs(
     return shifted
 
 
-def shifted_labels(dataset: LabelledDataset, indices: Tensor, groups: Sequence[Group], group: Tensor) -> Tensor:
+def shift_labels(dataset: LabelledDataset, indices: Tensor, groups: Sequence[Group], group: Tensor) -> Tensor:
     """The labels (m,) int64 of the examples ``indices`` (m,), each shifted as its ``group`` (m,) says."""
     shifts = torch.tensor([shift.label_shift or 0 for shift in groups])
     return (dataset.labels[indices] + shifts[group]) % dataset.classes

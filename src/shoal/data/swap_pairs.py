@@ -1,10 +1,10 @@
-"""Records for audits: training examples paired with held-out examples like them, and mislabelled examples (canaries).
+"""Records for audits: pairs of training and held-out examples, and mislabelled examples (canaries).
 
-A federation can be retrained with either example of a pair. Half of the canaries are left out of the training.
+A federation can be retrained with either example of a pair. Half of the canaries are left out of training.
 
 Source of the canaries: Aerni, Zhang, Tramer 2024, CCS, arXiv:2404.17399, section 4: mislabelled examples are among the
-most exposed ones, and the membership of canaries must be drawn independently of everything else. What differs here: a
-canary is one of its client's own examples, not an additional one.
+most exposed, and the membership of canaries must be drawn independently. Here a canary is one of its client's examples,
+not an additional one.
 """
 
 from dataclasses import dataclass, replace
@@ -23,33 +23,33 @@ from shoal.data.federation import Federation
 from shoal.data.shards import GroupedExamples, Shards, concatenate, gather
 
 Duplicates = Literal["keep", "leave-out"]
-"""Whether examples that a federation has more than once are paired."""
+"""Whether to pair examples that a federation has more than once."""
 
 OTHER_CLIENTS = (
     "non-members are test examples of the same group and label, whosever they are: where clients have inputs of their "
     "own kind, attacks tell clients apart and figures are too high, so no record is called exposed; a test set that "
     "says whose its examples are, or hold-out examples, give each client non-members of its own"
 )
-"""Warning of pairs within groups where inputs may differ from client to client."""
+"""Warning of pairs within groups if inputs may differ between clients."""
 
 
 @dataclass(frozen=True, eq=False)
 class PairedRecords:
     """Q pairs of a client's training example and a held-out example of the same group and label (not in a regression).
 
-    The second is the client's own where the federation says whose its test examples are, or, where inputs may differ
-    from client to client, from the client's hold-out; else a test example of the client's group. Each of the 2 Q
-    records belongs to the pair's client, which trained on the first of the two. In tensors of 2 Q records the Q members
-    come first, then the non-members in the same order.
+    The second is a test example of the client if test examples have clients. Otherwise it is from the client's hold-out
+    if inputs may differ between clients, or a test example of the client's group. Each of the 2 Q records belongs to
+    the pair's client, which trained on the first. In tensors of 2 Q records the Q members come first, then the
+    non-members in the same order.
 
     Args:
-        federation: with the pairs; the inputs and labels of its clients have the second examples' set too, from row
-            ``first_test`` on.
+        federation: the federation; the inputs and labels of its clients include the set of the second examples, from
+            row ``first_test`` on.
         entry: (Q,) int64, the member's place in ``federation.clients.indices``.
         test: (Q,) int64, the non-member's place in its set.
         first_test: see ``federation``.
         source: the set of the non-members.
-        within: whether both examples of a pair are one client's, or of one group.
+        within: whether both examples of a pair are of one client, or of one group.
     """
 
     federation: Federation
@@ -69,7 +69,7 @@ class PairedRecords:
 
     @property
     def group(self) -> Tensor:
-        """(2 Q,) int64, the group of each record; both of a pair are of one."""
+        """(2 Q,) int64, the group of each record."""
         return self.federation.groups_of("clients")[self.entry].repeat(2)
 
     @property
@@ -78,50 +78,49 @@ class PairedRecords:
         return torch.cat([self.federation.clients.indices[self.entry], self.first_test + self.test])
 
     def rows_on_device(self, records: Tensor) -> Tensor:
-        """`rows` of some ``records`` (m,), where the labels are."""
+        """Return `rows` of ``records`` (m,) on the labels' device."""
         return self.rows[records].to(self.federation.clients.y.device)
 
     @property
     def labels(self) -> Tensor:
-        """(2 Q,), of each record; of a regression (2 Q, d)."""
+        """(2 Q,), or (2 Q, d) in a regression."""
         return self.federation.clients.y[self.rows.to(self.federation.clients.y.device)].cpu()
 
     def take(self, pairs: Tensor) -> "PairedRecords":
-        """Some of the pairs, by mask (Q,)."""
+        """Select pairs by mask (Q,)."""
         return replace(self, entry=self.entry[pairs], test=self.test[pairs])
 
-    def located_in(self, earlier: Federation) -> tuple["PairedRecords", Tensor]:
-        """The pairs whose first example, by content, is a training example of another federation.
+    def locate_in(self, earlier: Federation) -> tuple["PairedRecords", Tensor]:
+        """Locate the pairs whose first example, by content, is a training example of another federation.
 
         Returns:
-            The pairs (E,) of ``earlier``, and the number of each among the Q pairs (E,) int64.
+            The E pairs in ``earlier``, and their positions among the Q pairs (E,) int64.
         """
         clients = self.federation.clients
-        mine, theirs = comparable_hashes(clients, earlier.clients)
-        if np.array_equal(mine, theirs) and torch.equal(clients.sizes, earlier.clients.sizes):
-            # The same examples: of several copies the very one is swapped.
+        hashes, earlier_hashes = comparable_hashes(clients, earlier.clients)
+        if np.array_equal(hashes, earlier_hashes) and torch.equal(clients.sizes, earlier.clients.sizes):
+            # With the same examples, the right one of several copies is swapped.
             same = replace(earlier, clients=clients, row_groups=self.federation.row_groups)
             return replace(self, federation=same), torch.arange(len(self))
-        first = mine[self.entry.numpy()]
+        first = hashes[self.entry.numpy()]
         order = np.argsort(first, kind="stable")
-        place = np.searchsorted(first[order], theirs).clip(max=max(0, len(first) - 1))
-        same = first[order][place] == theirs
+        place = np.searchsorted(first[order], earlier_hashes).clip(max=max(0, len(first) - 1))
+        same = first[order][place] == earlier_hashes
         pair, entry = torch.from_numpy(order[place][same]), torch.from_numpy(np.flatnonzero(same))
         x, y = clients.x[self.first_test :], clients.y[self.first_test :]
-        joined = _joined(earlier, x, y, self.federation.row_groups.get("clients", y)[self.first_test :])
-        return replace(
-            self, federation=joined, entry=entry, test=self.test[pair], first_test=len(earlier.clients.x)
-        ), pair
+        whole = _append_rows(earlier, x, y, self.federation.row_groups.get("clients", y)[self.first_test :])
+        first_test = len(earlier.clients.x)
+        return replace(self, federation=whole, entry=entry, test=self.test[pair], first_test=first_test), pair
 
-    def trained_in(self, earlier: Federation) -> Tensor:
-        """(Q,) bool, whether the second of each pair is, by content, a training example of another federation."""
+    def second_members(self, earlier: Federation) -> Tensor:
+        """Whether the second example of each pair is, by content, in training in another federation, (Q,) bool."""
         clients = self.federation.clients
         second = Shards.from_indices(clients.x, clients.y, self.first_test + self.test, torch.tensor([len(self)]))
-        mine, theirs = comparable_hashes(second, earlier.clients)
-        return torch.from_numpy(np.isin(mine, theirs))
+        own, others = comparable_hashes(second, earlier.clients)
+        return torch.from_numpy(np.isin(own, others))
 
     def swapped(self, swap: Tensor) -> Federation:
-        """The federation whose clients train on the second example instead where ``swap`` (Q,) bool is true.
+        """Swap the examples of the pairs in the mask ``swap`` (Q,): clients then train on the second one.
 
         Every client keeps its number of examples, and its number of each label.
         """
@@ -131,8 +130,8 @@ class PairedRecords:
         return replace(self.federation, clients=replace(clients, indices=indices))
 
 
-def _joined(federation: Federation, x: Tensor, y: Tensor, group: Tensor) -> Federation:
-    """``federation`` whose clients' inputs and labels are followed by x and y; mapped files are copied into memory."""
+def _append_rows(federation: Federation, x: Tensor, y: Tensor, group: Tensor) -> Federation:
+    """Append x and y to the clients' inputs and labels; mapped files are copied into memory."""
     clients, of_rows = federation.clients, federation.row_groups
     of_rows = of_rows and {**of_rows, "clients": torch.cat([of_rows["clients"], group])}
     x, y = concatenate(clients.x, x.to(clients.x)), torch.cat([clients.y, y.to(clients.y)])
@@ -140,39 +139,37 @@ def _joined(federation: Federation, x: Tensor, y: Tensor, group: Tensor) -> Fede
 
 
 def pair_records(federation: Federation, stream: Stream, duplicates: Duplicates = "keep") -> PairedRecords:
-    """Pair training examples with held-out examples like them, each in one pair at most, at random.
-
-    Training examples beyond the number of such examples stay unpaired.
+    """Pair training examples with similar held-out examples at random, each in at most one pair.
 
     Args:
         federation: see `PairedRecords`.
-        stream: of the pairs.
+        stream: randomness of the pairs.
         duplicates: "leave-out": do not pair examples that any set of the federation has twice.
 
     Raises:
         InputError: no pair is possible.
     """
     held_out, source, within = held_out_examples(federation)
-    entry, other = _drawn_pairs(federation, stream, duplicates)
+    entry, other = _draw_pairs(federation, stream, duplicates)
     owner = "its client" if within == "client" else "its group"
     one, larger = ("test", "test set") if source == "test" else ("hold-out", "hold-out")
     require(len(entry) > 0, f"no training example has a {one} example of {owner} and label; give a larger {larger}")
-    joined = _joined(federation, held_out.x, held_out.y, held_out.group)
-    return PairedRecords(joined, entry, other, len(federation.clients.x), source, within)
+    whole = _append_rows(federation, held_out.x, held_out.y, held_out.group)
+    return PairedRecords(whole, entry, other, len(federation.clients.x), source, within)
 
 
 def decoys(records: PairedRecords, federation: Federation, stream: Stream, *, shared: bool) -> tuple[Tensor, Tensor]:
-    """Held-out examples beside those in pairs, with which a list of candidates hides the members that have no pair.
+    """Draw held-out examples outside the pairs, as non-members for the unpaired members in a list of candidates.
 
     Args:
         records: the pairs.
-        federation: that they were made of.
-        stream: of the draws.
-        shared: whether a client gets an example of the kind of each of its unpaired ones, as far as there are, which
-            others may have too; else each example is one client's, and a group gets as many as it has unpaired ones.
+        federation: the federation of the pairs.
+        stream: randomness of the draws.
+        shared: whether each client gets its own similar examples, which other clients may get too; otherwise each
+            example goes to one client, as many per group as it has unpaired members.
 
     Returns:
-        The position of the client (F,) int64, and the place in the held-out set (F,) int64, of each.
+        The position of each example's client (F,) int64, and its place in the held-out set (F,) int64.
     """
     clients, (held_out, _, within) = federation.clients, held_out_examples(federation)
     of_client = torch.arange(len(federation)) if within == "client" else federation.group
@@ -187,10 +184,10 @@ def decoys(records: PairedRecords, federation: Federation, stream: Stream, *, sh
     if not shared:
         free = torch.nonzero(~torch.isin(torch.arange(len(key)), records.test)).flatten()
         for value in key[free].unique().tolist():
-            of_key, mine = free[key[free] == value], owners[unpaired][kind[unpaired] == value]
-            order = torch.randperm(len(of_key), generator=stream(value).generator())[: len(mine)]
-            places.append(of_key[order])
-            chosen.append(mine[: len(order)])
+            examples, clients_of = free[key[free] == value], owners[unpaired][kind[unpaired] == value]
+            order = torch.randperm(len(examples), generator=stream(value).generator())[: len(clients_of)]
+            places.append(examples[order])
+            chosen.append(clients_of[: len(order)])
         return torch.cat(chosen), torch.cat(places)
     label = clients.y[clients.indices.to(clients.y.device)].cpu()
     other_label = held_out.y.cpu()
@@ -207,14 +204,14 @@ def decoys(records: PairedRecords, federation: Federation, stream: Stream, *, sh
 
 
 def number_of_pairs(federation: Federation, duplicates: Duplicates = "keep") -> int:
-    """The number of pairs that `pair_records` makes."""
-    return len(_drawn_pairs(federation, Stream(0), duplicates)[0])
+    """Return the number of pairs that `pair_records` makes."""
+    return len(_draw_pairs(federation, Stream(0), duplicates)[0])
 
 
 def held_out_examples(
     federation: Federation,
 ) -> tuple[GroupedExamples, Literal["test", "holdout"], Literal["client", "group"]]:
-    """The set of the second examples, its name, and whether pairs are within clients or groups."""
+    """Return the set of the second examples, its name, and whether pairs are within clients or groups."""
     holdout, test = federation.holdout, federation.test
     if test.client is not None:
         return test, "test", "client"
@@ -222,12 +219,11 @@ def held_out_examples(
         return test, "test", "group"
     owner, rows = holdout.owners(), holdout.indices.to(holdout.y.device)
     group = federation.groups_of("holdout")
-    kept = GroupedExamples(gather(holdout.x, rows), holdout.y[rows], group, federation.ids[owner])
-    return kept, "holdout", "client"
+    return GroupedExamples(gather(holdout.x, rows), holdout.y[rows], group, federation.ids[owner]), "holdout", "client"
 
 
-def _drawn_pairs(federation: Federation, stream: Stream, duplicates: Duplicates) -> tuple[Tensor, Tensor]:
-    """`PairedRecords.entry` and `PairedRecords.test`."""
+def _draw_pairs(federation: Federation, stream: Stream, duplicates: Duplicates) -> tuple[Tensor, Tensor]:
+    """Draw `PairedRecords.entry` and `PairedRecords.test`."""
     clients, (held_out, source, within) = federation.clients, held_out_examples(federation)
     owners, label = clients.owners(), clients.y[clients.indices.to(clients.y.device)].cpu()
     group = key = federation.groups_of("clients")
@@ -241,18 +237,18 @@ def _drawn_pairs(federation: Federation, stream: Stream, duplicates: Duplicates)
     other_label, zero = held_out.y.cpu(), torch.zeros(1, dtype=torch.int64)
     if federation.classes is None:
         label, other_label = zero.expand(len(key)), zero.expand(len(other_key))
-    mine, theirs = torch.arange(len(key)), torch.arange(len(other_key))
+    first, second = torch.arange(len(key)), torch.arange(len(other_key))
     if duplicates == "leave-out":
         hashes = ExampleHashes.from_federation(federation)
         repeated = hashes.repeated()
-        mine = mine[torch.from_numpy(~np.isin(hashes.clients, repeated))]
+        first = first[torch.from_numpy(~np.isin(hashes.clients, repeated))]
         others = hashes.test if source == "test" else hashes.holdout
-        theirs = theirs[torch.from_numpy(~np.isin(others, repeated))]
-    entries, tests = [mine[:0]], [theirs[:0]]
-    strata = _strata(theirs, other_key, other_label)
+        second = second[torch.from_numpy(~np.isin(others, repeated))]
+    entries, tests = [first[:0]], [second[:0]]
+    strata = _strata(second, other_key, other_label)
     draw = stream("pairs") if within == "group" else stream("pairs", "client")
-    for (k, c), members in _strata(mine, key, label).items():
-        others = strata.get((k, c), theirs[:0])
+    for (k, c), members in _strata(first, key, label).items():
+        others = strata.get((k, c), second[:0])
         count, at = min(len(members), len(others)), draw(k, c)
         if count:
             entries.append(members[torch.randperm(len(members), generator=at("members").generator())[:count]])
@@ -262,7 +258,7 @@ def _drawn_pairs(federation: Federation, stream: Stream, duplicates: Duplicates)
 
 
 def _strata(places: Tensor, key: Tensor, label: Tensor) -> dict[tuple[int, int], Tensor]:
-    """The ``places`` of each client or group and each label, in order; ``key`` and ``label`` are of all places."""
+    """Split ``places`` by ``key`` (a client or group) and ``label``, in order."""
     keys, stratum = torch.stack([key[places], label[places]], dim=1).unique(dim=0, return_inverse=True)
     sizes = torch.bincount(stratum, minlength=len(keys)).tolist()
     parts = places[torch.argsort(stratum, stable=True)].split(sizes)
@@ -274,12 +270,12 @@ class Canaries:
     """M mislabelled examples, some in training.
 
     Args:
-        x: (M, ...) their inputs.
-        y: (M,) int64, their wrong labels.
-        true_label: (M,) int64, their labels before.
-        client: (M,) int64, the id of each canary's client.
-        record: (M,) int64, the position of each among the examples that its client had before.
-        member: (M,) bool, whether it is trained on, with the wrong label; the others are in no training set.
+        x: (M, ...), inputs.
+        y: (M,) int64, wrong labels.
+        true_label: (M,) int64, right labels.
+        client: (M,) int64, ids of the canaries' clients.
+        record: (M,) int64, positions among the clients' original examples.
+        member: (M,) bool, whether the canary is in training, with the wrong label.
     """
 
     x: Tensor
@@ -296,17 +292,16 @@ class Canaries:
 
 @settings
 class MislabelledCanaries:
-    """Canaries among the clients' training examples: some examples get a wrong label, and a fair coin decides for each
-    whether it is trained on or left out.
+    """Canaries: some training examples get a wrong label, and half of them, at random, are left out of training.
 
-    A canary takes the place of one of its client's own examples, so a client trains on as many examples as before less
-    the canaries that are left out, about half of ``per_client``. The example with its right label is trained on in
-    neither case. Canaries that are trained on count as training examples, and as members, in all other figures.
+    A canary replaces one of its client's examples, so about half of ``per_client`` examples are missing from training.
+    The example with its right label is never in training. Canaries in training count as training examples and members
+    in all other figures.
 
     Args:
-        per_client: canaries of each of these clients, drawn from its own examples; 0: none.
-        clients: how many clients get them, drawn from those with more than ``per_client`` examples; ``all``: all of
-            those.
+        per_client: canaries per client, drawn from its own examples; 0: none.
+        clients: number of clients with canaries, drawn from those with more than ``per_client`` examples; ``all``: all
+            of these.
 
     Example:
         >>> import shoal
@@ -321,20 +316,19 @@ class MislabelledCanaries:
     clients: Positive | Literal["all"] = "all"
 
     def check(self, sizes: Tensor) -> None:
-        """Raise `InputError` where too few clients have enough examples; ``sizes`` (N,) int64 are their numbers."""
-        enough, wanted = int((sizes > self.per_client).sum()), 1 if self.clients == "all" else self.clients
+        """Raise `InputError` if too few clients have enough examples; ``sizes`` (N,) int64 are their numbers."""
+        enough, least = int((sizes > self.per_client).sum()), 1 if self.clients == "all" else self.clients
         require(
-            self.per_client == 0 or enough >= wanted,
-            f"'per_client' = {self.per_client} canaries need 'clients' with more examples than that, at least {wanted} "
+            self.per_client == 0 or enough >= least,
+            f"'per_client' = {self.per_client} canaries need 'clients' with more examples than that, at least {least} "
             f"of them; {enough} of {len(sizes)} have more",
         )
 
     def insert(self, federation: Federation, stream: Stream) -> tuple[Federation, Canaries]:
-        """The federation that trains on the canaries, and all canaries.
+        """Insert canaries; return the federation that trains on them, and all canaries.
 
-        A client's canaries depend on the stream, its id and the number of its examples, never on its position. Inputs
-        are shared with ``federation``, which is left as it was; without canaries it is returned itself. Wrong labels
-        are uniform over the others.
+        A client's canaries depend on the stream, its id and its number of examples, not on its position. Inputs are
+        shared with ``federation``. Wrong labels are uniform.
 
         Raises:
             InputError: too few clients with more than ``per_client`` examples, a single class, clients that share
@@ -350,8 +344,8 @@ class MislabelledCanaries:
             shared = len(shards.indices) - len(shards.indices.unique())
             require(shared == 0, f"canaries need clients with examples of their own; {shared} are of several clients")
         none = torch.empty(0, dtype=torch.int64)
-        drawn = [(none, none, none, none, none.bool()), *(self._drawn(federation, i, stream) for i in chosen)]
-        row, y, client, record, member = (torch.cat(parts) for parts in zip(*drawn, strict=True))
+        draws = [(none, none, none, none, none.bool()), *(self._draw(federation, i, stream) for i in chosen)]
+        row, y, client, record, member = (torch.cat(parts) for parts in zip(*draws, strict=True))
         canaries = Canaries(gather(shards.x, row), y, shards.y[row], client, record, member)
         if not len(canaries):
             return federation, canaries
@@ -359,11 +353,11 @@ class MislabelledCanaries:
         labels[row] = y
         left_out = torch.isin(shards.indices, row[~member])
         sizes = torch.bincount(shards.owners()[~left_out], minlength=len(shards))
-        trained = Shards.from_indices(shards.x, labels, shards.indices[~left_out], sizes, mapped=shards.mapped)
-        return replace(federation, clients=trained), canaries
+        training = Shards.from_indices(shards.x, labels, shards.indices[~left_out], sizes, mapped=shards.mapped)
+        return replace(federation, clients=training), canaries
 
     def _clients(self, federation: Federation, stream: Stream) -> list[int]:
-        """Positions of the clients that get canaries, in order."""
+        """Draw the positions of the clients with canaries, in order."""
         if self.per_client == 0:
             return []
         able = torch.nonzero(federation.clients.sizes > self.per_client).flatten()
@@ -372,15 +366,15 @@ class MislabelledCanaries:
         order = stream("clients").seeds(federation.ids[able]).argsort()
         return sorted(able[order[: self.clients]].tolist())
 
-    def _drawn(self, federation: Federation, position: int, stream: Stream) -> tuple[Tensor, ...]:
-        """One client's canaries (m,): rows of its inputs, wrong labels, its id, records, membership."""
-        client, own = int(federation.ids[position]), federation.clients.owned(position)
-        order = torch.randperm(len(own), generator=stream("records", client).generator())
+    def _draw(self, federation: Federation, position: int, stream: Stream) -> tuple[Tensor, ...]:
+        """Draw one client's canaries (m,): rows of its inputs, wrong labels, its id, records, membership."""
+        client, rows = int(federation.ids[position]), federation.clients.owned(position)
+        order = torch.randperm(len(rows), generator=stream("records", client).generator())
         record = order[: self.per_client].sort().values
         wrong, member, others = [], [], (federation.classes or 0) - 1
-        for number, label in zip(record.tolist(), federation.clients.y[own[record]].tolist(), strict=True):
+        for number, label in zip(record.tolist(), federation.clients.y[rows[record]].tolist(), strict=True):
             draw = stream("canary", client, number).generator()
             member.append(bool(torch.randint(0, 2, (), generator=draw)))
             other = int(torch.randint(0, others, (), generator=draw))
             wrong.append(other + (other >= label))
-        return own[record], torch.tensor(wrong), torch.full_like(record, client), record, torch.tensor(member)
+        return rows[record], torch.tensor(wrong), torch.full_like(record, client), record, torch.tensor(member)

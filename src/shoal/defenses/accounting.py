@@ -1,17 +1,17 @@
 """The guarantee of DP-SGD: the epsilon of each client over its local trainings, by Opacus' accountants.
 
-It protects one record of a client, which is present or left out. It holds against anybody who sees everything that the
-client sends in all rounds, all released models, and the model that the client uses. So every local training of the
-client is counted, also those that send nothing (`ClientTrainings`).
+It protects one record of a client, present or left out, against an attacker who sees everything that the client sends
+in all rounds, all released models, and the model that the client uses. So it counts every local training of the client,
+also those that send nothing (`ClientTrainings`).
 
-A record is all rows of a client that have the same input and label. k copies move a sum of clipped gradients by up to
-k C, so the noise multiplier is sigma / k, and at least one of them is in a batch with probability 1 - (1 - q)^k, for
-the sampling rate q (`of_copies`).
+A record is all rows of a client with the same input and label. k copies move a sum of clipped gradients by up to k C,
+so the noise multiplier is sigma / k, and at least one copy is in a batch with probability 1 - (1 - q)^k at the sampling
+rate q (`of_copies`).
 
 Three limits. Accountants assume Poisson subsampling (`DPSGD.sampling` = "poisson"); for shuffled batches the same value
-is reported, as is usual, and is an approximation. A choice of model, as in IFCA, is computed without noise and sent,
-and no epsilon covers it; that of an algorithm with ``choice_noise``, as `PrivateMeans`, is counted. The number of a
-client's examples is taken as known: batches, the weights of averages and the divisor of the noise follow from it.
+is an approximation. A choice of model without noise, as in IFCA, is not covered; a choice with ``choice_noise``, as in
+`PrivateMeans`, is. The number of a client's examples counts as known: batches, the weights of averages and the divisor
+of the noise depend on it.
 """
 
 import math
@@ -33,12 +33,12 @@ from shoal.data.preferences import VIEWS, View
 from shoal.defenses.defense import TrainingSetup
 from shoal.defenses.dp_sgd import DPSGD, Accountant, NoiseShare
 from shoal.engine import ClientTrainings, LocalSGD
-from shoal.metrics.attack_bounds import AttackBound, History, composed_bound, gaussian_bound
+from shoal.metrics.attack_bounds import AttackBound, History, compose_bound, gaussian_bound
 from shoal.metrics.intervals import Floats
 
 
 def composed(history: Sequence[tuple[float, float, int]], delta: float, accountant: Accountant = "rdp") -> float:
-    """The epsilon of composed subsampled Gaussian mechanisms, by Opacus' accountants.
+    """Compute the epsilon of composed subsampled Gaussian mechanisms, by Opacus' accountants.
 
     Args:
         history: noise multipliers (0: epsilon is infinite), sampling rates in (0, 1], and numbers of such steps.
@@ -62,7 +62,7 @@ def composed(history: Sequence[tuple[float, float, int]], delta: float, accounta
 
 
 def of_copies(noise_multiplier: float, rate: float, copies: int) -> tuple[float, float]:
-    """The noise multiplier and the sampling rate that bound a step for a record with so many copies.
+    """Return the noise multiplier and the sampling rate that bound a step for a record with ``copies``.
 
     Source: Ganesh 2024, arXiv:2401.10294: a mixture of shifts is bounded by the one with the largest shift.
 
@@ -83,15 +83,15 @@ def client_epsilons(
     copies: Tensor | None = None,
     of: Callable[[History], float] | None = None,
 ) -> Tensor:
-    """The epsilon of each of N clients, over all its local trainings.
+    """Compute the epsilon of each of N clients over all its local trainings.
 
     Args:
         counted: local trainings.
         rule: the privacy of their steps.
         choice_noise: the noise multiplier of the Gaussian mechanism that chose a client's cluster; None: none.
         copies: those of each client's most frequent record (N,) int64; None: 1.
-        of: what is computed of the steps in place of epsilon. Shuffled batches are then counted without approximation:
-            a record is in one batch of each pass, as if it were a step on all examples.
+        of: a function of the steps to compute instead of epsilon. It counts shuffled batches exactly: a record is in
+            one batch per pass, as in a step on all examples.
 
     Returns:
         (N,) float64, at least 0; infinite without noise.
@@ -175,7 +175,7 @@ class PrivateTrainings:
         """The limit of every view on the records of any client, with noise at clients."""
 
         def largest(index: int) -> float:
-            return float(self.epsilons(lambda history: composed_bound(history)[index]).max())
+            return float(self.epsilons(lambda history: compose_bound(history)[index]).max())
 
         return AttackBound(largest(0), largest(1))
 

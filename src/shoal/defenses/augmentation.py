@@ -19,16 +19,15 @@ from shoal.engine import ClusterRound, LocalSGD
 class Augmentation(Scaled):
     """Random rotations, shifts, flips and crops of the images in every batch, bilinear, 0 outside the image.
 
-    Each image is transformed on its own and anew in every pass, so DP-SGD bounds what it can change as before. It
-    is for images alone.
+    Each image gets its own transform in every pass, so the guarantee of DP-SGD does not change. It needs images.
 
     Args:
-        rotation: largest angle in degrees, in either direction; angles are uniform.
-        shift: largest shift in pixels, in each of the four directions; shifts are uniform, also by parts of a pixel.
-        flip: whether one image in two is mirrored left to right.
-        crop: largest share of the height and the width that is cut off, in [0, 1), before the rest, from a random
-            place, is resized to the whole; shares are uniform.
-        multiplicity: M, copies of each image in a step, each transformed on its own. With DP-SGD the mean of their
+        rotation: largest angle in degrees, in either direction; uniform.
+        shift: largest shift in pixels, in each of the four directions; uniform, with parts of a pixel.
+        flip: whether to mirror every second image left to right, at random.
+        crop: largest share of height and width to cut off, in [0, 1), from a random place; the rest is resized to the
+            whole; uniform.
+        multiplicity: M, copies of each image in a step, each with its own transform. With DP-SGD the mean of their
             gradients is clipped once, so a step reads an image M times at the epsilon of one (De et al.).
         strength: of a `scaled` defence, in [0, 1]: the factor on angles, shifts, crops and the share of flips.
 
@@ -57,10 +56,10 @@ class Augmentation(Scaled):
     title: ClassVar[str] = "Augmentation"
 
     def applied(self, setup: TrainingSetup) -> TrainingSetup:
-        """The setup with augmentation.
+        """Return the setup with augmentation.
 
         Raises:
-            InputError: the examples are no images, or images are transformed already.
+            InputError: the examples are not images, or images are transformed already.
         """
         require(
             setup.kind in (None, "images"),
@@ -70,20 +69,17 @@ class Augmentation(Scaled):
         return setup.with_local_defense(self)
 
     def local(self, local: LocalSGD, at: ClusterRound) -> LocalSGD:
-        """Local training on transformed images, the same in every round."""
         nothing = self.rotation == 0 and self.shift == 0 and not self.flip and self.crop == 0
         if nothing or self.strength == 0:
             return local
         return replace(local, augmentation=self, multiplicity=self.multiplicity)
 
     def draws(self, count: int, generator: torch.Generator) -> Tensor:
-        """Draws (count, 7) from the uniform distribution on [0, 1], as many whatever is set, so that one setting does
-        not change what another draws.
-        """
+        """Draw (count, 7) uniform numbers in [0, 1], always 7 so that one setting does not change another's draws."""
         return torch.rand(count, 7, generator=generator)
 
     def augmented(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Transformed copies of images (B, C, H, W), each by draws of its own.
+        """Transform images (B, C, H, W) at random.
 
         >>> images = torch.zeros(2, 1, 4, 4)
         >>> Augmentation().augmented(images, torch.Generator().manual_seed(0)).shape
@@ -99,7 +95,7 @@ class Augmentation(Scaled):
         return tuple(sorted(column for columns in used for column in columns))
 
     def transformed(self, images: Tensor, uniform: Tensor) -> Tensor:
-        """Copies of images (B, C, H, W) as draws (B, 7) from the uniform distribution on [0, 1] say.
+        """Transform images (B, C, H, W) by uniform draws (B, 7) in [0, 1].
 
         The columns: angle, share cut off, mirror, shift across and down, place of the crop across and down.
         """
@@ -116,7 +112,7 @@ class Augmentation(Scaled):
         theta[:, :, 2] = signed[:, 3:5] * torch.tensor([2 * self.shift / width, 2 * self.shift / height])
         theta[:, :, 2] += (1 - kept)[:, None] * (2 * uniform[:, 5:7] - 1)
         theta = theta.to(images.device)
-        # A sum of what columns and what rows add; `torch.nn.functional.affine_grid` takes ten times as long.
+        # A sum over columns and rows; `torch.nn.functional.affine_grid` takes ten times as long.
         across, down = _centres(width).to(theta.device), _centres(height).to(theta.device)[:, None]
         grid = (theta[:, :, 0, None, None] * across + theta[:, :, 2, None, None]) + theta[:, :, 1, None, None] * down
         moved = functional.grid_sample(images.float(), grid.permute(0, 2, 3, 1), align_corners=False)
@@ -124,5 +120,5 @@ class Augmentation(Scaled):
 
 
 def _centres(pixels: int) -> Tensor:
-    """(pixels,), the centre of each from -1 to 1."""
+    """Return the centres (pixels,) of pixels in [-1, 1]."""
     return (2 * torch.arange(pixels) + 1) / pixels - 1

@@ -14,11 +14,11 @@ from shoal.models.model import Loss
 
 @settings
 class CCL(LossDefense):
-    """A step minimises the mean over a batch of ``beta * (alpha * CE - (1 - alpha) * g(p))``.
+    """The loss ``beta * (alpha * CE - (1 - alpha) * g(p))``, averaged over a batch.
 
     CE is an example's cross-entropy and p = exp(-CE) the probability of its label; g is ``exp(p)`` (CCEL) or
-    ``p + p^2 / 2`` (CCQL). As beta scales every gradient, a learning rate for plain cross-entropy is too small here. It
-    is for classification by cross-entropy, without DP-SGD, in the ``loop`` backend.
+    ``p + p^2 / 2`` (CCQL). Since beta scales every gradient, a learning rate for plain cross-entropy is too small. It
+    needs classification by cross-entropy, without DP-SGD, and the ``loop`` backend.
 
     Args:
         variant: the concave term, ``ccel`` (exponential) or ``ccql`` (quadratic).
@@ -51,7 +51,7 @@ class CCL(LossDefense):
     def objective(
         self, forward: Forward, x: Tensor, y: Tensor, loss: Loss, generator: torch.Generator, number: int
     ) -> Tensor:
-        """The mean of the loss above."""
+        """Return the mean of the class's loss."""
         plain = loss(forward(x), y)
         p = (-plain).exp()
         concave = p.exp() if self.variant == "ccel" else p + p.square() / 2

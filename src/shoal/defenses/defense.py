@@ -22,10 +22,10 @@ class TrainingSetup:
     Args:
         model: the network; fixed before the first round.
         local: local training before any defence.
-        update_filter: applied by the server to every update; None: none.
-        client_filter: applied by every honest client to its update before it sends it; None: none.
-        defenses: change local training, in order, anew for each cluster in each round.
-        kind: of the examples, as `shoal.Federation.kind`, for defences of images alone; None: not known.
+        update_filter: the server's filter of every update; None: none.
+        client_filter: every honest client's filter of its update; None: none.
+        defenses: changes of local training, in order, for each cluster in each round.
+        kind: of the examples, as `shoal.Federation.kind`, for defences of images; None: unknown.
 
     Example:
         >>> import shoal
@@ -45,20 +45,20 @@ class TrainingSetup:
     client_filter: UpdateFilter | None = None
 
     def first_local(self) -> LocalSGD:
-        """Local training of cluster 0 in the first round, which decides what trains it and what it spends."""
+        """Return local training of cluster 0 in the first round, which decides the backend and the privacy budget."""
         local = self.local
         for defense in self.defenses:
             local = defense.local(local, ClusterRound(round=1, cluster=0))
         return local
 
     def with_local_defense(self, defense: LocalDefense) -> "TrainingSetup":
-        """The setup with a further defence of local training."""
+        """Add a defence of local training."""
         return replace(self, defenses=(*self.defenses, defense))
 
 
 @runtime_checkable
 class Defense(Protocol):
-    """A defence against what clients and the server can learn from updates, or do by them; a value.
+    """A defence against inference from updates, or against malicious updates.
 
     Example:
         >>> from dataclasses import dataclass, replace
@@ -78,18 +78,18 @@ class Defense(Protocol):
     """
 
     def applied(self, setup: TrainingSetup) -> TrainingSetup:
-        """The setup with this defence.
+        """Return the setup with this defence.
 
         A defence that changes local training adds itself to ``setup.defenses`` and implements `LocalDefense` as well.
 
         Raises:
-            InputError: it cannot defend this setup.
+            InputError: the setup does not fit.
         """
         ...
 
 
 def apply_defenses(setup: TrainingSetup, defenses: Sequence[Defense]) -> TrainingSetup:
-    """The setup with all ``defenses``, applied in order.
+    """Apply ``defenses`` to a setup in order.
 
     Example:
         >>> import shoal
@@ -111,7 +111,7 @@ class Scaled:
     scales: ClassVar[str] = "strength"
 
     def scaled(self, strength: float) -> Self:
-        """This defence at ``strength`` in [0, 1] of its full strength."""
+        """Return this defence at ``strength`` in [0, 1] of its full strength."""
         require_strength(strength)
         value = strength * getattr(self, self.scales)
         return replace(self, **{self.scales: value})  # pyright: ignore[reportArgumentType] - subclasses are dataclasses
@@ -120,7 +120,7 @@ class Scaled:
 class LossDefense(Scaled):
     """A defence that replaces the loss of local steps by the `objective` of its subclass.
 
-    Steps have one such loss only, and not with DP-SGD. In the ``loop`` backend only.
+    It excludes other such losses and DP-SGD, and needs the ``loop`` backend.
 
     Example:
         >>> import shoal.toy
@@ -145,7 +145,7 @@ class LossDefense(Scaled):
     """
 
     of_cross_entropy: ClassVar[bool] = False
-    """Whether the objective is a formula of posteriors, and so the model's loss must be cross-entropy."""
+    """Whether the objective needs posteriors, so that the model's loss must be cross-entropy."""
 
     @property
     def is_off(self) -> bool:
@@ -156,10 +156,10 @@ class LossDefense(Scaled):
     def objective(
         self, forward: Forward, x: Tensor, y: Tensor, loss: Loss, generator: torch.Generator, number: int
     ) -> Tensor:
-        """The number that a step minimises; see `shoal.engine.Objective`."""
+        """Return the number that a step minimises; see `shoal.engine.Objective`."""
 
     def applied(self, setup: TrainingSetup) -> TrainingSetup:
-        """The setup with this loss.
+        """Return the setup with this loss.
 
         Raises:
             InputError: steps are private or minimise another objective, or the model's loss does not fit.
@@ -175,7 +175,6 @@ class LossDefense(Scaled):
         return setup.with_local_defense(self)
 
     def local(self, local: LocalSGD, at: ClusterRound) -> LocalSGD:
-        """Local training by this loss, the same in every round."""
         if self.is_off:
             return local
         self._require_alone(local)

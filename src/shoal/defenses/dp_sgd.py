@@ -1,4 +1,4 @@
-"""DP-SGD at the clients: each example's gradient is clipped, and noise is added, for each client or for their sum."""
+"""DP-SGD at the clients: clipped gradients with noise, per client or in the sum over clients."""
 
 import math
 from dataclasses import dataclass, replace
@@ -44,34 +44,33 @@ class NoiseShare:
 class DPSGD:
     """Differentially private local steps: the sum over a batch of clipped gradients, plus noise.
 
-    A step is ``theta <- theta - learning_rate / B * (sum_i g_i * min(1, C / |g_i|) + N(0, (sigma * C)^2 I))``, where B
-    is the nominal batch size, also for a pass's last batch, which may be shorter, and for a Poisson subsample. Without
-    clipping and noise, and with shuffled batches, it is the plain step, bit for bit. A gradient whose norm is not
-    finite counts as zero, so no record makes training fail. Not with batch norm (the VGGs have ``group`` norm).
-    Shuffled batches of linear models and of one hidden layer train many clients at once, others are looped.
+    A step is ``theta <- theta - learning_rate / B * (sum_i g_i * min(1, C / |g_i|) + N(0, (sigma * C)^2 I))``, with B
+    the nominal batch size, even for a shorter last batch and a Poisson subsample. Without clipping and noise, and with
+    shuffled batches, it is the plain step, bit for bit. A gradient without a finite norm counts as zero, so no record
+    can make training fail. Batch norm is refused (the VGGs have ``group`` norm).
 
-    The epsilon that is stated is of one record with its copies (`accounting.of_copies`), over all local trainings of
-    its client, towards whoever sees all that the client sends and all models in use. It covers the choice of a cluster
-    only where that is private, as in `PrivateMeans`.
+    The reported epsilon is of one record with its copies (`accounting.of_copies`), over all local trainings of its
+    client, for an attacker who sees everything that the client sends and all models. It covers the choice of a cluster
+    only if that is private, as in `PrivateMeans`.
 
-    ``noise = "sum"``: each client adds N(0, (sigma C)^2 / m) alone, m = ``min_clients``, so that the sum of m or more
-    clients has the noise of sigma. One local step on all examples a round; the server leaves a model as it is in a
-    round in which fewer than m clients trained it. Then the epsilons are by view (`accounting.epsilons_by_view`):
-    "outsider", who sees the models of all rounds; "client", who knows its own share of the noise besides; and "server",
-    who sees each client's update. With a secure sum the server has the outsider's. ``epsilon`` is the client's.
-    Training after the last round (`FineTuning`), `NormClipping` and `LaplaceNoise` are refused.
+    ``noise = "sum"``: each client adds N(0, (sigma C)^2 / m), m = ``min_clients``, so the sum over m or more clients
+    has the noise sigma. It needs one local step on all examples per round, and the server does not move a model that
+    fewer than m clients trained. Then epsilons are by view (`accounting.epsilons_by_view`): "outsider" sees the models
+    of all rounds; "client" also knows its own share of the noise; "server" sees each client's update, or with a secure
+    sum only the sums. ``epsilon`` is the client's. Training after the last round (`FineTuning`), `NormClipping` and
+    `LaplaceNoise` are refused.
 
     Args:
-        max_grad_norm: C, the bound on the L2 norm of each example's gradient, at least 1e-6, since float32 has no
-            squares of much smaller numbers; ``inf``: no clipping, allowed without noise only.
+        max_grad_norm: C, the bound on the L2 norm of each example's gradient, at least 1e-6 for squares in float32;
+            ``inf``: no clipping, only without noise.
         noise_multiplier: sigma, the standard deviation of the noise in units of C; 0: no noise, and no guarantee.
-        delta: of the (epsilon, delta) that is reported.
-        accountant: of epsilon: ``rdp`` (Renyi, at Opacus' default orders), or ``prv`` (tighter, slower, and refused
-            where it would take gigabytes of memory).
-        noise: whose noise sigma is: of each ``client``, or of the ``sum`` over a model's clients.
+        delta: of the reported (epsilon, delta).
+        accountant: ``rdp`` (Renyi, at Opacus' default orders), or ``prv`` (tighter, slower, and refused if it would
+            take gigabytes of memory).
+        noise: sigma is the noise of each ``client``, or of the ``sum`` over a model's clients.
         min_clients: m, the fewest clients of such a sum.
-        sampling: ``shuffled``: batches as plain SGD takes them, for which epsilon is an approximation; ``poisson``:
-            Poisson subsampling, as the accountants assume.
+        sampling: ``shuffled``: batches of plain SGD, with an approximate epsilon; ``poisson``: Poisson subsampling, as
+            the accountants assume.
 
     Raises:
         InputError: a value outside its range, or noise without clipping.
@@ -119,7 +118,7 @@ class DPSGD:
         return self.sampling == "poisson"
 
     def applied(self, setup: TrainingSetup) -> TrainingSetup:
-        """The setup with private local steps.
+        """Return the setup with private local steps.
 
         Raises:
             InputError: the network has batch norm, local steps are private already, or they minimise another objective.
@@ -143,14 +142,13 @@ class DPSGD:
         return setup.with_local_defense(self)
 
     def local(self, local: LocalSGD, at: ClusterRound) -> LocalSGD:
-        """Private local steps, the same in every round."""
         return replace(local, gradient_privacy=NoiseShare(self) if self.noise == "sum" else self)
 
     def planned(self, plan: RoundPlan, sizes: Tensor) -> RoundPlan:
-        """The plan of a round, in which models that fewer than ``min_clients`` clients train stay as they are.
+        """Leave models that fewer than ``min_clients`` clients train out of a round's plan.
 
         Args:
-            plan: of n clients.
+            plan: the plan of n clients.
             sizes: (n,) int64, their numbers of examples.
 
         Raises:
@@ -159,26 +157,25 @@ class DPSGD:
         if self.noise == "client":
             return plan
         algorithms = "such as FedAvg, IFCA with weighting = 'examples', or PrivateMeans"
-        sent = [training for training in plan.trainings if training.weights is not None]
-        simple = len(sent) == len(plan.trainings) == 1 and all(
-            getattr(sent[0], name) in (None, ())
+        shared = [training for training in plan.trainings if training.weights is not None]
+        simple = len(shared) == len(plan.trainings) == 1 and all(
+            getattr(shared[0], name) in (None, ())
             for name in ("keep", "linear_term", "local", "example_weights", "phases", "shared", "step_rule")
         )
         require(simple, f"noise = 'sum' needs clients that send one update, which is averaged, {algorithms}")
-        (training,) = sent
+        (training,) = shared
         assert training.weights is not None
-        each = training.weights / sizes
-        largest = each.amax(dim=1, keepdim=True)
-        alike = torch.where(each > 0, (each - largest).abs() <= 1e-9 * largest, True)
-        require(bool(alike.all()), f"noise = 'sum' needs clients that weigh by their examples, {algorithms}")
+        per_example = training.weights / sizes
+        largest = per_example.amax(dim=1, keepdim=True)
+        equal = torch.where(per_example > 0, (per_example - largest).abs() <= 1e-9 * largest, True)
+        require(bool(equal.all()), f"noise = 'sum' needs clients that weigh by their examples, {algorithms}")
         enough = (training.weights > 0).sum(dim=1) >= (self.min_clients or 1)
         return replace(plan, trainings=(replace(training, weights=training.weights * enough[:, None]),))
 
     def scaled(self, strength: float) -> Self:
-        """With ``strength`` times the noise multiplier.
+        """Multiply the noise multiplier by ``strength``.
 
-        At any strength above 0 each example's gradient is clipped to C and batches are sampled as they are at 1. At 0
-        nothing is clipped, no noise is added, and batches are shuffled: plain steps, bit for bit.
+        At any strength above 0 clipping and sampling are those of strength 1; at 0 steps are plain, bit for bit.
         """
         require_strength(strength)
         if strength == 0:

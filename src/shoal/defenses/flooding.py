@@ -14,13 +14,12 @@ from shoal.models.model import Loss
 
 @settings
 class Flooding(LossDefense):
-    """A step minimises ``|L - b| + b`` of the batch's mean loss L: gradient descent above the level b, ascent below.
+    """The loss ``|L - b| + b`` of the batch's mean loss L: gradient descent above the level b, ascent below.
 
-    Not with DP-SGD, and in the ``loop`` backend only.
+    DP-SGD is refused, and it needs the ``loop`` backend.
 
     Args:
-        level: b, the flood level, below which a batch's mean loss is raised instead of lowered; 0: no flooding of a
-            loss that is never negative.
+        level: b, the flood level; 0: no flooding of a non-negative loss.
 
     Source: Ishida, Yamane, Sakai, Niu, Sugiyama 2020, arXiv:2002.08709.
 
@@ -44,5 +43,5 @@ class Flooding(LossDefense):
     def objective(
         self, forward: Forward, x: Tensor, y: Tensor, loss: Loss, generator: torch.Generator, number: int
     ) -> Tensor:
-        """``|L - b| + b``."""
+        """Return ``|L - b| + b``."""
         return (loss(forward(x), y).mean() - self.level).abs() + self.level

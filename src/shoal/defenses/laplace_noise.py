@@ -1,4 +1,4 @@
-"""n-dimensional Laplace noise: each client obfuscates its update before it sends it."""
+"""n-dimensional Laplace noise of each client on its update."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -14,22 +14,22 @@ from shoal.defenses.defense import TrainingSetup
 
 @settings
 class LaplaceNoise:
-    """Adds noise with density ``c * exp(-epsilon * |x|)``, x in R^n, to each of the n parameters that a client sends.
+    """Noise with density ``c * exp(-epsilon * |x|)``, x in R^n, on the n parameters that a client sends.
 
-    Its direction is uniform and its length, independent of it, is Gamma(n, 1 / epsilon): mean n / epsilon and variance
-    n / epsilon^2. Two updates at L2 distance d then give any result with probabilities within a factor of
-    exp(epsilon * d) of each other, for one round; rounds add up. Give one of two scales:
+    Its direction is uniform, and its length is Gamma(n, 1 / epsilon): mean n / epsilon and variance n / epsilon^2. Two
+    updates at L2 distance d give any result with probabilities within a factor of exp(epsilon * d), for one round;
+    rounds add up. Give one of two scales:
 
-    - ``noise_multiplier`` (the paper's): nu, for which a client takes ``epsilon = n / (nu * |update|)``, so that the
-      noise is nu times as long as its update on average. Then ``epsilon * |update|`` is n / nu (`leakage`), which is
-      vacuous for a network: 50,186 at nu = 1. And as the scale follows the update, the noise does not hide its length:
-      in high dimension what is sent has length ``|update| * sqrt(1 + nu^2)`` almost exactly.
+    - ``noise_multiplier`` (the paper's): nu, with ``epsilon = n / (nu * |update|)``, so the noise is on average nu
+      times as long as the update. Then ``epsilon * |update|`` is n / nu (`leakage`), a vacuous bound for a network:
+      50,186 at nu = 1. The noise does not hide the update's length: in high dimension the sent update has length
+      ``|update| * sqrt(1 + nu^2)`` almost exactly.
     - ``epsilon``: the same for all updates, in 1 / (unit of L2 distance); a guarantee for all pairs of updates.
 
-    Neither is an (epsilon, delta) of examples, so none is stated as the run's ``epsilon``. What is sent has cosine
-    ``1 / sqrt(1 + nu^2)`` with the update, and the mean over m clients with like updates ``1 / sqrt(1 + nu^2 / m)``:
-    signal outweighs noise while ``nu < sqrt(m)``. Malicious clients add none. Recorded updates have the noise, since
-    the server sees nothing else. Without batch norm only, whose statistics noise would make negative.
+    Neither is an (epsilon, delta) of examples, so a run does not report it as ``epsilon``. The sent update has cosine
+    ``1 / sqrt(1 + nu^2)`` with the true one, and the mean over m clients with similar updates
+    ``1 / sqrt(1 + nu^2 / m)``: signal outweighs noise for ``nu < sqrt(m)``. Malicious clients add none. Recorded
+    updates include the noise. Batch norm is refused, since noise would make its variances negative.
 
     Args:
         noise_multiplier: nu, the mean length of the noise in lengths of the update; 0: no noise.
@@ -61,11 +61,10 @@ class LaplaceNoise:
         require(count == 1, f"Laplace noise takes either 'noise_multiplier' or 'epsilon'; got {count} of them")
 
     def leakage(self, parameters: int) -> float:
-        """Epsilon times the length of an update of n ``parameters``, n / nu: what d-privacy states for a whole update
-        in one round.
+        """Return n / nu for n ``parameters``: epsilon times the length of an update, in one round.
 
         Raises:
-            InputError: 'noise_multiplier' is 0 or not given, so it is not one number for all updates.
+            InputError: 'noise_multiplier' is 0 or missing.
 
         >>> LaplaceNoise(noise_multiplier=1.0).leakage(50_186)
         50186.0
@@ -75,19 +74,19 @@ class LaplaceNoise:
         return parameters / self.noise_multiplier
 
     def filter(self, starts: Tensor, ends: Tensor, seeds: Tensor) -> Tensor:
-        """``end + noise`` of each of the ends (u, n), drawn from the client's own stream of the round."""
+        """Add noise to each of the ends (u, n), from the client's own stream of the round."""
         if self.noise_multiplier == 0:
             return ends
-        parameters, moved = ends.shape[1], (ends - starts).double().norm(dim=1).tolist()
+        parameters, lengths = ends.shape[1], (ends - starts).double().norm(dim=1).tolist()
         noisy = ends.clone()
-        for row, seed, norm in zip(noisy, seeds.tolist(), moved, strict=True):
+        for row, seed, norm in zip(noisy, seeds.tolist(), lengths, strict=True):
             # A client whose update is 0 adds none: its epsilon would be infinite.
             mean = norm * (self.noise_multiplier or 0.0) if self.epsilon is None else parameters / self.epsilon
             row.add_(laplace_noise(parameters, mean, Stream(seed)("laplace noise")).to(row))
         return noisy
 
     def applied(self, setup: TrainingSetup) -> TrainingSetup:
-        """The setup in which clients add this noise.
+        """Return the setup in which clients add this noise.
 
         Raises:
             InputError: clients change their updates already, or the network has parameters that are not trained.
@@ -103,10 +102,8 @@ class LaplaceNoise:
 
 
 def laplace_noise(parameters: int, mean: float, stream: Stream) -> Tensor:
-    """One draw (n,) float32 of n-dimensional Laplace noise, of n ``parameters``, whose mean length is ``mean`` = n /
-    epsilon.
-    """
+    """Draw n-dimensional Laplace noise (n,) float32, n = ``parameters``, of mean length ``mean`` = n / epsilon."""
     direction = torch.randn(parameters, generator=stream("direction").generator())
     radius = mean / parameters * float(stream("radius").numpy().gamma(parameters))
-    # In float64, as the length of a long float32 vector.
+    # In float64, since the vector is long.
     return direction * (radius / float(direction.double().norm()))

@@ -18,13 +18,13 @@ from shoal.models.model import Loss
 
 @settings
 class Mixup(LossDefense):
-    """A step minimises ``lambda * loss(f(z), y) + (1 - lambda) * loss(f(z), v)`` at ``z = lambda x + (1 - lambda) u``.
+    """The loss ``lambda * loss(f(z), y) + (1 - lambda) * loss(f(z), v)`` at ``z = lambda x + (1 - lambda) u``.
 
-    The pairs (x, y) and (u, v) are a batch and a permutation of it; ``lambda ~ Beta(a, a)`` is drawn for each batch.
-    Not of texts, not with DP-SGD, and in the ``loop`` backend only.
+    The pairs (x, y) and (u, v) are a batch and a permutation of it; ``lambda ~ Beta(a, a)`` is drawn per batch. Texts
+    and DP-SGD are refused, and it needs the ``loop`` backend.
 
     Args:
-        alpha: a of the mixing weight's distribution Beta(a, a), with the batch in random pairs (mixup); 0: no mixing.
+        alpha: a of the distribution Beta(a, a) of the mixing weight; 0: no mixing.
         strength: of a `scaled` defence, in [0, 1]: lambda becomes ``1 - strength * (1 - lambda)``.
 
     Source: Zhang, Cisse, Dauphin, Lopez-Paz 2018, arXiv:1710.09412.
@@ -49,11 +49,11 @@ class Mixup(LossDefense):
 
     @property
     def is_off(self) -> bool:
-        """Whether nothing is mixed."""
+        """Whether the defence mixes nothing."""
         return self.alpha == 0 or self.strength == 0
 
     def applied(self, setup: TrainingSetup) -> TrainingSetup:
-        """The setup with mixup.
+        """Return the setup with mixup.
 
         Raises:
             InputError: the examples are texts, or steps are private or minimise another objective.
@@ -64,12 +64,11 @@ class Mixup(LossDefense):
     def objective(
         self, forward: Forward, x: Tensor, y: Tensor, loss: Loss, generator: torch.Generator, number: int
     ) -> Tensor:
-        """The mean loss of the mixtures, towards both labels."""
+        """Return the mean loss of the mixtures for both labels."""
         require(x.is_floating_point(), "mixup mixes inputs that are numbers, which texts are not")
         order = torch.randperm(len(y), generator=generator).to(y.device)
-        # PyTorch draws no beta distribution from a generator of one's own.
+        # PyTorch cannot draw a beta distribution from a given generator.
         seed = int(torch.randint(2**62, (1,), generator=generator))
-        drawn = float(np.random.default_rng(seed).beta(self.alpha, self.alpha))
-        kept = 1 - self.strength * (1 - drawn)
-        outputs = forward(torch.lerp(gather(x, order), x, kept))
-        return kept * loss(outputs, y).mean() + (1 - kept) * loss(outputs, y[order]).mean()
+        weight = 1 - self.strength * (1 - float(np.random.default_rng(seed).beta(self.alpha, self.alpha)))
+        outputs = forward(torch.lerp(gather(x, order), x, weight))
+        return weight * loss(outputs, y).mean() + (1 - weight) * loss(outputs, y[order]).mean()

@@ -15,7 +15,7 @@ from shoal.models.model import Loss
 
 @settings
 class RelaxLoss(LossDefense):
-    """A step minimises ``|L - alpha|`` of the batch's mean loss L in even passes over the data, counted from 0.
+    """The loss ``|L - alpha|`` of the batch's mean loss L in even passes over the data, counted from 0.
 
     In odd passes it does so if L is above alpha. Below alpha it minimises the cross-entropy to a flattened posterior,
     which keeps the label's probability, spreads the rest evenly over the other classes, and passes no gradient. A
@@ -50,7 +50,7 @@ class RelaxLoss(LossDefense):
     def objective(
         self, forward: Forward, x: Tensor, y: Tensor, loss: Loss, generator: torch.Generator, number: int
     ) -> Tensor:
-        """``|L - alpha|``, or the cross-entropy towards flat posteriors."""
+        """Return ``|L - alpha|``, or the cross-entropy to flattened posteriors."""
         outputs = forward(x)
         mean = loss(outputs, y).mean()
         if number % 2 == 0 or float(mean.detach()) > self.alpha:
@@ -58,7 +58,7 @@ class RelaxLoss(LossDefense):
         return functional.cross_entropy(outputs, self._flat(outputs.detach(), y))
 
     def _flat(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """The posteriors (B, C) of outputs (B, C), with all but the label's probability spread evenly."""
+        """Return posteriors (B, C) of outputs (B, C), with all but the label's probability spread evenly."""
         of_label = outputs.softmax(dim=1).gather(1, y[:, None]).clamp(max=self.upper)
         rest = (1 - of_label) / max(1, outputs.shape[1] - 1)
         return rest.expand_as(outputs).scatter(1, y[:, None], of_label)

@@ -88,7 +88,7 @@ class DivergenceError(InputError):
 
 
 def gather_params(params: Tensor, index: Tensor) -> Tensor:
-    """Rows of ``params`` (S, P) by index (u,), or mixtures of them by weights (u, S): (u, P), a new tensor."""
+    """Return rows of ``params`` (S, P) by index (u,), or mixtures of them by weights (u, S): (u, P), a new tensor."""
     return params[index] if index.dim() == 1 else index.to(params) @ params
 
 
@@ -173,7 +173,7 @@ class Engine:
         self.close()
 
     def reopened(self, threads: int | None = None) -> "Engine":
-        """A new engine with these settings, also of one that is closed, of at most so many ``threads``."""
+        """Return a new engine with these settings, also of one that is closed, of at most so many ``threads``."""
         settings = {"device": self.device, **self._settings}
         if threads is not None:
             settings["threads"] = min(threads, settings["threads"])
@@ -188,7 +188,7 @@ class Engine:
         self._pool.close()
 
     def prepare(self, federation: Federation) -> Federation:
-        """The federation with its inputs stored as this engine reads them fastest; results are the same without.
+        """Return the federation with its inputs stored as this engine reads them fastest; results are the same without.
 
         Memory-mapped inputs (`Shards.mapped`) stay where they are: batches are converted when they are read.
         """
@@ -304,7 +304,7 @@ class Engine:
         return self.train_other_model(model, row, shards, randomness, local)
 
     def outputs(self, row: Tensor, x: Tensor, indices: Tensor | None = None) -> Tensor:
-        """The outputs (m, C) float32, in evaluation mode, of the model at ``row`` (P,) for x (M, ...).
+        """Return the outputs (m, C) float32, in evaluation mode, of the model at ``row`` (P,) for x (M, ...).
 
         ``indices`` (m,) restricts x; None: all of x.
         """
@@ -315,7 +315,7 @@ class Engine:
         return self.outputs(row, example)[:0]
 
     def outputs_in_parts(self, row: Tensor, x: Tensor, indices: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """The results of `outputs`, bit for bit, a few inputs at a time: their places in ``indices``, and outputs."""
+        """Yield the results of `outputs`, bit for bit, a few at a time: their places in ``indices``, and outputs."""
         done, batches = 0, self._evaluate_batches(row[None], x, indices, lambda outputs, _: outputs)
         while part := list(islice(batches, _TOGETHER)):
             outputs = torch.cat(part)
@@ -323,7 +323,7 @@ class Engine:
             done += len(outputs)
 
     def losses(self, rows: Tensor, shards: Shards) -> Tensor:
-        """The mean loss of each model (K, P) on each of n owners' examples, at least one per owner: (n, K) float64."""
+        """Return the mean losses (n, K) float64 of models (K, P) on each of n owners' examples, at least one each."""
         total, owners = torch.zeros(len(rows), len(shards), dtype=torch.float64), shards.owners()
         for k, entries, losses in self._loss_batches(rows, shards):
             # Added up as they come: not all losses of all examples are in memory.
@@ -331,7 +331,7 @@ class Engine:
         return (total / shards.sizes).T.contiguous()
 
     def example_losses(self, rows: Tensor, shards: Shards) -> Tensor:
-        """The loss of each model on each example: models (K, P) and shards of m entries in all -> (m, K) float64."""
+        """Return the losses (m, K) float64 of models (K, P) on each of the shards' m entries."""
         matrix = torch.empty(len(rows), len(shards.indices), dtype=torch.float64)
         for k, entries, losses in self._loss_batches(rows, shards):
             matrix[k, entries] = losses
@@ -354,7 +354,7 @@ class Engine:
     def example_gradients_into(
         self, finish: Callable[[Tensor], _Result], row: Tensor, x: Tensor, y: Tensor
     ) -> Iterator[_Result]:
-        """The gradients of each example's loss at one model, a batch at a time, in the order of the examples.
+        """Yield the gradients of each example's loss at one model, a batch at a time, in the order of the examples.
 
         Args:
             finish: called with gradients (B, p) float32 by the p trainable parameters, on the thread that computed

@@ -64,13 +64,13 @@ class LinearTerm:
     offset: Tensor | None = None
 
     def take(self, clients: Tensor) -> "LinearTerm":
-        """The term of ``clients`` (u,)."""
+        """Return the term of ``clients`` (u,)."""
         anchor = clients if self.anchor is None else self.anchor[clients]
         offset = None if self.offset is None else self.offset[clients]
         return LinearTerm(self.strength[clients], self.anchors, anchor, offset)
 
     def constants(self, clients: Tensor) -> tuple[Tensor, Tensor]:
-        """The term as ``strength * theta - constant``: strength (u, 1) and constant (u, P) of ``clients`` (u,)."""
+        """Return the term of ``clients`` (u,) as ``strength * theta - constant``: strength (u, 1), constant (u, P)."""
         term = self.take(clients)
         strength = term.strength[:, None].to(self.anchors)
         constant = strength * self.anchors[term.anchor]
@@ -104,7 +104,7 @@ class StepRule(Protocol):
         ...
 
     def step(self, rows: Tensor, gradient: Gradient, learning_rate: float) -> Tensor:
-        """The rows (u, R) after a step from ``rows`` (u, R), which stay unchanged.
+        """Return the rows (u, R) after a step from ``rows`` (u, R), which stay unchanged.
 
         A client whose gradients are all 0 must keep its row.
         """
@@ -142,7 +142,7 @@ class Objective(Protocol):
     def objective(
         self, forward: Forward, x: Tensor, y: Tensor, loss: Loss, generator: torch.Generator, number: int
     ) -> Tensor:
-        """A scalar to differentiate.
+        """Return a scalar to differentiate.
 
         Args:
             forward: the network.
@@ -191,7 +191,7 @@ class TorchOptimizer:
         self.made([torch.zeros(1)], 0.1, 0.0)
 
     def made(self, parameters: list[Tensor], learning_rate: float, weight_decay: float) -> torch.optim.Optimizer:
-        """A new optimizer of ``parameters``."""
+        """Return a new optimizer of ``parameters``."""
         optimizer, options = getattr(torch.optim, self.name), self.options
         # Also 0, which is not every optimizer's default, such as AdamW's.
         if weight_decay or "weight_decay" in inspect.signature(optimizer).parameters:
@@ -233,7 +233,7 @@ _WEIGHTED_OBJECTIVE = (
 
 @runtime_checkable
 class GradientPrivacy(Protocol):
-    """The rule of differentially private steps: each example's gradient is clipped, and noise is added."""
+    """The rule of differentially private steps: clipped gradients of single examples, with noise."""
 
     @property
     def max_grad_norm(self) -> float:
@@ -256,50 +256,50 @@ class LocalRandomness:
     """The randomness of a round's local training of n owners.
 
     Args:
-        orders: (n, passes, largest size), as `Stream.permutations`; no passes where every batch is full.
-        seeds: (n,) int64, of each owner's other draws: noise, the masks of dropout, Poisson subsamples, augmentation.
+        orders: (n, passes, largest size), as `Stream.permutations`; no passes if every batch is full.
+        seeds: (n,) int64, for each owner's noise, dropout masks, Poisson subsamples and augmentation.
     """
 
     orders: Tensor
     seeds: Tensor
 
     def take(self, owners: Tensor) -> "LocalRandomness":
-        """The randomness of ``owners`` (u,)."""
+        """Return the randomness of ``owners`` (u,)."""
         return LocalRandomness(self.orders[owners], self.seeds[owners])
 
 
 @settings
 class LocalSGD:
-    """SGD on a client's data, from the model at which it starts.
+    """SGD on a client's data, starting from the received model.
 
-    A step is ``v <- momentum * v + g + weight_decay * theta``, ``theta <- theta - learning_rate * v``, as
-    `torch.optim.SGD`'s, with v = 0 at the start of every round.
+    A step is ``v <- momentum * v + g + weight_decay * theta``, ``theta <- theta - learning_rate * v``, as in
+    `torch.optim.SGD`, with v = 0 at the start of every round.
 
     Args:
-        epochs: passes over the local data, each in a new random order; 1 where ``steps`` is not given either.
-        steps: gradient steps instead of epochs, in as many passes over the data as they need.
+        epochs: passes over the local data, each in a new random order; 1 without ``steps``.
+        steps: gradient steps instead of epochs, over as many passes as they need.
         batch_size: examples per step, fewer in the last batch of a pass; "all": all local data.
         learning_rate: of the first round.
         decay: factor on the learning rate from one round to the next, in (0, 1].
         weight_decay: L2 coefficient, added to the gradient as ``weight_decay * parameters``.
         momentum: in [0, 1).
-        clip_norm: largest L2 norm of a batch's gradient, as `torch.nn.utils.clip_grad_norm_`; left out: no clipping.
-        optimizer: any optimizer of `torch.optim` instead of SGD, by a general and slower path; left out: SGD.
-        gradient_privacy: makes the steps differentially private (set by a defence); None: they are not.
+        clip_norm: largest L2 norm of a batch's gradient, as `torch.nn.utils.clip_grad_norm_`; None: no clipping.
+        optimizer: an optimizer of `torch.optim`, which is slower; None: SGD.
+        gradient_privacy: rule of differentially private steps (set by a defence); None: plain steps.
         dropout: rate of the network's `SeededDropout` layers (set by a defence); None: their own.
-        augmentation: transforms the images of every batch (set by a defence); None: none.
-        multiplicity: copies of each example in a batch, each augmented on its own, whose mean gradient is the example's
-            (set by a defence).
-        objective: replaces the batch's mean loss (set by a defence); None: the mean loss.
-        share: fraction of the steps that are taken, in (0, 1], at least one step (set by a defence).
+        augmentation: transformation of the images of every batch (set by a defence); None: no transformation.
+        multiplicity: augmented copies of each example in a batch; their mean gradient is the example's (set by a
+            defence).
+        objective: replacement of the batch's mean loss (set by a defence); None: the mean loss.
+        share: fraction of the steps to take, in (0, 1], at least one step (set by a defence).
         tensors: names of the trained tensors, at least one; gradients of the others are neither computed nor clipped
             (set by an algorithm, as `TrainingPhase`). None: all of them.
-        round_decay: the factor by which the learning rate decayed in each earlier round (set by `at_round`).
+        round_decay: decay of the learning rate per earlier round (set by `at_round`).
         rounds_done: earlier rounds (set by `at_round`).
 
     Raises:
-        InputError: a value outside its range, both ``epochs`` and ``steps``, momentum beside an optimizer, or an
-            objective beside private steps.
+        InputError: a value outside its range, both ``epochs`` and ``steps``, momentum with an optimizer, or an
+            objective with private steps.
 
     Example:
         >>> from shoal import LocalSGD
@@ -338,36 +338,36 @@ class LocalSGD:
             object.__setattr__(self, "epochs", 1)
         require(
             self.optimizer is None or self.momentum == 0,
-            "'momentum' is SGD's; give an optimizer's own in 'optimizer.options'",
+            "'momentum' belongs to SGD; set that of an optimizer in 'optimizer.options'",
         )
         require(self.objective is None or not self.private, PRIVATE_OBJECTIVE)
 
     def check_example_weights(self) -> None:
-        """Raise `InputError` where these steps cannot weigh the losses of examples."""
+        """Raise `InputError` unless these steps can weight the losses of examples."""
         require(not self.private, _PRIVATE_WEIGHTS)
         require(self.objective is None, _WEIGHTED_OBJECTIVE)
 
     def check_only_gradients_sent(self, also: str) -> None:
-        """Raise `InputError` where steps are private, but clients ``also`` send what does not follow from them."""
+        """Raise `InputError` where steps are private but clients ``also`` send data without noise."""
         require(
             not self.private,
-            f"DP-SGD adds noise to gradients alone, but clients also send {also} without noise; leave DP-SGD out, or "
-            "take another algorithm",
+            f"DP-SGD adds noise to gradients only, but clients also send {also}; leave DP-SGD out, or choose another "
+            "algorithm",
         )
 
     @property
     def private(self) -> bool:
-        """Whether steps differ from plain SGD's. Without clipping, noise and Poisson subsampling they do not."""
+        """Whether steps have clipping, noise or Poisson subsampling, and so differ from plain SGD's."""
         rule = self.gradient_privacy
         return rule is not None and (rule.poisson or rule.noise_multiplier > 0 or rule.max_grad_norm < math.inf)
 
     def at_round(self, number: int) -> "LocalSGD":
-        """The settings of one round, with its learning rate; rounds count from 1."""
+        """Return the settings of one round, with its learning rate; rounds count from 1."""
         rate = self.learning_rate * self.decay ** (number - 1)
         return replace(self, learning_rate=rate, decay=1.0, round_decay=self.decay, rounds_done=number - 1)
 
     def rounds_earlier(self, rounds: int) -> "LocalSGD":
-        """The settings of `at_round`, moved back by ``rounds``, with the learning rate of that round.
+        """Return the settings of the round that was ``rounds`` earlier, with its learning rate.
 
         >>> LocalSGD(epochs=1, learning_rate=0.2, decay=0.5).at_round(3).rounds_earlier(2).learning_rate
         0.2
@@ -376,7 +376,7 @@ class LocalSGD:
         return replace(self, learning_rate=self.learning_rate / self.round_decay**rounds, rounds_done=earlier)
 
     def batch(self, size: int) -> int:
-        """Examples in a full batch of an owner of ``size`` examples."""
+        """Return examples in a full batch of an owner of ``size`` examples."""
         return size if self.batch_size == "all" else min(self.batch_size, size)
 
     def steps_of(self, size: int) -> int:
@@ -402,11 +402,11 @@ class LocalSGD:
         return torch.tensor([self.steps_of(size) for size in distinct.tolist()], dtype=torch.int64)[index]
 
     def full(self, sizes: Tensor) -> bool:
-        """Whether every step of every owner uses all its examples, so that their order is irrelevant."""
+        """Return whether every step of every owner uses all its examples, so that their order is irrelevant."""
         return bool((self.batches(sizes) == sizes).all())
 
     def randomness(self, shards: Shards, ids: Tensor, stream: Stream) -> LocalRandomness:
-        """The randomness of all steps of all owners; one owner's does not depend on the others."""
+        """Return the randomness of all steps of all owners; one owner's does not depend on the others."""
         sizes, seeds = shards.sizes, stream("own").seeds(ids)
         if self.full(sizes):
             return LocalRandomness(torch.empty(len(sizes), 0, 0, dtype=torch.int64), seeds)

@@ -1,4 +1,6 @@
-"""Protocols of algorithms, attacks, defences and coordinators, and the local trainings that privacy counts."""
+"""Protocols of algorithms, defences, coordinators and malicious clients, and clients' trainings for privacy
+accounts.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,46 +22,47 @@ from shoal.engine.state import UNKNOWN_RISK, RiskEstimate, State, Tensors
 
 @runtime_checkable
 class Algorithm(Protocol):
-    """A federated algorithm: pure methods; everything that changes is in `State`.
+    """A federated algorithm: pure methods; all that changes is in `State`.
 
-    A frozen dataclass of hyper-parameters implements it; `shoal.algorithms.FedAvg` is the shortest example. Algorithms
-    wrap others: the wrapper calls its base's methods and adds its own tensors to the state. An algorithm whose server
-    moves a model by anything else than the weighted mean of the updates sent for it, such as by an optimizer, has the
-    attribute ``moves_by_average = False``: property attacks, which take single updates out of that mean, refuse it.
+    A frozen dataclass of hyper-parameters implements it; `shoal.algorithms.FedAvg` is the shortest example. A wrapper
+    calls its base's methods and adds its own tensors to the state. Three optional attributes describe an algorithm:
 
-    Two further attributes are about clients that leave. ``fixed_clients`` says in half a sentence why nobody can leave
-    or join, such as "decides clusters in its first round"; empty, as where it is missing: anybody can.
-    ``trains_clusters_alone = True`` says that, given the clients' choices, a model depends on its own clients alone,
-    and that training changes nothing but models; exact forgetting then retrains the leaver's clusters alone.
+    - ``moves_by_average = False``: the server moves models by another rule than the weighted mean of their updates,
+    such
+      as an optimizer; property attacks refuse it.
+    - ``fixed_clients``: half a sentence on why clients cannot leave or join, such as "decides clusters in its first
+      round"; empty: they can.
+    - ``trains_clusters_alone = True``: given the clients' choices, a model depends on its own clients only, and
+    training
+      changes only models; exact forgetting then retrains only the leaver's clusters.
     """
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
-        """Raise `InputError` where this algorithm cannot work with that local training, or with risks that are
-        estimated every ``risk_period`` rounds (0: never).
-        """
+        """Raise `InputError` for unsuitable local training, or risks every ``risk_period`` rounds (0: never)."""
         ...
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
-        """The state before the first round."""
+        """Return the state before the first round."""
         ...
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """Clients choose, and the server weighs them."""
+        """Let clients choose, and weight their updates."""
         ...
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
-        """The state after the round: ``state``, whose round and assignment are already new, with the models and the
-        algorithm's own tensors moved. It may change K, and then the assignment, risks and directives.
+        """Return the state after the round, from ``state`` with its new round and assignment.
+
+        It may change the number of models K, and then the assignment, risks and directives.
         """
         ...
 
     def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        """The model of each client of ``cohort`` (all clients, all their examples) after the last round."""
+        """Choose the model of each client of ``cohort`` (all clients, all their examples) after the last round."""
         ...
 
 
 def with_bases(algorithm: object) -> Iterator[object]:
-    """An algorithm, its ``base``, the base's ``base``, and so on."""
+    """Iterate over an algorithm, its ``base``, the base's ``base``, and so on."""
     while algorithm is not None:
         yield algorithm
         algorithm = getattr(algorithm, "base", None)
@@ -67,24 +70,24 @@ def with_bases(algorithm: object) -> Iterator[object]:
 
 @runtime_checkable
 class PlanRule(Protocol):
-    """A defence with a rule for which updates may be averaged, such as a fewest number of clients."""
+    """A defence that restricts averages of updates, such as by a smallest number of clients."""
 
     def planned(self, plan: RoundPlan, sizes: Tensor) -> RoundPlan:
-        """The plan of a round as it is carried out; ``sizes`` (n,) are the clients' numbers of examples."""
+        """Apply the rule to the plan of a round; ``sizes`` (n,) are the clients' numbers of examples."""
         ...
 
 
 class Release(Protocol):
-    """Replaces the models of a round by what is sent to clients in their place, such as students, or keeps some."""
+    """A replacement of models before they are sent to clients, such as by students."""
 
     def after_round(self, before: State, after: State, federation: Federation, engine: Engine, stream: Stream) -> State:
-        """The state ``after`` a round in which somebody trained, with other models or further tensors."""
+        """Return the state ``after`` a round with participants, with other models or further tensors."""
         ...
 
 
 @runtime_checkable
 class RiskEstimator(Protocol):
-    """Estimates how exposed each model's members are; it changes nothing but the risks.
+    """An estimator of the exposure of each model's members; it changes only the risks.
 
     Example:
         >>> import torch, shoal
@@ -109,16 +112,16 @@ class RiskEstimator(Protocol):
     def estimate(
         self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
     ) -> RiskEstimate:
-        """The membership-inference accuracy on each of the K models of ``state``.
+        """Estimate the membership-inference accuracy on each of the K models of ``state``.
 
-        ``local`` is the local training of each cluster, so that shadow models train as the clients do.
+        ``local`` is the local training of each cluster, for shadow models that train as the clients do.
         """
         ...
 
 
 @runtime_checkable
 class UpdateFilter(Protocol):
-    """A function of each update: of the server before aggregation, or of the client before it sends.
+    """A function of each update, at the server before aggregation or at the client before sending.
 
     Example:
         >>> import torch, shoal
@@ -137,12 +140,12 @@ class UpdateFilter(Protocol):
     """
 
     def filter(self, starts: Tensor, ends: Tensor, seeds: Tensor) -> Tensor:
-        """The parameters (u, P) that the server uses, or that the client sends.
+        """Return the filtered parameters (u, P).
 
         Args:
             starts: (u, P), parameters before the training of u clients.
             ends: (u, P), parameters after it.
-            seeds: (u,) int64, a seed for each client and round, for filters that draw noise.
+            seeds: (u,) int64, a seed per client and round for filters with noise.
         """
         ...
 
@@ -188,19 +191,19 @@ class LocalDefense(Protocol):
     """
 
     def local(self, local: LocalSGD, at: ClusterRound) -> LocalSGD:
-        """The local training of that cluster's clients in that round."""
+        """Return the local training of that cluster's clients in that round."""
         ...
 
 
 @runtime_checkable
 class ScalableDefense(LocalDefense, Protocol):
-    """A defence of local training that can be applied at any share of its strength, as a directive may ask."""
+    """A defence of local training that directives can scale."""
 
     def scaled(self, strength: float) -> Self:
-        """The same defence at ``strength`` of its full strength.
+        """Return the defence at a fraction of its strength.
 
         Args:
-            strength: in [0, 1]; at 0 local training stays the same, bit for bit, and at 1 it is this defence itself.
+            strength: in [0, 1]; with 0 local training is bit-identical to training without it, 1 is full strength.
 
         Raises:
             InputError: a strength outside [0, 1].
@@ -210,14 +213,14 @@ class ScalableDefense(LocalDefense, Protocol):
 
 @runtime_checkable
 class SteeringRule(Protocol):
-    """Steers the local training of every cluster by directives, which follow from the estimated risks."""
+    """A rule that derives directives for the local training of every cluster from the estimated risks."""
 
     def start(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
-        """``state`` before the first round, with its first directives and `State.control`."""
+        """Return ``state`` before the first round with its first directives and `State.control`."""
         ...
 
     def update(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
-        """``state`` after an estimate of its risks, with new directives and `State.control`, and nothing else new."""
+        """Return ``state`` after an estimate of its risks, changing only directives and `State.control`."""
         ...
 
 
@@ -226,8 +229,8 @@ class MaliciousTraining:
     """The training of a malicious client in a round.
 
     Args:
-        state: before the round, but for ``adversary``, which the malicious clients before this one have updated.
-        cluster: the cluster that it chose.
+        state: before the round, with ``adversary`` as updated by earlier malicious clients of the round.
+        cluster: the cluster of its choice.
         client: its id.
         shards: one owner, the client's examples of this round.
         randomness: of that owner.
@@ -260,22 +263,22 @@ class MaliciousClients(Protocol):
         ...
 
     def start(self, state: State, stream: Stream) -> Tensors:
-        """`State.adversary` before the first round; ``state`` has everything else."""
+        """Return `State.adversary` before the first round; ``state`` has everything else."""
         ...
 
     def train(self, request: MaliciousTraining) -> tuple[Tensor, Tensors]:
-        """The parameters (P,) that one of them sends in a round, and `State.adversary` after it."""
+        """Return the parameters (P,) to send for one client in a round, and the new `State.adversary`."""
         ...
 
 
 @dataclass(frozen=True)
 class ClientTrainings:
-    """The local trainings that a client takes on its own examples in a run, whether or not it sends their results.
+    """The local trainings of a client on its own examples in a run, with and without sending their results.
 
     Args:
-        rounds: those of each round that it takes part in, in order.
-        first: those of the run's first round with clients, in their place; None: the same.
-        final: those after the last round, by every client (`Deployed.fine_tuning`).
+        rounds: trainings in each round of participation, in order.
+        first: trainings of the run's first round with clients; None: as ``rounds``.
+        final: trainings of every client after the last round (`Deployed.fine_tuning`).
 
     Example:
         >>> import shoal
@@ -293,27 +296,27 @@ class ClientTrainings:
     final: tuple[LocalSGD, ...] = ()
 
     def changed(self, change: Callable[[LocalSGD], LocalSGD]) -> "ClientTrainings":
-        """Every training changed, for example by defences."""
+        """Change every training, for example by defences."""
         first = None if self.first is None else tuple(map(change, self.first))
         return ClientTrainings(tuple(map(change, self.rounds)), first, tuple(map(change, self.final)))
 
 
 @runtime_checkable
 class HasClientTrainings(Protocol):
-    """An algorithm whose clients do not train exactly once a round by the run's local training.
+    """An algorithm whose clients have other trainings than the run's local training once per round.
 
-    It declares their trainings beside its plan, since privacy is counted before the first round.
+    It declares them for the privacy account, which is made before the first round.
     """
 
     def client_trainings(self, local: LocalSGD) -> ClientTrainings:
-        """The trainings of a client, where ``local`` is the run's local training."""
+        """Declare the trainings of a client; ``local`` is the run's local training."""
         ...
 
 
 def client_trainings(algorithm: object, local: LocalSGD) -> ClientTrainings:
-    """The trainings of a client of an algorithm in a run of local training ``local``.
+    """Return the trainings of a client in a run with local training ``local``.
 
-    An algorithm that does not declare them (`HasClientTrainings`) has those of the one that it wraps, in any field.
+    Without a declaration (`HasClientTrainings`) they are those of the algorithm in any of its fields.
     """
     if isinstance(algorithm, HasClientTrainings):
         return algorithm.client_trainings(local)
@@ -327,13 +330,13 @@ def client_trainings(algorithm: object, local: LocalSGD) -> ClientTrainings:
 def require_counted_trainings(
     algorithm: object, local: LocalSGD, trained: Iterable[Sequence[LocalSGD | None]], *, final: bool = False
 ) -> None:
-    """Raise `InputError` where clients take local trainings that an algorithm does not declare.
+    """Raise `InputError` where clients have local trainings beyond those that an algorithm declares.
 
     Args:
         algorithm: of the run.
         local: the run's local training.
-        trained: sequences of trainings that clients take in a round; None stands for the run's.
-        final: whether that is after the last round.
+        trained: sequences of trainings of clients in a round; None stands for the run's.
+        final: whether they follow the last round.
     """
     declared = client_trainings(algorithm, local)
     sequences = (declared.final,) if final else (declared.rounds, declared.first or ())
@@ -342,11 +345,11 @@ def require_counted_trainings(
         taken = Counter(_spending(local if settings is None else settings) for settings in sequence)
         require(
             any(taken <= counts for counts in allowed),
-            f"with DP-SGD every local training must be counted, but {type(algorithm).__name__} has clients train what "
-            "its method 'client_trainings' does not say (see shoal.engine.HasClientTrainings)",
+            f"with DP-SGD the method 'client_trainings' of {type(algorithm).__name__} must declare every local "
+            "training (see shoal.engine.HasClientTrainings)",
         )
 
 
 def _spending(local: LocalSGD) -> tuple[object, ...]:
-    """The settings that decide, beside defences and a client's examples, how much privacy a training spends."""
+    """The settings that decide, with defences and a client's examples, the privacy that a training spends."""
     return local.batch_size, local.epochs, local.steps

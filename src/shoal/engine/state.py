@@ -1,4 +1,4 @@
-"""The state of a federation after some rounds, and the vectors in it that each client has for itself."""
+"""The state of a federation after some rounds, and clients' own vectors in it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,9 +14,8 @@ from shoal.core.formats import one_line
 class ClientVectors:
     """N vectors of d float32 numbers, one per client.
 
-    A value: `replaced` returns another one, at the cost of the replaced vectors alone, and leaves this one unchanged.
-    Clients with the same vector, as all have before the first round, share it until it is replaced. A vector that no
-    value refers to is freed.
+    A value: `replaced` returns a new one and copies only the replaced vectors. Clients with the same vector, as before
+    the first round, share its memory.
 
     Args:
         rows: N vectors (d,), at least one; the same tensor for clients that share a vector.
@@ -35,7 +34,7 @@ class ClientVectors:
 
     @staticmethod
     def same(row: Tensor, clients: int) -> "ClientVectors":
-        """The same vector ``row`` (d,) for each of N ``clients``."""
+        """Give each of N ``clients`` the same vector ``row`` (d,)."""
         return ClientVectors((row.clone(),) * clients)
 
     @property
@@ -44,40 +43,38 @@ class ClientVectors:
         return len(self._rows), len(self._rows[0])
 
     def __getitem__(self, clients: Tensor) -> Tensor:
-        """The vectors of the clients at positions (n,) int64: (n, d), a new tensor."""
+        """Return the vectors (n, d) of the clients at positions (n,) int64, a new tensor."""
         if not len(clients):
             return self._rows[0].new_empty(0, self.shape[1])
         return torch.stack([self._rows[i] for i in clients.tolist()])
 
     def replaced(self, clients: Tensor, rows: Tensor) -> "ClientVectors":
-        """The store with ``rows`` (n, d) for ``clients`` (n,) int64, each client at most once."""
-        changed = list(self._rows)
+        """Replace the vectors of ``clients`` (n,) int64 by ``rows`` (n, d), each client at most once."""
+        new = list(self._rows)
         for i, row in zip(clients.tolist(), rows, strict=True):
-            # A view would keep all of ``rows`` until the last one is replaced.
-            changed[i] = row.to(changed[i], copy=True)
-        return ClientVectors(tuple(changed))
+            # Copies, since a view would hold the memory of all ``rows``.
+            new[i] = row.to(new[i], copy=True)
+        return ClientVectors(tuple(new))
 
     def take(self, clients: Tensor) -> "ClientVectors":
-        """The vectors of the clients at ``clients`` (n,) int64, which share them with this store."""
+        """Return the vectors at ``clients`` (n,) int64, sharing their memory."""
         return ClientVectors(tuple(self._rows[i] for i in clients.tolist()))
 
     def put(self, clients: Tensor, part: "ClientVectors") -> "ClientVectors":
-        """The store with the n vectors of ``part`` for ``clients`` (n,) int64; it shares them with ``part``."""
+        """Replace the vectors of ``clients`` (n,) int64 by those of ``part``, sharing their memory."""
         new = dict(zip(clients.tolist(), part._rows, strict=True))
         return ClientVectors(tuple(new.get(i, row) for i, row in enumerate(self._rows)))
 
     def moved(self, clients: Tensor, update: Tensor) -> "ClientVectors":
-        """The store with ``update`` (n, d) added to the vectors of ``clients`` (n,) int64, each client at most once."""
+        """Add ``update`` (n, d) to the vectors of ``clients`` (n,) int64, each client at most once."""
         return self.replaced(clients, self[clients] + update)
 
     def tensor(self) -> Tensor:
-        """All vectors: (N, d), a new tensor."""
+        """Return all vectors (N, d), a new tensor."""
         return self[torch.arange(len(self))]
 
     def distinct(self) -> tuple[Tensor, Tensor]:
-        """A client of each of the U distinct vectors (U,), in order of first appearance; and each client's number of
-        its vector among them (N,).
-        """
+        """Return a client (U,) of each distinct vector in order of first appearance, and each client's vector (N,)."""
         first: dict[int, int] = {}
         for client, row in enumerate(self._rows):
             first.setdefault(id(row), client)
@@ -92,33 +89,33 @@ class ClientVectors:
 
 
 UNKNOWN_RISK = 0.5
-"""The risk of every model before the first estimate: the balanced accuracy at chance. It is one value for all models,
-because otherwise risk alone would decide while the losses are still alike."""
+"""The risk of every model before the first estimate, at chance. One value for all models, since otherwise risk alone
+would decide while losses are still equal."""
 
 Tensors = Mapping[str, Tensor]
-"""Tensors by name, such as those that an algorithm keeps in a `State`."""
+"""Tensors by name, such as an algorithm's own in a `State`."""
 
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """A federation after some rounds: everything that a run needs to resume, and the content of a checkpoint.
+    """A federation after some rounds: the content of a checkpoint, enough to resume.
 
     Args:
-        round: rounds done.
+        round: finished rounds.
         models: (K, P) float32, one model per cluster; K may change from round to round.
         risks: (K,) float64, the last estimate of each model's risk.
-        assignment: (N,) int64, each client's last cluster; -1 for a client that has not yet taken part.
+        assignment: (N,) int64, each client's last cluster; -1 before its first participation.
         server: the algorithm's own tensors at the server, by name.
         clients: the algorithm's own tensors of the clients, by name; the first axis is N.
-        personal: the algorithm's own vectors of the clients, about as long as a model, by name; N rows. A
-            round copies those of its cohort alone.
-        directives: (K,) float64 each by name, the server's requests to each cluster, for a `LocalDefense` or for what
-            the algorithm does at the server (`strength`).
+        personal: the algorithm's own vectors of the clients, about as long as a model, by name; N rows. A round copies
+            only those of its cohort.
+        directives: (K,) float64 each by name, for each cluster's `LocalDefense` or the algorithm at the server
+            (`strength`).
         adversary: the malicious clients' own tensors, by name.
         control: the coordinator's own tensors, by name.
         risk_intervals: (K, 2) float64, the 95 % interval of each estimate; NaN where it is unknown.
-        trained: (N, K) int64, the last round in which each client's update moved each model; 0: none did. The engine
-            writes it. Where an algorithm changes K without it, only the clients of that round are known.
+        trained: (N, K) int64, the last round with an update of each client to each model; 0: none. The engine writes
+            it. After an algorithm changes K without it, only the clients of that round are known.
 
     Example:
         >>> import torch
@@ -151,8 +148,9 @@ class State:
             object.__setattr__(self, "risk_intervals", unknown_intervals(len(self.risks)))
 
     def trainers(self, within: int) -> Tensor:
-        """(N, K) bool, the clients that trained each model at most ``within`` rounds before its last training; without
-        `trained`, the clients assigned to it.
+        """Return (N, K) bool, the clients that trained each model at most ``within`` rounds before its last training.
+
+        Without `trained` they are the clients assigned to it.
         """
         if not self.trained.numel():
             return self.assignment[:, None] == torch.arange(len(self.models))
@@ -160,7 +158,7 @@ class State:
         return (self.trained > 0) & (self.trained > self.trained.amax(dim=0) - min(within, int(self.trained.max())))
 
     def strength(self, name: str) -> Tensor:
-        """(K,) float64 in [0, 1], the strength that the directive ``name`` asks for in each cluster; 1 without it.
+        """Return the strength (K,) float64 in [0, 1] of the directive ``name`` in each cluster; 1 without it.
 
         Raises:
             InputError: the directive is not one number in [0, 1] for each cluster.
@@ -176,7 +174,7 @@ class State:
         return values.double()
 
     def take(self, clients: Tensor) -> "State":
-        """The state of the clients at positions (n,) int64 alone, in that order."""
+        """Return the state of the clients at positions (n,) int64 alone, in that order."""
         return replace(
             self,
             assignment=self.assignment[clients],
@@ -238,7 +236,7 @@ class State:
 
     @staticmethod
     def initial(models: Tensor, clients: int) -> "State":
-        """The state before the first round: ``models`` (K, P), no risk known, none of N ``clients`` assigned."""
+        """Return the state before the first round: ``models`` (K, P), no risk known, none of N ``clients`` assigned."""
         risks = torch.full((len(models),), UNKNOWN_RISK, dtype=torch.float64)
         never = torch.zeros(clients, len(models), dtype=torch.int64)
         return State(0, models, risks, torch.full((clients,), -1), trained=never)

@@ -144,5 +144,5 @@ class RoundClock:
         self._spent = before | {name: before[name] + share * wall for name, share in shares.items()}
 
     def seconds(self) -> dict[str, float]:
-        """The seconds of each part, and of "train", which is the sum of `TRAIN`."""
+        """Return the seconds of each part, and of "train", which is the sum of `TRAIN`."""
         return self._spent | {"train": sum(self._spent[name] for name in TRAIN)}

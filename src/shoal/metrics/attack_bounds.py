@@ -57,14 +57,14 @@ def gaussian_bound(mu: float) -> AttackBound:
 
 
 @lru_cache(maxsize=4096)
-def composed_bound(history: History) -> AttackBound:
+def compose_bound(history: History) -> AttackBound:
     """The limit of steps of sampled Gaussian mechanisms: noise multipliers, sampling rates, numbers of steps.
 
     Args:
         history: at a rate below 1 a step is on a Poisson subsample. Its limit is by the privacy loss distribution of
             Gopi, Lee and Wutschitz, arXiv:2106.02848, and at most that of steps on all examples.
 
-    >>> [round(value, 2) for value in composed_bound(((1.0, 0.05, 100), (1.0, 0.1, 50)))]
+    >>> [round(value, 2) for value in compose_bound(((1.0, 0.05, 100), (1.0, 0.1, 50)))]
     [0.7, 0.77]
     """
     used = [part for part in history if part[2] > 0]
@@ -73,11 +73,11 @@ def composed_bound(history: History) -> AttackBound:
     whole = gaussian_bound(math.sqrt(sum(steps / noise**2 for noise, _, steps in used)))
     if all(rate == 1 for _, rate, _ in used):
         return whole
-    sampled = _sampled_bound(used)
+    sampled = _subsampling_bound(used)
     return AttackBound(min(whole.accuracy, sampled.accuracy), min(whole.auc, sampled.auc))
 
 
-def _sampled_bound(used: list[tuple[float, float, int]]) -> AttackBound:
+def _subsampling_bound(used: list[tuple[float, float, int]]) -> AttackBound:
     """The limit by the discretised privacy loss; no limit where that takes too much memory."""
     # Imported here because it takes seconds.
     from opacus.accountants.analysis.prv import (  # noqa: PLC0415

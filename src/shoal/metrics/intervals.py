@@ -1,7 +1,7 @@
 """Confidence intervals of rates, of the balanced accuracy and of the area under a ROC curve.
 
-All are two-sided, with ``confidence`` in (0, 1). Weighted examples count as `effective_size` says; exact intervals are
-then approximate. Where members are paired with similar non-members, their errors are correlated, as measured.
+All are two-sided, with ``confidence`` in (0, 1). Weighted examples count by `effective_size`; exact intervals are then
+approximate. If members are paired with similar non-members, the correlation of their errors is measured.
 """
 
 import math
@@ -23,11 +23,11 @@ Ints = NDArray[np.int64]
 Verdict = Literal["exposed", "above the limit", "not decided", "within the limit", "at chance"]
 
 AT_CHANCE = 0.6
-"""Records are at chance where their interval covers 0.5 and no balanced accuracy above this one."""
+"""Records are at chance if their interval covers 0.5 and nothing above this balanced accuracy."""
 
 
 class Estimate(NamedTuple):
-    """A figure and its 95 % interval; NaN where it was not measured."""
+    """A figure and its 95 % interval; NaN if not measured."""
 
     value: float = nan
     low: float = nan
@@ -35,13 +35,13 @@ class Estimate(NamedTuple):
 
     @staticmethod
     def of(metrics: Mapping[Any, Any], key: str) -> "Estimate":
-        """The metric ``key`` with the interval in ``key_low`` and ``key_high``, or ``.low`` and ``.high``."""
+        """Read the metric ``key`` with its interval in ``key_low`` and ``key_high``, or ``.low`` and ``.high``."""
         ends = ("", "_low", "_high") if f"{key}_low" in metrics else ("", ".low", ".high")
         return Estimate(*(metrics.get(f"{key}{end}", nan) for end in ends))
 
     @staticmethod
     def of_rate(rate: float, examples: float) -> "Estimate":
-        """A share of ``examples`` with its exact interval (Clopper and Pearson); no interval without examples.
+        """Return a share of ``examples`` with its exact interval (Clopper and Pearson), NaN without examples.
 
         >>> Estimate.of_rate(0.5, 10).interval
         '0.187 to 0.813'
@@ -50,9 +50,7 @@ class Estimate(NamedTuple):
         return Estimate(rate, float(low), float(high))
 
     def among(self, count: int) -> "Estimate":
-        """The same rate with an interval inside [0, 1] that ``count`` such estimates keep at once (Bonferroni).
-
-        The ends move away from the value as those of a normal distribution would.
+        """Widen the interval within [0, 1] so that ``count`` such intervals hold at once (Bonferroni), as if normal.
 
         >>> Estimate(0.6, 0.5, 0.7).among(2).interval, Estimate(0.95, 0.9, 0.99).among(9).interval
         ('0.486 to 0.714', '0.879 to 1.000')
@@ -63,7 +61,7 @@ class Estimate(NamedTuple):
         return Estimate(self.value, max(low, 0.0), min(high, 1.0))
 
     def minus(self, other: "Estimate") -> "Estimate":
-        """The difference of two independent figures; too wide an interval where both are of the same records.
+        """Subtract an independent figure; for figures of the same records the interval is too wide.
 
         Source: Newcombe 1998, Statistics in Medicine 17:873-890, method 10.
 
@@ -86,7 +84,7 @@ class Estimate(NamedTuple):
         return "at chance" if self.high <= AT_CHANCE else "not decided"
 
     def against(self, limit: float) -> Verdict:
-        """Whether it is below a limit, by its interval.
+        """Compare the interval with a limit.
 
         >>> [Estimate(0.55, *ends).against(0.6) for ends in ((0.5, 0.6), (0.5, 0.61), (0.61, 0.7), (nan, nan))]
         ['within the limit', 'not decided', 'above the limit', 'not decided']
@@ -102,12 +100,12 @@ class Estimate(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The value to three decimals; a dash where there is none."""
+        """The value to three decimals, or a dash."""
         return decimal(self.value) if self.known else DASH
 
     @property
     def interval(self) -> str:
-        """Its ends to three decimals; empty where there are none."""
+        """The ends to three decimals, or nothing."""
         return "" if isnan(self.low + self.high) else f"{decimal(self.low)} to {decimal(self.high)}"
 
     @property
@@ -121,9 +119,9 @@ class Estimate(NamedTuple):
 
 
 def at_once(count: int, tail: float = 0.025) -> float:
-    """How much wider than one 95 % interval are those that ``count`` figures keep at once (Bonferroni).
+    """Return the widening factor of 95 % intervals so that ``count`` of them hold at once (Bonferroni), as if normal.
 
-    As of a normal distribution. ``tail`` is the error at each end: 0.025 of all ``count`` at 95 %.
+    ``tail`` is the error at each end: 0.025 for all ``count`` at 95 %.
 
     >>> round(at_once(1), 2), round(at_once(8), 2)
     (1.0, 1.4)
@@ -133,7 +131,7 @@ def at_once(count: int, tail: float = 0.025) -> float:
 
 
 def effective_size(weights: Floats) -> float:
-    """The number of equally weighted examples with the same variance: (sum w)^2 / sum w^2 (Kish 1965).
+    """Return the number of equally weighted examples with the same variance, (sum w)^2 / sum w^2 (Kish 1965).
 
     Example:
         >>> import numpy as np
@@ -145,12 +143,12 @@ def effective_size(weights: Floats) -> float:
 
 
 def clopper_pearson(successes: ArrayLike, trials: ArrayLike, confidence: float = 0.95) -> tuple[Floats, Floats]:
-    """The exact interval of a rate: each end is wrong in at most (1 - confidence) / 2 of all samples.
+    """Compute the exact interval of a rate: each end is wrong in at most (1 - confidence) / 2 of all samples.
 
     Source: Clopper and Pearson 1934, Biometrika 26:404-413; as quantiles of beta distributions.
 
     Args:
-        successes: any shape; need not be integers, where examples are weighted.
+        successes: any shape; not necessarily integers, if examples are weighted.
         trials: of the same shape; without trials the interval is [0, 1].
         confidence: of the interval.
 
@@ -176,7 +174,7 @@ def balanced_accuracy_interval(
     *,
     correlation: float = 0.0,
 ) -> tuple[float, float]:
-    """A confidence interval of the balanced accuracy, from the exact intervals of the two rates.
+    """Compute a confidence interval of the balanced accuracy from the exact intervals of the two rates.
 
     See `mean_rate_interval`; ``correlation`` is that of right answers on the member and on the non-member of a pair.
     """
@@ -189,19 +187,19 @@ def balanced_accuracy_interval(
 def mean_rate_interval(
     rates: Sequence[float], sizes: Sequence[float], confidence: float = 0.95, correlation: float = 0.0
 ) -> tuple[float, float]:
-    """A confidence interval of the mean of G rates, from their exact intervals.
+    """Compute a confidence interval of the mean of G rates from their exact intervals.
 
-    The distances d_g of the rates from their limits add up as errors with this correlation do: the mean minus and plus
+    The distances d_g of the rates from their limits add up as correlated errors: the mean minus and plus
     sqrt((1 - correlation) (d_1^2 + ... + d_G^2) + correlation (d_1 + ... + d_G)^2) / G.
 
     Source: Newcombe 1998, Statistics in Medicine 17:873-890, method 10, and 17:2635-2650 for pairs, with exact limits
     instead of Wilson's, and for a sum instead of a difference.
 
     Args:
-        rates: G of them.
-        sizes: number of examples of each, or their effective number.
+        rates: G rates.
+        sizes: their (effective) numbers of examples.
         confidence: of the interval.
-        correlation: of any two rates' errors; 0: they are independent.
+        correlation: of any two rates' errors; 0: independent.
 
     Example:
         >>> from shoal.metrics import mean_rate_interval
@@ -214,16 +212,16 @@ def mean_rate_interval(
         below.append(rate - float(low))
         above.append(float(high) - rate)
     mean = sum(rates) / len(rates)
-    return mean - _added(below, correlation) / len(rates), mean + _added(above, correlation) / len(rates)
+    return mean - _add_errors(below, correlation) / len(rates), mean + _add_errors(above, correlation) / len(rates)
 
 
-def _added(distances: Sequence[float], correlation: float) -> float:
+def _add_errors(distances: Sequence[float], correlation: float) -> float:
     squares = sum(distance * distance for distance in distances)
     return math.sqrt(max(0.0, (1 - correlation) * squares + correlation * sum(distances) ** 2))
 
 
 def mean_interval(values: Floats, confidence: float = 0.95) -> tuple[float, float]:
-    """An interval of the mean of the distribution that ``values`` (m,) are drawn from, by Student's t; NaN of one."""
+    """Compute an interval of the mean of the distribution of ``values`` (m,), by Student's t; NaN for one value."""
     if len(values) < 2:
         return float("nan"), float("nan")
     half = float(stdtrit(len(values) - 1, 0.5 + confidence / 2) * values.std(ddof=1) / np.sqrt(len(values)))
@@ -231,10 +229,10 @@ def mean_interval(values: Floats, confidence: float = 0.95) -> tuple[float, floa
 
 
 def auc_interval(auc: float, members: float, non_members: float, confidence: float = 0.95) -> tuple[float, float]:
-    """A confidence interval of an area under a ROC curve, by Hanley and McNeil's variance.
+    """Compute a confidence interval of an area under a ROC curve, by Hanley and McNeil's variance.
 
-    It has the areas t with ``|auc - t| <= z sqrt(V(t))``, where V is the variance at the true area t; so it has a width
-    at 0 and 1 too, and stays within [0, 1]. ``members`` and ``non_members`` are numbers, or effective sizes.
+    It has the areas t with ``|auc - t| <= z sqrt(V(t))``, V the variance at the true area t. So it has a width at 0 and
+    1 too, and stays within [0, 1]. ``members`` and ``non_members`` are numbers, or effective sizes.
 
     Source: Newcombe 2006, Statistics in Medicine 25:559-573, method 5; Hanley and McNeil 1982, Radiology 143:29-36.
     """
@@ -249,17 +247,17 @@ def auc_interval(auc: float, members: float, non_members: float, confidence: flo
 
 
 def auc_design_effect(members: Floats, non_members: Floats) -> float:
-    """The ratio of the variance of the area under a ROC curve to that with as many independent examples.
+    """Return the ratio of the variance of the area under a ROC curve to that with as many independent examples.
 
-    With V_q the share of non-members below member q and W_q that of members above non-member q, ties counting by half:
-    Var(V + W) / (Var V + Var W), at least 1 / Q, times (t / z)^2. Since Q pairs say the ratio only roughly, t and z are
-    the 97.5 % quantiles of Student's t with Q - 1 degrees of freedom and of the normal distribution. It is 1 where
-    scores do not vary.
+    With V_q the share of non-members below member q and W_q the share of members above non-member q, ties counting by
+    half: Var(V + W) / (Var V + Var W), at least 1 / Q, times (t / z)^2. t and z, the 97.5 % quantiles of Student's t
+    with Q - 1 degrees of freedom and of the normal distribution, account for the error of the ratio. It is 1 if scores
+    do not vary.
 
     Source: Obuchowski 1997, Biometrics 53:567-578, with a pair as a cluster; DeLong, DeLong, Clarke-Pearson 1988.
 
     Args:
-        members, non_members: (Q,) scores, those of a pair at the same place.
+        members, non_members: (Q,), scores in the order of pairs.
     """
 
     def below(x: Floats, ordered: Floats) -> Floats:
@@ -277,7 +275,7 @@ def auc_design_effect(members: Floats, non_members: Floats) -> float:
 
 
 def _last(inside: Callable[[float], bool], start: float, end: float) -> float:
-    """The last point from ``start`` towards ``end`` at which ``inside`` holds, by bisection."""
+    """Find the last point from ``start`` towards ``end`` where ``inside`` holds, by bisection."""
     if inside(end):
         return end
     for _ in range(60):

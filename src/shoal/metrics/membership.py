@@ -1,9 +1,9 @@
-"""Metrics of membership inference: how well an attack tells members from non-members, and ROC curves.
+"""Metrics of membership inference and ROC curves.
 
-The curves are scikit-learn's `roc_curve` and `roc_auc_score`, bit for bit. Runs and audits need many of them: loading
-scikit-learn takes 0.6 s of processor time, and its checks of two short arrays take longer than the curve.
+The curves equal scikit-learn's `roc_curve` and `roc_auc_score`, bit for bit. Runs and audits need many of them, and
+scikit-learn takes 0.6 s to load and long to check short arrays.
 
-``is_member`` is (M,) bool; ``weights`` (M,) say how much each example counts, None: equally.
+``is_member`` is (M,) bool; ``weights`` (M,) are the examples' weights, None: equal.
 """
 
 import math
@@ -26,7 +26,7 @@ from shoal.metrics.intervals import (
 )
 
 FALSE_POSITIVES = 3
-"""Fewest false positives at which a true positive rate is reported."""
+"""Fewest false positives for a true positive rate."""
 
 
 @dataclass(frozen=True)
@@ -36,22 +36,21 @@ class MembershipMetrics:
     Args:
         accuracy: balanced accuracy, (TPR + TNR) / 2 at the attack's own threshold (IFCA-MIR, equation 8).
         low, high: its interval; see `balanced_accuracy_interval`.
-        null_high: the balanced accuracy that 95 % of such tests do not exceed where nothing is leaked: with as many
-            records, as often called members, but regardless of membership.
+        null_high: the 95 % quantile of the balanced accuracy without leakage: with as many records, as often
+            classified as members, but regardless of membership.
         auc: area under the ROC curve.
         auc_low, auc_high: its interval; see `auc_interval`.
         tpr_at_1_percent_fpr: true positive rate at a false positive rate of at most 1 %; NaN with fewer than 300
-            non-members (see `least_non_members`), where it would depend on one or two of them.
+            non-members (see `least_non_members`).
         tpr_at_1_percent_fpr_low, tpr_at_1_percent_fpr_high: its interval; see `tpr_interval`.
         tpr_at_01_percent_fpr: the same at 0.1 %; NaN with fewer than 3,000.
         tpr_at_01_percent_fpr_low, tpr_at_01_percent_fpr_high: its interval.
         members: number of members scored.
         non_members: number of non-members scored.
-        tpr_at_1_percent_fpr_per_record: true positive rate at a false positive rate of 1 % with a threshold for each
-            record, at which all records have one false positive rate; NaN where levels are unknown.
+        tpr_at_1_percent_fpr_per_record: true positive rate at a false positive rate of 1 % on every record, with a
+            threshold per record; NaN without levels.
         tpr_at_1_percent_fpr_per_record_low, tpr_at_1_percent_fpr_per_record_high: its interval; see `tpr_interval`.
-        exact: of the records that it calls members, the share on which the attack says that its verdict is exact, not
-            one of statistics.
+        exact: the share of the predicted members with an exact, not statistical, verdict.
     """
 
     accuracy: float
@@ -84,17 +83,16 @@ def membership_metrics(
     pair: Ints | None = None,
     level: Floats | None = None,
 ) -> MembershipMetrics:
-    """Metrics of an attack's ``scores`` (M,), higher for members; above ``threshold`` it calls an example a member.
+    """Compute the metrics of an attack's ``scores`` (M,), higher for members.
 
     Without members or without non-members all rates are NaN.
 
     Args:
         scores, is_member, weights: of the M examples.
-        threshold: one, or one for each example (M,); intervals take it as fixed.
-        pair: (M,) the pair of each example; each pair has a member and a non-member, of equal weights, whose errors may
-            be correlated. None, or not such pairs: examples are taken as independent.
-        level: (M,) of each score on its example alone, which takes the score's place for
-            ``tpr_at_1_percent_fpr_per_record``; None: unknown.
+        threshold: the largest score of a predicted non-member, one or (M,); intervals take it as fixed.
+        pair: (M,), the pair of each example: a member and a non-member of equal weights, whose errors may be
+            correlated. None, or other pairs: examples count as independent.
+        level: (M,), the level of each score on its example, for ``tpr_at_1_percent_fpr_per_record``; None: unknown.
 
     Example:
         >>> import numpy as np
@@ -112,7 +110,7 @@ def membership_metrics(
     counted = np.ones(members + non_members) if weights is None else weights
     sizes = effective_size(counted[is_member]), effective_size(counted[~is_member])
     fpr, tpr, auc = roc_with_auc(scores, is_member, weights)
-    predicted, paired = scores > threshold, _paired(is_member, pair)
+    predicted, paired = scores > threshold, _pair_outcomes(is_member, pair)
     correlation, effect = (0.0, 1.0) if paired is None else _in_pairs(scores, predicted, *paired)
     per_record = (math.nan,) * 3
     if level is not None:
@@ -132,12 +130,12 @@ def membership_metrics(
 
 
 def least_non_members(max_fpr: float) -> float:
-    """The fewest non-members (`effective_size`) for a true positive rate at this false positive rate."""
+    """Return the fewest non-members (`effective_size`) for a true positive rate at this false positive rate."""
     return FALSE_POSITIVES / max_fpr
 
 
 def balanced_accuracy(predictions: Bools, is_member: Bools, weights: Floats | None = None) -> float:
-    """(TPR + TNR) / 2 of ``predictions`` (M,), true for predicted members."""
+    """Return (TPR + TNR) / 2 of ``predictions`` (M,), true for predicted members."""
     weights = np.ones(len(is_member)) if weights is None else weights
     tpr = np.average(predictions[is_member], weights=weights[is_member])
     tnr = np.average(~predictions[~is_member], weights=weights[~is_member])
@@ -145,13 +143,13 @@ def balanced_accuracy(predictions: Bools, is_member: Bools, weights: Floats | No
 
 
 def tpr_at_fpr(fpr: Floats, tpr: Floats, max_fpr: float) -> float:
-    """The true positive rate at the largest false positive rate that is at most ``max_fpr``; no interpolation."""
+    """Return the true positive rate at the largest false positive rate up to ``max_fpr``, without interpolation."""
     # Rates of weighted examples are sums of fractions: 0.01 may come as 0.010000000000000002.
     return float(tpr[fpr <= max_fpr + 1e-9].max(initial=0.0))
 
 
 def _at_fpr(fpr: Floats, tpr: Floats, max_fpr: float, members: float, non_members: float) -> tuple[float, float, float]:
-    """The true positive rate and its interval; NaN with too few non-members."""
+    """Return the true positive rate and its interval; NaN with too few non-members."""
     # Sums of weights may fall short of an integer in the last digits.
     if non_members < least_non_members(max_fpr) * (1 - 1e-9):
         return float("nan"), float("nan"), float("nan")
@@ -159,10 +157,10 @@ def _at_fpr(fpr: Floats, tpr: Floats, max_fpr: float, members: float, non_member
 
 
 def tpr_interval(fpr: Floats, tpr: Floats, max_fpr: float, members: float, non_members: float) -> tuple[float, float]:
-    """A 95 % interval of the true positive rate at a false positive rate of ``max_fpr``.
+    """Compute a 95 % interval of the true positive rate at a false positive rate of ``max_fpr``.
 
-    Two errors add up as independent ones do: that of the rate at the threshold (`clopper_pearson`), and that of the
-    threshold, since a binomial number of non-members lies above the true one.
+    It adds two independent errors: of the rate at the threshold (`clopper_pearson`), and of the threshold, since a
+    binomial number of non-members lies above the true one.
 
     Args:
         fpr, tpr: the ROC curve.
@@ -179,8 +177,8 @@ def tpr_interval(fpr: Floats, tpr: Floats, max_fpr: float, members: float, non_m
     return max(0.0, rate - below), min(1.0, rate + above)
 
 
-def _paired(is_member: Bools, pair: Ints | None) -> tuple[Ints, Ints] | None:
-    """The positions of the member (Q,) and of the non-member (Q,) of each pair; None where there are no such pairs."""
+def _pair_outcomes(is_member: Bools, pair: Ints | None) -> tuple[Ints, Ints] | None:
+    """Return the positions of the member (Q,) and the non-member (Q,) of each pair; None without such pairs."""
     if pair is None:
         return None
     inside, outside = np.flatnonzero(is_member), np.flatnonzero(~is_member)
@@ -189,7 +187,7 @@ def _paired(is_member: Bools, pair: Ints | None) -> tuple[Ints, Ints] | None:
 
 
 def _in_pairs(scores: Floats, predicted: Bools, inside: Ints, outside: Ints) -> tuple[float, float]:
-    """The correlation of right answers on the two examples of a pair, and `auc_design_effect`."""
+    """Return the correlation of right answers on the two examples of a pair, and `auc_design_effect`."""
     first, second = predicted[inside], ~predicted[outside]
     varies = 0 < first.sum() < len(first) and 0 < second.sum() < len(second)
     correlation = float(np.corrcoef(first, second)[0, 1]) if varies else 0.0
@@ -197,11 +195,11 @@ def _in_pairs(scores: Floats, predicted: Bools, inside: Ints, outside: Ints) -> 
 
 
 def _null_high(predicted: Bools, is_member: Bools, weights: Floats, paired: tuple[Ints, Ints] | None) -> float:
-    """`MembershipMetrics.null_high`, by the normal approximation.
+    """Return `MembershipMetrics.null_high`, by the normal approximation.
 
-    Of Q pairs, d with unequal answers count: fair coins decide which of the two is right, so the standard deviation is
-    sqrt(d) / (2 Q). Of independent examples it is sqrt(p (1 - p) (1 / members + 1 / non-members)) / 2, with the share p
-    that is called members.
+    With d of Q pairs answered differently, each right with probability 1/2, the standard deviation is sqrt(d) / (2 Q).
+    With independent examples and a share p of predicted members it is
+    sqrt(p (1 - p) (1 / members + 1 / non-members)) / 2.
     """
     if paired is not None:
         std = math.sqrt((predicted[paired[0]] != predicted[paired[1]]).sum()) / (2 * len(paired[0]))
@@ -214,19 +212,17 @@ def _null_high(predicted: Bools, is_member: Bools, weights: Floats, paired: tupl
 
 
 def gap_accuracy(train_accuracy: float, test_accuracy: float) -> float:
-    """Balanced accuracy of the gap attack, which calls an example a member if the model classifies it correctly:
-    0.5 + (train accuracy - test accuracy) / 2.
-    """
+    """Return the gap attack's balanced accuracy, 0.5 + (train accuracy - test accuracy) / 2."""
     return 0.5 + (train_accuracy - test_accuracy) / 2
 
 
 def roc(scores: Floats, is_member: Bools, weights: Floats | None = None) -> tuple[Floats, Floats]:
-    """The ROC curve: false and true positive rates at every threshold, both increasing.
+    """Return the ROC curve: false and true positive rates at every threshold, both increasing.
 
     Rates without examples are NaN.
 
     Raises:
-        InputError: scores that are not finite, or no example.
+        InputError: scores that are not finite, or none.
 
     Example:
         >>> import numpy as np
@@ -239,11 +235,10 @@ def roc(scores: Floats, is_member: Bools, weights: Floats | None = None) -> tupl
 
 
 def roc_auc(scores: Floats, is_member: Bools, weights: Floats | None = None) -> float:
-    """Area under the ROC curve: the share of pairs of a member and another in which the member scores higher, ties
-    counting by half; NaN without members or without others.
+    """Return the area under the ROC curve, with ties counted by half; NaN without members or without non-members.
 
     Raises:
-        InputError: scores that are not finite, or no example.
+        InputError: scores that are not finite, or none.
     """
     if is_member.all() or not is_member.any():
         return float("nan")
@@ -251,7 +246,7 @@ def roc_auc(scores: Floats, is_member: Bools, weights: Floats | None = None) -> 
 
 
 def roc_with_auc(scores: Floats, is_member: Bools, weights: Floats | None = None) -> tuple[Floats, Floats, float]:
-    """The curve of `roc` and the area of `roc_auc`, from one sorting of the scores."""
+    """Return the curve of `roc` and the area of `roc_auc`, with one sort."""
     false, true = _positives(scores, is_member, weights)
     area = float("nan") if is_member.all() or not is_member.any() else _area(false, true)
     return _rates(false), _rates(true), area
@@ -260,7 +255,7 @@ def roc_with_auc(scores: Floats, is_member: Bools, weights: Floats | None = None
 def _area(false: Floats, true: Floats) -> float:
     """Return the area under the curve through these positives, with some of each kind."""
     if len(false) > 2:
-        # Points on a straight piece of the curve do not change the area; left out, there are fewer to add up.
+        # Points on a straight piece of the curve do not change the area.
         corner = np.concatenate([[True], (np.diff(false, 2) != 0) | (np.diff(true, 2) != 0), [True]])
         false, true = false[corner], true[corner]
     fpr, tpr = _rates(false), _rates(true)
@@ -268,14 +263,14 @@ def _area(false: Floats, true: Floats) -> float:
 
 
 def _positives(scores: Floats, is_member: Bools, weights: Floats | None) -> tuple[Floats, Floats]:
-    """False and true positives at every threshold, from the highest score to the lowest."""
+    """Count false and true positives at every threshold, from the highest score to the lowest."""
     require(bool(np.isfinite(scores).all()), "the scores of a ROC curve must be finite; got NaN or an infinite one")
     if weights is not None and not weights.all():
         counted = weights != 0
         scores, is_member, weights = scores[counted], is_member[counted], weights[counted]
     require(len(scores) > 0, "a ROC curve needs an example; got none, or none with a weight")
     order = np.argsort(-scores, kind="stable")
-    # Of many clients' models these are the largest arrays at the end of a run, so each is let go of when it has served.
+    # With many clients these are the largest arrays at the end of a run, so each is freed after its last use.
     scores, member = scores[order], is_member[order]
     weights = weights if weights is None else weights[order]
     del order
@@ -284,12 +279,12 @@ def _positives(scores: Floats, is_member: Bools, weights: Floats | None) -> tupl
     if weights is None:
         true = np.cumsum(member, dtype=np.float64)[last]
         return 1 + last - true, true
-    # Added up and not subtracted, so that they increase also in their last bits.
+    # Sums, not differences, so that they increase to the last bit.
     false = np.cumsum(np.where(member, 0.0, weights))[last]
     return false, np.cumsum(np.where(member, weights, 0.0))[last]
 
 
 def _rates(positives: Floats) -> Floats:
-    """Counts at falling thresholds as shares of the last, from 0 on."""
+    """Return counts at falling thresholds as shares of the last, from 0."""
     with_zero = np.concatenate([[0.0], positives])
     return with_zero / with_zero[-1] if with_zero[-1] > 0 else np.full(len(with_zero), np.nan)

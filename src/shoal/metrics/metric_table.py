@@ -144,7 +144,7 @@ def metric_of(
     if declared and key in declared:
         return declared[key]
     if _family(key) in METRICS:
-        return _measured_by(METRICS[_family(key)], measured)
+        return _measuring_classes(METRICS[_family(key)], measured)
     for prefix, (name, form) in _FAMILIES.items():
         if key.startswith(prefix):
             words = key.removeprefix(prefix)
@@ -166,7 +166,7 @@ def _family(key: str) -> str:
     return key if key in METRICS else key.removesuffix(".overall").removesuffix(".total")
 
 
-def _measured_by(metric: Metric, measured: str) -> Metric:
+def _measuring_classes(metric: Metric, measured: str) -> Metric:
     """A metric of accuracy as that of a run with another metric: its own name, and a number of any size."""
     if measured == ACCURACY or metric.key not in ("accuracy", "train_accuracy"):
         return metric

@@ -57,9 +57,11 @@ class Summary(dict[str, float | int | str]):
     by_cluster: Mapping[int, Metrics] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "overall", _defined(self.overall))
-        object.__setattr__(self, "by_group", {name: _defined(metrics) for name, metrics in self.by_group.items()})
-        object.__setattr__(self, "by_cluster", {k: _defined(metrics) for k, metrics in self.by_cluster.items()})
+        object.__setattr__(self, "overall", _drop_undefined(self.overall))
+        object.__setattr__(
+            self, "by_group", {name: _drop_undefined(metrics) for name, metrics in self.by_group.items()}
+        )
+        object.__setattr__(self, "by_cluster", {k: _drop_undefined(metrics) for k, metrics in self.by_cluster.items()})
         self.update(flatten(self))
 
     def __or__(self, other: "Summary") -> "Summary":  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -91,7 +93,7 @@ class Summary(dict[str, float | int | str]):
         return sum(int(metrics.get("clients", 0)) for metrics in self.by_cluster.values())
 
 
-def _defined(metrics: Metrics) -> Metrics:
+def _drop_undefined(metrics: Metrics) -> Metrics:
     return {name: value for name, value in metrics.items() if not isnan(value)}
 
 

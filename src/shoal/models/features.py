@@ -323,18 +323,18 @@ class Scattering(nn.Module):
         bank = _bank(*self.size, self.scale, images.device)
         height, width = (_margins(side, 2**self.scale) for side in self.size)
         images = functional.pad(images, (*width, *height), mode="reflect")
-        whole, averages, deeper = torch.fft.fft2(images), [self._averaged(images, bank, 0)], []
+        whole, averages, deeper = torch.fft.fft2(images), [self._average_blocks(images, bank, 0)], []
         for j in range(self.scale):
-            moduli = torch.fft.ifft2(_subsampled(whole * bank[f"psi {j} 0"], 2**j)).abs()
-            averages.append(self._averaged(moduli, bank, j))
+            moduli = torch.fft.ifft2(_subsample(whole * bank[f"psi {j} 0"], 2**j)).abs()
+            averages.append(self._average_blocks(moduli, bank, j))
             spectra = torch.fft.fft2(moduli)[:, :, None] if j + 1 < self.scale else moduli
             for k in range(j + 1, self.scale):
                 # (B, L, 1, h, w) by (L, h, w): each angle of the first wavelet with each of the second.
-                pairs = _subsampled(spectra * bank[f"psi {k} {j}"], 2 ** (k - j)).flatten(1, 2)
-                deeper.append(self._averaged(torch.fft.ifft2(pairs).abs(), bank, k))
+                pairs = _subsample(spectra * bank[f"psi {k} {j}"], 2 ** (k - j)).flatten(1, 2)
+                deeper.append(self._average_blocks(torch.fft.ifft2(pairs).abs(), bank, k))
         return torch.cat([*averages, *deeper], dim=1)
 
-    def _averaged(self, images: Tensor, bank: dict[str, Tensor], level: int) -> Tensor:
+    def _average_blocks(self, images: Tensor, bank: dict[str, Tensor], level: int) -> Tensor:
         """Images (B, c, h, w) at 2^level, averaged by phi, at every 2^J-th pixel, without margins."""
         return bank[f"rows {level}"] @ images @ bank[f"columns {level}"].T
 
@@ -345,7 +345,7 @@ def _margins(side: int, window: int) -> tuple[int, int]:
     return (padded - side) // 2, padded - side - (padded - side) // 2
 
 
-def _subsampled(spectrum: Tensor, step: int) -> Tensor:
+def _subsample(spectrum: Tensor, step: int) -> Tensor:
     """The spectrum of every ``step``-th pixel: the mean over the frequencies that it cannot tell apart."""
     while step > 1:
         # Sums of halves: PyTorch's mean over such dimensions took three quarters of the whole transform.

@@ -134,7 +134,7 @@ def _instead_of_randomness(module: nn.Module) -> str | None:
     return None
 
 
-class AsOrdered:
+class OrderedAdapter:
     """A hook before a network's forward that finds out once whether the network takes images with the channels last.
 
     Convolutions are fast on images that are stored so, and give such images too, on which ``x.view(-1, 400)`` is an
@@ -152,14 +152,14 @@ class AsOrdered:
             self._needed = _fails(network, args, kwargs)
             if self._needed:
                 for layer in _convolutions(network):
-                    layer.register_forward_hook(_ordered_output)
+                    layer.register_forward_hook(_order_output)
         return _mapped(Tensor.contiguous, args, kwargs) if self._needed else (args, kwargs)
 
 
 def take_images(network: nn.Module) -> nn.Module:
     """Let a network with convolutions take images that are stored with the channels last; it is returned."""
     if _convolutions(network):
-        network.register_forward_pre_hook(AsOrdered(), with_kwargs=True)
+        network.register_forward_pre_hook(OrderedAdapter(), with_kwargs=True)
     return network
 
 
@@ -199,5 +199,5 @@ def _mapped(change: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
     return tuple(changed(value) for value in args), {name: changed(value) for name, value in kwargs.items()}
 
 
-def _ordered_output(_: nn.Module, __: object, output: Tensor) -> Tensor:
+def _order_output(_: nn.Module, __: object, output: Tensor) -> Tensor:
     return output.contiguous()

@@ -112,7 +112,7 @@ class ExampleTerms:
     def auc(
         self, examples: int, noise: float = 0.0, *, rounds: int = 1, share: float = 1.0, besides: float = 0.0
     ) -> float:
-        """The AUC that is predicted for moves of ``examples``, in [0.5, 1].
+        """Return the AUC that is predicted for moves of ``examples``, in [0.5, 1].
 
         Args:
             examples: n, behind a move.
@@ -130,7 +130,7 @@ class ExampleTerms:
         return (1 - never) * found + never / 2
 
     def narrowed(self, inputs: int) -> "ExampleTerms":
-        """The terms of the first principal components of the inputs alone, as a map of features gives them."""
+        """Return the terms of the first principal components of the inputs alone, as a map of features gives them."""
         read, moments = self.inputs[:, :, :inputs], self.moments[:, :inputs]
         numbers = round(self.numbers * read.shape[2] / self.inputs.shape[2])
         moments = moments / moments.sum().clamp(min=1e-300)
@@ -184,7 +184,7 @@ class InitialGradients:
     common: float = 0.0
 
     def update_length(self, examples: int) -> float:
-        """The length of the sum of so many gradients."""
+        """Return the length of the sum of so many gradients."""
         return (examples * self.length + examples * max(0, examples - 1) * self.common) ** 0.5
 
 
@@ -317,11 +317,11 @@ class Moves:
     exact: bool = True
 
     def examples_seen(self, rounds: int) -> int:
-        """The distinct examples behind ``rounds`` moves; with a ``share`` on average, rounded up."""
+        """Return the distinct examples behind ``rounds`` moves; with a ``share`` on average, rounded up."""
         return ceil(self.examples * (1 - (1 - self.share) ** rounds) - 1e-9)
 
     def inputs_each(self, rounds: int, layer: LayerShape) -> int:
-        """The distinct inputs that one of these examples has given ``layer``."""
+        """Return the distinct inputs that one of these examples has given ``layer``."""
         copies = int(min(self.passes * rounds, self.copies))
         return layer.positions * (copies if layer.reads_data else max(copies, self.merged))
 
@@ -356,7 +356,7 @@ class Exposure:
 
 
 def exposure_rule(layer: LayerShape, moves: Moves, terms: ExampleTerms | None = None) -> Exposure:
-    """Whether the moves of a layer give records away, and from which round on.
+    """Return whether the moves of a layer give records away, and from which round on.
 
     Args:
         layer: whose moves.

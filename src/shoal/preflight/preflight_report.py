@@ -27,22 +27,24 @@ _STEPS = (1, 1.5, 2, 3, 4, 5, 6, 8)
 _GRID = tuple(step * 10.0**power for power in range(-1, 8) for step in _STEPS)
 
 _MAX_PASSES = 1000
-"""Passes beyond which no advice goes."""
+"""The largest number of passes in advice."""
 
 _ASSUMED_NORM = 1.0
-"""The bound on gradients of a DP-SGD that is not configured."""
+"""The assumed bound on gradients where DP-SGD is not configured."""
 
 
 @dataclass(frozen=True)
 class GroupExposure:
-    """What a view sees of a group, and what the rule says of it.
+    """The exposure of a group to a view by the rule.
 
     Args:
-        recognised: the share of the group's records that are recognised.
-        exposure: of the largest client that is recognised, or of the sum.
-        clients: behind a move.
-        whose: the clients that are recognised, in words.
-        noun: of examples, a plural.
+        view, group: names.
+        exposure: of the largest recognised client, or of the sum.
+        moves: the visible moves.
+        recognised: the recognised share of the group's records.
+        clients: number of clients behind a move.
+        whose: the recognised clients, in words.
+        noun: plural noun for examples.
     """
 
     view: str
@@ -55,7 +57,7 @@ class GroupExposure:
     noun: str
 
     def row(self) -> tuple[object, ...]:
-        """A row of `Preflight.views`."""
+        """Return a row of `Preflight.views`."""
         one, layer = self.exposure, self.exposure.layer
         return (
             self.view, self.group, one.verdict, self.recognised, self.clients, self.moves.examples, one.rounds,
@@ -142,7 +144,7 @@ class _Option:
     exposure: Callable[[float], Exposure]
 
     def amounts(self, *, recognised: bool) -> list[str]:
-        """The values that change the verdict, which may be "recognised" now, in words."""
+        """Return the values that change the verdict, which may be "recognised" now, in words."""
         verdict = cache(lambda value: self.exposure(value).verdict)
         partly = _first(lambda value: verdict(value) != "recognised", self.values) if recognised else None
         hidden = _first(lambda value: verdict(value) == "hidden", self.values)
@@ -252,23 +254,22 @@ _VIEW_NAMES = {SERVER: "the server", CLIENT: "a client", OUTSIDER: "an outsider"
 
 @dataclass(frozen=True, eq=False)
 class Preflight:
-    """Which records each view could recognise by the moves of models, before anything is trained.
+    """The records that each view could recognise by the moves of models, estimated before training.
 
-    It says nothing of other attacks, such as those that query the released models.
+    Other attacks, such as queries of the released models, are not covered.
 
     Args:
-        views: one row per view and group, with `COLUMNS`. "verdict": as `exposure_rule.Exposure`, of the client
-            or sum that shows most; "recognised": the share of the group's records that are; "clients" and "examples":
-            behind a move; "rounds": from which on; the layer that gives most away, and its numbers; "auc.low" and
-            "auc.high": what the verdict allows for the AUC of the span attacks; "auc.expected": what is predicted, NaN
-            where nothing is.
-        answers: on each view, in few words.
-        sentences: on each view, a sentence a group, or one of all groups.
-        changes: what would change it, by the group that shows most and the view.
+        views: one row per view and group, with `COLUMNS`. "verdict": see `exposure_rule.Exposure`, for the most exposed
+            client or sum; "recognised": the recognised share of the group's records; "clients" and "examples": numbers
+            behind a move; "rounds": rounds until recognition; the deciding layer and its sizes; "auc.low" and
+            "auc.high": the range of the span attacks' AUC; "auc.expected": the predicted AUC, or NaN.
+        answers: a short answer per view.
+        sentences: by view, one sentence per group or for all groups.
+        changes: effective changes of settings, by the most exposed group and view.
         assumptions: of the rule, and the sizes of clusters.
-        epsilons: of a record after all rounds, with DP-SGD: for every view, "", or by view, with noise in the sum.
-        delta: of these.
-        bounds: of any attack on a record, of the same views.
+        epsilons: of a record after all rounds with DP-SGD: "" for every view, or by view with noise in the sum.
+        delta: of the epsilons.
+        bounds: on any attack on a record, for the same views.
         choice: whether they cover a client's choice of model.
     """
 
@@ -284,7 +285,9 @@ class Preflight:
     __repr__ = one_line
 
     def flat(self) -> dict[str, float | str]:
-        """The keys and values of ``shoal preflight --json``; of these gates limit ``views.<view>.<group>.auc.high``."""
+        """Return the keys and values of ``shoal preflight --json``; of these gates limit
+        ``views.<view>.<group>.auc.high``.
+        """
         flat: dict[str, float | str] = {}
         for row in self.views.to_dict("records"):
             key = f"views.{row['view']}.{row['group']}"
@@ -298,13 +301,14 @@ class Preflight:
         return "\n\n".join("\n".join([title, *(f"- {line}" for line in lines)]) for title, lines in self.parts())
 
     def parts(self) -> Iterator[tuple[str, Sequence[str]]]:
-        """Titles and their sentences."""
+        """Yield titles and their sentences."""
         answers = [f"{_ATTACKER[view]}: {answer}" for view, answer in self.answers.items()]
-        yield "Who could recognise a record that was trained on", answers
+        yield "Who could recognise a training record", answers
         yield from ((f"Why: {_VIEW_NAMES[view]}", said) for view, said in self.sentences.items())
         if self.epsilons:
             said = [self._promise_words(view, epsilon) for view, epsilon in self.epsilons.items()]
-            yield "What DP-SGD promises", said if self.choice else [*said, "A client's choice of model is not covered."]
+            said += [] if self.choice else ["A client's choice of model is not covered."]
+            yield "What DP-SGD guarantees", said
         yield from ((f"What would change it: {of}", said) for of, said in self.changes.items() if said)
         yield "What this assumes", self.assumptions
 
@@ -323,7 +327,7 @@ class Preflight:
 
 
 def preflight(seen: VisibleMoves, *, first_round: int = 1, steered: bool = False) -> Preflight:
-    """The rule of exposure on every view and group.
+    """Return the rule of exposure on every view and group.
 
     Args:
         seen: what each view will see.
@@ -391,7 +395,7 @@ def _promise(
 
 
 def _assumptions(seen: VisibleMoves, steered: bool) -> list[str]:
-    """What the rule takes for granted."""
+    """The assumptions of the rule."""
     federation = seen.federation
     named = {federation.groups[group]: seen.sum_of_clients(group)[0] for group in federation.groups_with_clients}
     sums = ", ".join(f"{count(clients)} of {group}" for group, clients in named.items())

@@ -96,7 +96,7 @@ class VisibleMoves:
         return "no dense layer, convolution or embedding is sent, and the rule is of no other."
 
     def has(self, *kinds: type) -> bool:
-        """Whether the algorithm is one of these, or wraps one."""
+        """Return whether the algorithm is one of these, or wraps one."""
         return any(isinstance(base, kinds) for base in with_bases(self.algorithm))
 
     @cached_property
@@ -127,7 +127,7 @@ class VisibleMoves:
         return self.max_grad_norm or (inf if rule is None else rule.max_grad_norm)
 
     def clipped(self, norm: float) -> "VisibleMoves":
-        """The same with gradients clipped to a length."""
+        """Return the same with gradients clipped to a length."""
         if norm not in self._of_clip:
             self._of_clip[norm] = replace(self, max_grad_norm=norm)
         return self._of_clip[norm]
@@ -144,7 +144,7 @@ class VisibleMoves:
         return x[:_EXAMPLES], y[:_EXAMPLES]
 
     def sum_of_clients(self, group: int) -> tuple[int, int]:
-        """The clients behind the model of a group's clients, and their examples.
+        """Return the clients behind the model of a group's clients, and their examples.
 
         These are the group's own clients, or its part of them where clusters split groups, and all clients where there
         is one model. With fewer models than groups others may share the cluster; nobody counts on them.
@@ -187,7 +187,7 @@ class VisibleMoves:
     def noise(
         self, size: int, steps: int, passes: int, clients: float, multiplier: float | None = None
     ) -> tuple[float, float]:
-        """The noise of a move in units of what one example adds at most, and of gradients.
+        """Return the noise of a move in units of what one example adds at most, and of gradients.
 
         Args:
             size: of each client's examples.
@@ -223,7 +223,7 @@ class VisibleMoves:
     def most(
         self, moves: Moves, layers: Sequence[LayerShape] | None = None, terms: Mapping[str, ExampleTerms] | None = None
     ) -> Exposure:
-        """The exposure by the layer that gives most away."""
+        """Return the exposure by the layer that gives most away."""
         exposure = most_exposed_layer(layers or self.layers, moves, self.gradients.terms if terms is None else terms)
         assert exposure is not None
         return exposure
@@ -273,7 +273,8 @@ class RecognisedRisks:
 
 
 def layer_shapes(model: Model, x: Tensor, *, ranks: bool = True) -> tuple[LayerShape, ...]:
-    """The dense layers, convolutions and embeddings with trained weights, in the order in which examples meet them.
+    """Return the dense layers, convolutions and embeddings with trained weights, in the order in which examples meet
+    them.
 
     A convolution is a dense layer on patches, an embedding one on words as unit vectors. Other layers are not judged.
 

@@ -40,8 +40,8 @@ class ActivePropertyAttacker:
         client: its id.
         model: the network with the head, and the loss on both tasks; see `active_property_attacker`.
         plain: the federation's model.
-        labels: (M,) int64, of every training example of the clients: the main label, plus the number of classes where
-            the example has the property.
+        labels: (M,) int64, of every training example of the clients: the main label, plus the number of classes for
+            examples with the property.
         gamma: scale of the update, above 0; 1 leaves it as it is (the paper: 5 or 10).
         train_head: whether the head is trained.
 
@@ -66,7 +66,7 @@ class ActivePropertyAttacker:
         return torch.tensor([self.client])
 
     def start(self, state: State, stream: Stream) -> Tensors:
-        """The initial heads, one per model: "head" (K, H)."""
+        """Return the initial heads, one per model: "head" (K, H)."""
         initial = (self.model.layout.views(self.model.init(stream("head", k))) for k in range(len(state.models)))
         return {"head": torch.stack([self._head(named) for named in initial])}
 
@@ -110,7 +110,7 @@ class ActivePropertyAttacker:
 def active_property_attacker(
     model: Model, federation: Federation, *, alpha: float, gamma: float, train_head: bool = True
 ) -> ActivePropertyAttacker:
-    """The active attacker of a federation, which minimises ``alpha * main loss + (1 - alpha) * property loss``.
+    """Return the active attacker of a federation, which minimises ``alpha * main loss + (1 - alpha) * property loss``.
 
     Args:
         model: the federation's.

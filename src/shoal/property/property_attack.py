@@ -35,33 +35,32 @@ LOG = logging.getLogger(__name__)
 
 @settings
 class PropertyAttack:
-    """Simulates updates in a round, and observes the aggregated updates; it changes nothing.
+    """A passive attack on the aggregated updates of each round, by classifiers trained on simulated updates.
 
-    The paper states neither how much is simulated nor the settings of its random forest; for these, the defaults are
-    those of the published codes. A `shoal.simulation.simulation.RoundAttack`.
+    The paper states neither the amount of simulation nor the settings of its random forest; these defaults are those of
+    the published codes. A `shoal.simulation.simulation.RoundAttack`.
 
     Args:
-        visible_models: "all", which IFCA sends to every client, here also in rounds in which the attacker takes no
-            part; or its "own", the model that it trains in the round.
+        visible_models: "all" models, which IFCA sends to every client (here in every round), or the attacker's "own",
+            the model that it trains in the round.
         simulate_every: rounds from one simulation to the next.
-        simulated_clients: simulated local updates of each kind, with and without the property, per model; without it at
-            least three times as many as an aggregated update is made of, so that these are not all of the same ones.
-        simulated_updates: aggregated updates made of these, of each kind, per model.
-        aggregate_of: local updates per simulated aggregated update; "cluster": as many as other clients train a model
-            on average, n // K - 1 of n clients in a round and at least one, which is all that a client can know (the
-            authors' code).
-        property_fractions: fractions of the examples that have the property, in the simulated clients that have it, in
-            turn (Melis et al.'s code: 1, 0.4, 0.6, 0.8).
-        auxiliary: examples to simulate with: those that the "attacker" trains on (the paper), or "attacker+test" (the
+        simulated_clients: simulated local updates of each kind, with and without the property, per model; without the
+            property at least three times the size of an aggregated update, for variety.
+        simulated_updates: simulated aggregated updates of each kind, per model.
+        aggregate_of: local updates per simulated aggregated update; "cluster": the mean number of other clients of a
+            model, n // K - 1 for n clients in a round, at least one (authors' code).
+        property_fractions: fractions of examples with the property in the simulated clients that have it, in turn
+            (Melis et al.'s code: 1, 0.4, 0.6, 0.8).
+        auxiliary: examples for simulation: the training examples of the "attacker" (the paper), or "attacker+test" (the
             published codes).
-        match_labels: simulate on as many examples of each label with the property as without it.
-        remove_own_update: subtract the attacker's own contribution from the update of the model that it trained, as the
-            published codes do. It must know how many clients share that model, which the paper does not say that it
-            does; in FL it knows.
-        warm_up: rounds before the first that is attacked.
+        match_labels: whether to simulate on equal numbers of examples per label with and without the property.
+        remove_own_update: whether to subtract the attacker's own contribution from the update of its model, as the
+            published codes do. It takes the number of the model's clients, which an attacker knows in FL; the paper
+            does not state it.
+        warm_up: rounds before the first attacked one.
         forests: a "single" random forest for all models (the paper), or one "per-cluster".
         trees: of a random forest.
-        tsne: whether the updates are embedded in the plane by t-SNE at the end.
+        tsne: whether to embed the updates in the plane by t-SNE at the end.
 
     Example:
         >>> import shoal
@@ -91,7 +90,7 @@ class PropertyAttack:
     tsne: Flag = True
 
     def check(self, federation: Federation, algorithm: Algorithm) -> None:
-        """Raise `InputError` without examples to simulate with, or where models do not move by an average."""
+        """Raise `InputError` without examples for simulation, or where models do not move by an average."""
         self.auxiliary_examples(federation)
         otherwise = [part for part in with_bases(algorithm) if not getattr(part, "moves_by_average", True)]
         require(
@@ -101,7 +100,7 @@ class PropertyAttack:
         )
 
     def auxiliary_examples(self, federation: Federation) -> Auxiliary:
-        """The examples that the attacker simulates with.
+        """Return the examples that the attacker simulates with.
 
         Raises:
             InputError: there are none with the property, or none without it.
@@ -127,7 +126,7 @@ class PropertyAttack:
         return max(1, clients // models - 1) if self.aggregate_of == "cluster" else self.aggregate_of
 
     def initial_memory(self, state: State) -> Tensors:
-        """The previous update of each model, (K, P): zeros."""
+        """Return the previous update of each model, (K, P): zeros."""
         return {"updates": torch.zeros_like(state.models)}
 
     def observe(
@@ -135,15 +134,14 @@ class PropertyAttack:
     ) -> tuple[Tensors, Tensors]:
         """Observe a round, and simulate updates for it: the tensors of a `RoundObservation`.
 
-        A model that nobody but the attacker trained is not attacked: it knows that update. No model is
-        attacked in a round in which their number changed.
+        The attack skips a model that only the attacker trained, and rounds that changed the number of models.
         """
         schedule = schedule_of(training.federation)
         ids, models = training.federation.ids[report.cohort], len(before.models)
         visible = list(range(models))
         if self.visible_models == "own":
             visible = report.assignment[ids == schedule.attacker].tolist()
-        # Where the algorithm changed the number of models in this round, none of them is one of before.
+        # After a change of their number, models have no predecessor.
         changed = len(after.models) != models
         last = memory["updates"] if len(memory["updates"]) == models else torch.zeros_like(before.models)
         if after.round <= self.warm_up or changed:
@@ -154,7 +152,7 @@ class PropertyAttack:
         updates = moved[attacked]
         if self.remove_own_update and attacked:
             for k, share, part in client_updates(training, before, report, schedule.attacker):
-                # Not divided by what is left of the weights: features do not depend on the length of an update.
+                # Without rescaling, since features do not depend on the length of an update.
                 moved[k] = moved[k] - share * part
         of_victim = report.assignment[ids == schedule.victim].tolist() if schedule.present(after.round) else []
         swapped = self._swapped(attacked, moved, before, report, training) if attacked else {}
@@ -181,7 +179,7 @@ class PropertyAttack:
     def measure(
         self, observations: Mapping[int, Tensors], stream: Stream, *, jobs: int
     ) -> tuple[Summary, pd.DataFrame]:
-        """The metrics of `property_summary`, and the rows of `property.csv`."""
+        """Return the metrics of `property_summary`, and the rows of `property.csv`."""
         seen = [RoundObservation(round=number, **tensors) for number, tensors in observations.items()]
         random = stream("property attack")
         updates = updates_table(seen, random, forests=self.forests, trees=self.trees, maps=self.tsne, jobs=jobs)
@@ -212,7 +210,7 @@ class PropertyAttack:
             return {}
         features, auxiliary = {}, self.auxiliary_examples(training.federation)
         for k in clusters:
-            # What diverges is left out: it must not end the training observed.
+            # A diverging simulation must not end the observed training.
             try:
                 features[k] = self._simulated_features(k, before, auxiliary, training)
             except DivergenceError:
@@ -223,7 +221,7 @@ class PropertyAttack:
         """Features of simulated aggregated updates of model k: with the property, then as many without it."""
         stream = training.stream("property attack", before.round + 1, "model", k)
         local, federation = training.local_of(before, k), training.federation
-        # The attacker does not know other clients' numbers of examples: a simulated client has as many as it trains on.
+        # The attacker only knows its own number of examples.
         examples = int(federation.clients.sizes[federation.ids == schedule_of(federation).attacker])
         size = self.aggregate_size(federation.cohort_size(training.participation), len(before.models))
         held = self.simulated_clients

@@ -23,7 +23,7 @@ from shoal.data.partition import (
     PartitionIndices,
     disjoint,
     partition_federation,
-    shuffled_indices,
+    shuffle_indices,
 )
 from shoal.data.preferences import equal_preferences
 from shoal.data.shifts import draw_owners
@@ -37,16 +37,15 @@ _GROUPS = (Group("all", 1.0),)
 
 @dataclass(frozen=True, eq=False)
 class PropertySchedule:
-    """A property that only the training examples of the victim and of the attacker have, and the victim's schedule.
+    """A property that only training examples of the victim and the attacker have, and the victim's schedule.
 
     In every ``period``-th round the victim trains only on its examples with the property, in all other rounds only on
-    those without: the attacker's task is to tell these rounds apart.
+    those without. The attacker tells these rounds apart.
 
     Args:
-        has_property: (M,) bool, which of the clients' examples have the property.
-        test_has_property: (M',) bool, which of the test examples have it.
-        victim: id of the client that the attack is about.
-        attacker: id of the client that attacks.
+        has_property: (M,) bool, a mask of the clients' examples.
+        test_has_property: (M',) bool, a mask of the test examples.
+        victim, attacker: ids of the attacked and the attacking client.
         period: rounds from one with the property to the next.
     """
 
@@ -62,7 +61,7 @@ class PropertySchedule:
         return number % self.period == 0
 
     def in_round(self, clients: Shards, ids: Tensor, number: int) -> Shards:
-        """The shards that the clients train on in a round, out of ``clients``, all their examples; ids (N,) int64."""
+        """Return the shards of a round, from all examples ``clients``; ids (N,) int64."""
         indices = [clients.owned(i) for i in range(len(clients))]
         for i in torch.nonzero(ids == self.victim).flatten().tolist():
             indices[i] = self._of_victim(indices[i], present=self.present(number))
@@ -70,7 +69,7 @@ class PropertySchedule:
         return Shards.from_indices(clients.x, clients.y, torch.cat(indices), sizes)
 
     def swapped(self, clients: Shards, ids: Tensor, number: int) -> Shards:
-        """The victim's shard as it would be if round ``number`` were of the other kind: one owner, or none."""
+        """Return the victim's shard as it would be if round ``number`` were of the other kind: one owner, or none."""
         owners = torch.nonzero(ids == self.victim).flatten()
         indices = [self._of_victim(clients.owned(i), present=not self.present(number)) for i in owners.tolist()]
         sizes = torch.tensor([len(rows) for rows in indices], dtype=torch.int64)
@@ -81,7 +80,7 @@ class PropertySchedule:
 
 
 def schedule_of(federation: Federation) -> PropertySchedule:
-    """The federation's property schedule.
+    """Return the federation's property schedule.
 
     Raises:
         InputError: it has none.
@@ -97,18 +96,18 @@ def schedule_of(federation: Federation) -> PropertySchedule:
 class PropertyPartition:
     """Partition of examples with and without a property.
 
-    The training examples are ``clients * examples_per_client``, drawn as for any federation. Those with the property go
-    to the attacker and the victim, those without to all clients, with label skew by ``dirichlet_alpha``, from which the
-    victim may be exempt.
+    The ``clients * examples_per_client`` training examples are drawn as for any federation. Those with the property go
+    to the attacker and the victim, those without to all clients, with label skew by ``dirichlet_alpha``; the victim may
+    be exempt from it.
 
     Args:
-        partition: how many examples go where.
+        partition: numbers of examples.
         attacker_share: fraction of the property's training examples that the attacker gets; the victim gets the rest
             (paper: 0.5; its authors' code: 0.3).
-        period: rounds from one in which the victim trains on the property to the next.
-        min_examples: fewest examples of each kind that a client trains on, usually a batch.
-        victim_labels: of the victim's examples without the property: "natural", drawn at random before label skew, as
-            many as it has with the property or as are left (the authors' code); or "skewed" as those of the others.
+        period: rounds from one with the property to the next.
+        min_examples: smallest number of examples of each kind per client, usually a batch.
+        victim_labels: labels of the victim's examples without the property: "natural", drawn before label skew, as many
+            as it has with the property or as are left (authors' code); or "skewed" like those of other clients.
 
     Raises:
         InputError: fewer than three clients, or a value outside its range.
@@ -129,16 +128,16 @@ class PropertyPartition:
 
 
 def draw_property_partition(dataset: LabelledDataset, plan: PropertyPartition, stream: Stream) -> PartitionIndices:
-    """Draw which examples go where.
+    """Draw the partition of the examples.
 
     Raises:
-        InputError: too few examples, a task without a property, a property that no or every example has, fewer
-            examples with it than ``min_examples``, or label skew that leaves a client fewer than that.
+        InputError: too few examples, a task without a property, a property of all or no examples, or fewer than
+            ``min_examples`` with or without it at a client.
     """
     has_property = _has_property(dataset).numpy()
     partition = plan.partition
     partition.check(dataset, _GROUPS)
-    order = shuffled_indices(dataset, stream("split").numpy())
+    order = shuffle_indices(dataset, stream("split").numpy())
     training, *parts = disjoint(partition, order, _GROUPS)
     with_property, without = training[has_property[training]], training[~has_property[training]]
     cut = round(plan.attacker_share * len(with_property))
@@ -153,7 +152,7 @@ def draw_property_partition(dataset: LabelledDataset, plan: PropertyPartition, s
     clients[ATTACKER] = np.concatenate([with_property[:cut], clients[ATTACKER]])
     clients[VICTIM] = np.concatenate([with_property[cut:], clients[VICTIM]])
     holdout, shadow, test = map(torch.from_numpy, parts)
-    training_indices = ClientIndices.joined([torch.from_numpy(indices) for indices in clients])
+    training_indices = ClientIndices.concatenate([torch.from_numpy(indices) for indices in clients])
     return PartitionIndices(training_indices, ClientIndices.equal(holdout, partition.clients), shadow, test)
 
 
@@ -163,7 +162,7 @@ def partition_by_property(
     preferences: Preferences | None = None,
     stream: Stream = DEFAULT_STREAM,
 ) -> Federation:
-    """The federation of a data set partitioned by property, with one group; raises as `draw_property_partition`.
+    """Return the federation of a data set partitioned by property, with one group; raises as `draw_property_partition`.
 
     ``preferences`` and ``stream`` are those of `partition_dataset`.
 
@@ -187,7 +186,7 @@ def partition_by_property(
 def partitioned_federation(
     dataset: LabelledDataset, plan: PropertyPartition, drawn: PartitionIndices, preferences: Preferences, stream: Stream
 ) -> Federation:
-    """The federation of a data set whose partition by property is ``drawn`` already."""
+    """Return the federation of a data set whose partition by property is ``drawn`` already."""
     has_property = _has_property(dataset)
     of_clients, of_test = has_property[drawn.clients.indices], has_property[drawn.test]
     schedule = PropertySchedule(of_clients, of_test, victim=VICTIM, attacker=ATTACKER, period=plan.period)

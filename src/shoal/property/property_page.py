@@ -91,7 +91,7 @@ def _table(summary: Summary, updates: pd.DataFrame, clusters: int) -> ReportTabl
     sizes = [(len(frame), int((frame["present"] > 0).sum())) for frame in frames]
 
     def named(key: str, cells: Sequence[str] | None = None, remark: str = "") -> TableRow:
-        """A metric of all models, or its ``cells`` in every column."""
+        """Return a metric of all models, or its ``cells`` in every column."""
         texts = [METRICS[key].text(overall.get(key)), *("" for _ in models)] if cells is None else cells
         return metric_row(METRICS[key], *texts, remark=remark, family="property ")
 
@@ -135,7 +135,7 @@ def _spread(metrics: Metrics, mean: str, deviation: str) -> str:
 
 
 def auc_over_rounds(updates: pd.DataFrame) -> plot.Figure | None:
-    """The attack's AUC on the updates up to each round, of all models and of each; None where it is never defined."""
+    """Draw the attack's AUC up to each round, over all models and for each; None where it is undefined."""
     pooled = Curve("all models", running_auc(updates), plot.LineStyle("#000000", "-", ""))
     if pooled.values.empty:
         return None
@@ -257,13 +257,13 @@ def draw_points(axes: Axes, updates: pd.DataFrame, x: str, y: str) -> None:
 
 
 def kind_keys() -> list[Line2D]:
-    """The legend of the points."""
+    """Return the legend of the points."""
     kinds = ((WITHOUT, "without the property"), (WITH, "with the property"))
     return [Line2D([], [], color=style.color, linestyle="", marker=style.marker, label=name) for style, name in kinds]
 
 
 def updates_by_cluster(updates: pd.DataFrame) -> dict[int, pd.DataFrame]:
-    """The updates of each model."""
+    """Return the updates of each model."""
     return {k: updates[updates["cluster"] == k] for k in np.unique(updates["cluster"]).tolist()}
 
 
@@ -288,7 +288,7 @@ def running_auc(updates: pd.DataFrame, score: str = "score") -> pd.Series:
 
 
 def control_auc_over_rounds(updates: pd.DataFrame) -> pd.Series:
-    """The mean of `running_auc` over the classifiers that learned from shuffled labels."""
+    """Return the mean of `running_auc` over the classifiers that learned from shuffled labels."""
     controls = [running_auc(updates, name) for name in updates.columns if name.startswith("control.")]
     return pd.concat(controls, axis=1).mean(axis=1) if controls else pd.Series(dtype=float)
 
@@ -299,7 +299,7 @@ def half_window(rounds: int) -> int:
 
 
 def rolling_mean(values: pd.Series, half: int) -> pd.Series:
-    """The mean of the values, by round, at most ``half`` rounds away; NaN where there are none.
+    """Return the mean of the values, by round, at most ``half`` rounds away; NaN where there are none.
 
     >>> rolling_mean(pd.Series({1: 0.0, 2: 1.0, 3: None, 9: None}), 1).tolist()
     [0.5, 0.5, 1.0, nan]
@@ -309,7 +309,7 @@ def rolling_mean(values: pd.Series, half: int) -> pd.Series:
 
 
 def tsne_maps(updates: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """The updates that have t-SNE coordinates, as columns ``x`` and ``y``, by the rounds that the map is of."""
+    """Return the updates that have t-SNE coordinates, as columns ``x`` and ``y``, by the rounds that the map is of."""
     maps = {}
     for name, title in (("early", "first fifth of the rounds"), ("all", "all rounds")):
         coordinates = {f"{name}_x": "x", f"{name}_y": "y"}

@@ -28,23 +28,23 @@ from shoal.simulation.simulation import Simulation
 @settings
 class PropertyAttackSection:
     """Property inference by a client. The victim has examples with the property of ``data.task``, and the attacker
-    wants to know in which rounds it trains on them; see [property inference](#property-inference).
+    infers the rounds in which the victim trains on them; see [property inference](#property-inference).
 
     Args:
-        mode: ``passive``; ``active``: the attacker also trains for the property; ``scaled``: it also sends ``gamma``
-            times its update.
-        alpha: weight of the main loss in the attacker's training, unless it is passive; the property's has the rest.
+        mode: ``passive``: the attacker trains like any client; ``active``: it also trains for the property; ``scaled``:
+            it also multiplies its update by ``gamma``.
+        alpha: weight of the main loss in an active attacker's training; the property's loss has the rest.
         gamma: factor on the attacker's update when ``scaled``.
-        period: rounds from one in which the victim trains on the property only to the next; in the others it trains on
-            examples without it.
-        attacker_share: fraction of the property's training examples that the attacker has; the victim has the rest (the
-            authors' code: 0.3).
-        victim_labels: labels of the victim's examples without the property: ``natural``, drawn before label skew (the
-            authors' code), or ``skewed`` as those of the others. Then its labels change with its rounds where those of
-            the property do not follow the same skew, and an attack may see labels instead of the property.
-        train_head: whether the attacker's outputs for the property learn; in the code of Melis et al. they stay as
-            initialised.
-        attack: what the attacker infers.
+        period: rounds from one with the property to the next. In these the victim trains only on examples with the
+            property, in others only on examples without it.
+        attacker_share: the attacker's fraction of the property's training examples; the victim has the rest (authors'
+            code: 0.3).
+        victim_labels: labels of the victim's examples without the property: ``natural``, drawn before label skew
+            (authors' code), or ``skewed`` like those of other clients. With ``skewed``, its labels may change with the
+            property, and an attack may see labels instead of the property.
+        train_head: whether the attacker trains its outputs for the property; the code of Melis et al. keeps their
+            initial weights.
+        attack: the inference.
     """
 
     mode: Literal["passive", "active", "scaled"] = "passive"
@@ -58,7 +58,7 @@ class PropertyAttackSection:
 
     @staticmethod
     def from_simulation(simulation: Simulation) -> "PropertyAttackSection | None":
-        """The table of a simulation in Python with a passive attack; an active one does not say its weights."""
+        """Return the table of a simulation in Python with a passive attack; an active one does not say its weights."""
         attack, schedule = simulation.round_attack, simulation.federation.schedule
         if not isinstance(attack, PropertyAttack) or simulation.malicious_clients is not None:
             return None
@@ -66,14 +66,14 @@ class PropertyAttackSection:
         return PropertyAttackSection(attack=attack, period=period)
 
     def check(self, config: Config) -> None:
-        """Raise `InputError` where examples are partitioned in another way, or no attacked round has the property."""
+        """Raise `InputError` where ``data`` has its own partition, or no attacked round has the property."""
         data, groups = config.data, config.data.groups.values()
         require(
             [(group.rotation, group.brightness, group.label_shift) for group in groups] == [(None, None, None)],
             "'property_attack' partitions examples by label and property, so 'data.groups' must be left out",
         )
         assert data.partition is not None
-        require(not data.partition.reuse_images, "'property_attack' does not go together with 'data.reuse_images'")
+        require(not data.partition.reuse_images, "'property_attack' excludes 'data.reuse_images'; leave one out")
         first = (self.attack.warm_up // self.period + 1) * self.period
         require(
             first <= config.algorithm.rounds,
@@ -93,11 +93,11 @@ class PropertyAttackSection:
         preferences: Preferences,
         stream: Stream,
     ) -> Federation:
-        """The federation of a data set whose partition is drawn already."""
+        """Return the federation of a data set whose partition is drawn already."""
         return partitioned_federation(dataset, self._partition(config), indices, preferences, stream)
 
     def malicious_clients(self, model: Model, federation: Federation) -> MaliciousClients | None:
-        """The active attacker; None for a passive one."""
+        """Return the active attacker; None for a passive one."""
         if self.mode == "passive":
             return None
         gamma = self.gamma if self.mode == "scaled" else 1.0

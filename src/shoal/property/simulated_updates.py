@@ -1,9 +1,9 @@
-"""Simulated updates, which a client computes on examples of its own, and the features of updates.
+"""Updates that a client simulates on its own examples, and the features of updates.
 
-Features are pooled absolute changes of the weights; biases are left out. Of a convolution's weight (O, I, H, W) the
-maximum over each kernel is kept, O * I numbers, unless these are more than 5,000, and then nothing. A matrix (O, I) is
-kept whole up to 5,000 numbers; above that, only the maximum of each row. The published code stores matrices as (I, O),
-so that its rows are a layer's inputs; here, as in PyTorch, they are its outputs.
+Features are pooled absolute changes of the weights, without biases. A convolution's weight (O, I, H, W) gives the
+maximum over each kernel, O * I numbers, or nothing above 5,000 numbers. A matrix (O, I) gives all its entries up to
+5,000 numbers, and above that the maximum of each row. The published code stores matrices as (I, O), so its rows are a
+layer's inputs; here, as in PyTorch, they are its outputs.
 
 Source: Kim et al., RAID 2023, Algorithm 3, lines 10 to 17; features: Melis et al. 2019, arXiv:1805.04049, and its
 published code (`collect_grads`).
@@ -49,7 +49,7 @@ class Auxiliary:
 
     @staticmethod
     def from_attacker(federation: Federation) -> "Auxiliary":
-        """The attacker's training examples (the paper)."""
+        """Return the attacker's training examples (the paper)."""
         clients, schedule = federation.clients, schedule_of(federation)
         rows = clients.owned(int(torch.nonzero(federation.ids == schedule.attacker)))
         holds = schedule.has_property[rows]
@@ -57,7 +57,7 @@ class Auxiliary:
 
     @staticmethod
     def from_attacker_and_test(federation: Federation) -> "Auxiliary":
-        """The attacker's examples with the property, and all test examples (the published codes)."""
+        """Return the attacker's examples with the property, and all test examples (the published codes)."""
         training, test = Auxiliary.from_attacker(federation), federation.test
         held, has_property = training.with_property.to(training.y.device), schedule_of(federation).test_has_property
         rows = len(held) + torch.arange(len(test))
@@ -79,7 +79,7 @@ def local_updates(
     engine: Engine,
     stream: Stream,
 ) -> Tensor:
-    """The updates (n, P) of n simulated clients that start from ``model`` (P,).
+    """Return the updates (n, P) of n simulated clients that start from ``model`` (P,).
 
     Args:
         auxiliary: the examples to sample from, without replacement for each client.
@@ -129,7 +129,7 @@ def aggregated_updates(
 
 
 def extract_features(layout: Layout, updates: Tensor) -> Tensor:
-    """The features (u, F) float16 of updates (u, P), each of L2 norm 1, or all zeros.
+    """Return the features (u, F) float16 of updates (u, P), each of L2 norm 1, or all zeros.
 
     Normalised, they say nothing about the length of an update.
 

@@ -1,4 +1,4 @@
-"""The outcome of property inference: a row per aggregated update with its scores, and the metrics of these.
+"""The result of property inference: a row per aggregated update with its scores, and their metrics.
 
 A random forest, trained on simulated updates, classifies aggregated updates by whether they contain a property.
 
@@ -39,24 +39,23 @@ _PERPLEXITY = 30
 
 @dataclass(frozen=True, eq=False)
 class RoundObservation:
-    """Round as the attacker sees it, with the ground truth beside it.
+    """The attacker's view of a round, with the ground truth.
 
-    S simulated and A observed aggregated updates, each of one cluster's model, with F features. C of the observed ones
-    hold a part of the victim's, and are given once more as they would have been in a round of the other kind.
+    It has S simulated and A observed aggregated updates, each of one cluster's model, with F features. C observed ones
+    contain the victim's update; their counterfactuals in a round of the other kind are added.
 
     Args:
         round: the round's number.
         simulated_features: (S, F) float16.
-        simulated_has_property: (S,) bool, whether examples with the property are in each simulated update.
+        simulated_has_property: (S,) bool, a mask of the simulated updates with the property.
         simulated_clusters: (S,) int64.
         features: (A, F) float16, of the round's aggregated updates.
         clusters: (A,) int64.
         has_property: (A,) bool, the truth: whether the victim trained that model on the property in this round.
         clients: (A,) int64, the number of clients that trained that model.
-        swapped: (C,) int64, which of the A updates hold a part of the victim's.
-        swapped_features: (C, F) float16, of these updates if the victim had trained on examples of the other kind, and
-            all else had been the same.
-        cosine: (A,) float64, of each update with the previous one of the same model; NaN where there was none.
+        swapped: (C,) int64, the positions of the updates that contain the victim's.
+        swapped_features: (C, F) float16, of these updates had the victim trained on examples of the other kind.
+        cosine: (A,) float64, of each update with the previous one of the same model; NaN without one.
     """
 
     round: int
@@ -80,13 +79,13 @@ def classify_updates(
     trees: int = 100,
     jobs: int = 1,
 ) -> pd.DataFrame:
-    """Score each aggregated update of a training by how likely it contains the property.
+    """Score each aggregated update of a training by its probability of containing the property.
 
     Returns:
         One row per update, with ``round``, ``cluster``, ``clients``, ``present``, ``cosine``; ``score``, the forest's
-        probability of the property; ``swapped``, that of the update if the victim had trained on its other examples,
-        NaN where it had no part in the update; and ``control.0`` to ``control.4``, those of forests trained on shuffled
-        labels. Without simulated updates there are no scores.
+        probability of the property; ``swapped``, the score had the victim trained on its other examples, NaN for
+        updates without the victim; and ``control.0`` to ``control.4``, scores of forests trained on shuffled labels.
+        Scores need simulated updates.
 
     Example:
         >>> import torch, shoal
@@ -136,7 +135,7 @@ def classify_updates(
         trained = {-1: (slice(None), slice(None))}
 
     def scores(label: Bools, size: int, stream: Stream) -> NDArray[np.float32]:
-        """Scores of observed, then of swapped updates; NaN where a forest has only one kind to train on."""
+        """Return scores of observed, then of swapped updates; NaN where a forest has only one kind to train on."""
         scored = np.full(len(observed), np.nan, dtype=np.float32)
         for k, (of_training, of_observed) in trained.items():
             if len(np.unique(label[of_training])) == 2:
@@ -179,7 +178,8 @@ def updates_table(
     maps: bool = True,
     jobs: int = 1,
 ) -> pd.DataFrame:
-    """The rows of `property.csv`: those of `classify_updates`, and where ``maps`` is set their t-SNE coordinates.
+    """Return the rows of `property.csv`: those of `classify_updates`, and where ``maps`` is set their t-SNE
+    coordinates.
 
     ``early_x`` and ``early_y`` are those of a map of the first fifth of the rounds alone.
     """
@@ -195,7 +195,7 @@ def updates_table(
 
 
 def property_summary(updates: pd.DataFrame) -> Summary:
-    """The metrics of a property attack on aggregated ``updates``, the rows of `property.csv`.
+    """Return the metrics of a property attack on aggregated ``updates``, the rows of `property.csv`.
 
     ``property.auc`` is over all aggregated updates (the paper's). With many models it is high where an attack tells the
     victim's model from others, round by round the same. ``property.auc_within`` counts pairs of updates of the same
@@ -235,7 +235,7 @@ def property_summary(updates: pd.DataFrame) -> Summary:
 
 
 def update_records(updates: pd.DataFrame, score: str = "score") -> RecordTable:
-    """The scored updates as the records of an attack; "members" have the property."""
+    """Return the scored updates as the records of an attack; "members" have the property."""
     scored = updates.dropna(subset=[score])
     scores, present = scored[score].to_numpy(), scored["present"].to_numpy(dtype=bool)
     return RecordTable.from_columns(scores, present, model=scored["cluster"].to_numpy(), attack="property", view=CLIENT)
@@ -247,7 +247,7 @@ def auc(updates: pd.DataFrame, score: str = "score") -> float:
 
 
 def control_auc(updates: pd.DataFrame) -> float:
-    """The mean AUC of the classifiers that learned from shuffled labels; NaN where it is undefined."""
+    """Return the mean AUC of the classifiers that learned from shuffled labels; NaN where it is undefined."""
     names = [name for name in updates.columns if name.startswith("control.")]
     return float(np.mean([auc(updates, name) for name in names])) if names else nan
 

@@ -1,4 +1,4 @@
-"""The judgement of protections by the figures of their runs: which are judged, what is decided, and its sentences."""
+"""The judgement of protections by the figures of their runs, in verdicts and sentences."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from shoal.audit.finding import (
     sentence,
 )
 from shoal.core.errors import require
-from shoal.core.formats import ACCURACY, capitalized
+from shoal.core.formats import ACCURACY, capitalize
 from shoal.core.settings import Count, Fraction, Positive, PositiveFloat, settings
 from shoal.data.preferences import View
 from shoal.protection.ladder import DELTA, UNPROTECTED, Rung, mu_of, mu_of_accuracy
@@ -32,7 +32,7 @@ MAX_JUDGED = 3
 """The largest number of protections to judge, in addition to the unchanged federation."""
 
 EQUAL = 2
-"""Decimals of accuracy to which protections are equal; of equals the one with the lowest epsilon is taken."""
+"""Decimals of accuracy for ties between protections; the lowest epsilon breaks a tie."""
 
 _COVERAGE: dict[View, str] = {
     "outsider": "It does not cover other clients, who see every round, nor the server, which sees each update.",
@@ -45,18 +45,18 @@ _COVERAGE: dict[View, str] = {
 
 @settings
 class Demand:
-    """What a protection must keep.
+    """The requirements on a protection.
 
     Args:
         limit: on the exposure of every group: a balanced accuracy in [0.5, 1]; strictly inside with ``promise``.
-        max_cost: of accuracy over all clients, as a share; in a regression of minus the squared error.
-        view: whose exposure it is.
+        max_cost: largest loss of accuracy over all clients, as a share; in a regression of minus the squared error.
+        view: the attacker of the exposure.
         references: reference federations of each run.
-        choosing: seeds that choose; they follow the configuration's own.
-        judging: other seeds that judge, at most; at least 2. Fewer do where these decide.
-        epsilon: that every client's must not exceed, in this view; None: any.
-        promise: whether the limit is on the balanced accuracy of any attack, by differential privacy, and not on what
-            was measured.
+        choosing: number of seeds for choosing, from the configuration's own on.
+        judging: largest number of further seeds for judging, at least 2; fewer if these decide.
+        epsilon: largest epsilon of every client in this view; None: any.
+        promise: whether the limit is on the balanced accuracy of every possible attack, by differential privacy, rather
+            than on the measured one.
 
     Example:
         >>> import shoal
@@ -84,13 +84,14 @@ class Demand:
 
     @property
     def mu(self) -> float | None:
-        """The largest mu of Gaussian mechanisms that keeps the promise, None where no promise is asked for."""
+        """The largest mu of Gaussian mechanisms with the required guarantee; None without one."""
         of_limit = [mu_of_accuracy(self.limit)] if self.promise else []
         return min([*of_limit, *([] if self.epsilon is None else [mu_of(self.epsilon, DELTA)])], default=None)
 
     def test_of(self, name: str) -> SeedTest:
-        """The test that judges a setting: the federation as it is has half of the level, the other half is for three
-        protections. So a search errs in at most `LEVEL` of all cases, whatever it judges.
+        """Return the test of a setting: half of the level for the unchanged federation, the rest for three protections.
+
+        So a search errs with a probability of at most `LEVEL`.
         """
         return SeedTest(self.judging, LEVEL / 2 / (1 if name == UNPROTECTED.name else MAX_JUDGED))
 
@@ -105,24 +106,24 @@ class Protection:
     """The outcome of a search.
 
     Args:
-        rung: the name of the protection; "as it is" where none keeps the price.
-        words: what it changes.
+        rung: the name of the protection; "as it is" where none meets the price.
+        words: its changes.
         outcome: "within the limit", "above the limit" or "not decided": the worst verdict of the findings, or with a
             promise that of the bound.
-        findings: one per group on the judging seeds (`SeedTest`), the most exposed first. They are compared with the
-            limit, or where it is on any attack, with chance.
+        findings: one per group on the judging seeds (`SeedTest`), the most exposed first, compared with the limit, or
+            with a promise, with chance.
         before: the exposure of the most exposed group without the protection, on the same seeds, three at most.
         accuracy, accuracy_before: on the judging seeds, over all clients.
-        payer: the group that loses most accuracy there, or gains least.
+        payer: the group with the largest loss of accuracy.
         payer_accuracy, payer_accuracy_before: of that group.
-        alone: accuracy of the labelled shadow set without any client there; NaN: there is none.
-        epsilon: that the protected runs state in the demand's view, the largest; NaN: none.
-        bound: on the balanced accuracy of any attack in that view, the largest; NaN: none.
-        seeds: that judged.
-        hopeless: whether all seeds that are allowed would not show a group to be within the limit, were its mean lower
-            by a standard error, so that further seeds are not spent on it.
+        alone: accuracy of training on the labelled shadow set without clients; NaN without one.
+        epsilon: the largest epsilon of the protected runs in the demand's view; NaN: none.
+        bound: the largest bound on the balanced accuracy of any attack in that view; NaN: none.
+        seeds: number of judging seeds.
+        hopeless: whether even all allowed seeds, with a mean lower by a standard error, could not show a group to be
+            within the limit.
         searched: whether other protections were tried.
-        metric: what the runs report as accuracy.
+        metric: name of the reported accuracy.
     """
 
     rung: str
@@ -169,9 +170,9 @@ class Figures:
 
     Args:
         attacked: the runs of protections, with exposures.
-        plain: the unprotected federation's, on some of the same seeds, for its accuracy, and where a setting is
-            judged, its exposures. Changes are paired on these seeds.
-        groups: with clients.
+        plain: runs of the unprotected federation on some of the same seeds, with exposures if a setting is judged.
+            Changes are paired on these seeds.
+        groups: groups with clients.
         view: of the demand.
     """
 
@@ -246,7 +247,7 @@ class Figures:
 
 
 def affordable(figures: Figures, demand: Demand) -> list[str]:
-    """The settings whose accuracy may be within the price, by one seed or more; where a promise is asked for, all."""
+    """List the settings whose accuracy may be within the price on some seeds; with a promise, all."""
     change = figures.means()["change"]
     if demand.mu is not None:
         return change.index.tolist()
@@ -254,7 +255,7 @@ def affordable(figures: Figures, demand: Demand) -> list[str]:
 
 
 def shortlist(figures: Figures, demand: Demand) -> list[str]:
-    """The settings that may be within limit and price, by one seed or more."""
+    """Return the settings that may be within limit and price, by one seed or more."""
     means = figures.means()
     return by_price(
         means[(means[demand.limited] <= demand.limit + SLACK) & means.index.isin(affordable(figures, demand))]
@@ -262,16 +263,14 @@ def shortlist(figures: Figures, demand: Demand) -> list[str]:
 
 
 def by_price(means: pd.DataFrame) -> list[str]:
-    """The settings of `Figures.means`, first the one whose group that pays most pays least, of equals the one with the
-    lowest epsilon, of these the least exposed.
-    """
+    """Order the settings of `Figures.means` by the payer's loss of accuracy, then by epsilon, then by exposure."""
     keys = means.assign(payer_change=means["payer_change"].round(EQUAL), epsilon=means["epsilon"].fillna(inf))
     order = keys.sort_values(["payer_change", "epsilon", "exposure"], ascending=[False, True, True], kind="stable")
     return order.index.tolist()
 
 
 def candidates(figures: Figures, demand: Demand) -> list[str]:
-    """The settings within limit and price to be judged, in this order, by their means on all choosing seeds.
+    """Return the settings within limit and price to be judged, in this order, by their means on all choosing seeds.
 
     First the one that pays least (`by_price`), then those of the others that are less exposed than all before.
     """
@@ -282,8 +281,9 @@ def candidates(figures: Figures, demand: Demand) -> list[str]:
 
 
 def least_exposed(figures: Figures, demand: Demand) -> str | None:
-    """The setting to be judged where none is within the limit: the least exposed of those within the price; None: no
-    setting is. Where a promise is asked for, the most accurate one that keeps it, whatever the price.
+    """Choose the setting to judge where none meets the limit: the least exposed within the price, or None.
+
+    With a promise it is the most accurate one that keeps it, at any price.
     """
     means = _promised(figures, demand)
     if demand.mu is not None:
@@ -304,7 +304,8 @@ def _promised(figures: Figures, demand: Demand) -> pd.DataFrame:
 
 
 def judgement_of(rung: Rung, figures: Figures, demand: Demand, alone: float = nan) -> Protection:
-    """The judgement of a rung by the ``figures`` of its runs on the judging seeds, beside the federation as it is.
+    """Return the judgement of a rung by the ``figures`` of its runs on the judging seeds, beside the federation as it
+    is.
 
     ``alone`` is the accuracy without any client.
     """
@@ -351,7 +352,7 @@ def judgement_of(rung: Rung, figures: Figures, demand: Demand, alone: float = na
 
 
 def chosen(judgements: Sequence[Protection]) -> Protection:
-    """The first that is within the limit, or else the least exposed of them."""
+    """Return the first that is within the limit, or else the least exposed of them."""
     within = [judgement for judgement in judgements if judgement.outcome == "within the limit"]
     return within[0] if within else min(judgements, key=lambda judgement: judgement.exposure)
 
@@ -363,12 +364,12 @@ def sentences(best: Protection, demand: Demand) -> list[str]:
     """
     within, none = best.outcome == "within the limit", "no protection that was tried is shown to be within the limit"
     if best.rung == UNPROTECTED.name:
-        what, before = f"{capitalized(none)} at this price.", ""
+        what, before = f"{capitalize(none)} at this price.", ""
         if within:
             what = "Change nothing: the federation is within the limit as it is."
-        cost = f"{capitalized(best.metric)} over all clients is {best.accuracy:.3f}."
+        cost = f"{capitalize(best.metric)} over all clients is {best.accuracy:.3f}."
     else:
-        what = f"Train the federation with {best.words}." if within else f"{capitalized(none)}. The best: {best.words}."
+        what = f"Train the federation with {best.words}." if within else f"{capitalize(none)}. The best: {best.words}."
         compared = demand.test_of(best.rung).looks[0]
         first = f"the first {compared} of " * (best.seeds > compared)
         before = f" As it is, {best.findings[0].group} has {best.before:.3f} on {first}the same seeds."
@@ -387,9 +388,7 @@ def _cost(best: Protection, demand: Demand) -> str:
     payer = f"; {best.payer} {paid}, from {best.payer_accuracy_before:.3f} to {best.payer_accuracy:.3f}"
     change = f"from {best.accuracy_before:.3f} to {best.accuracy:.3f} ({cost:+.3f})"
     payer *= len(best.findings) > 1
-    return (
-        f"{capitalized(best.metric)} over all clients goes {change}, {price} the price of {demand.max_cost:g}{payer}."
-    )
+    return f"{capitalize(best.metric)} over all clients goes {change}, {price} the price of {demand.max_cost:g}{payer}."
 
 
 def _alone(best: Protection) -> str:

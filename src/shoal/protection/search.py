@@ -1,7 +1,7 @@
 """`shoal protect`: the cheapest protection that keeps a limit, chosen on some seeds and judged on others.
 
-base.toml               the configuration as it is measured
-runs/                   the directories of its runs, which are kept: an interrupted search goes on
+base.toml               the measured configuration
+runs/                   the directories of its runs, from which an interrupted search resumes
 runs.csv                their figures, by setting and seed
 protected.toml          the configuration with the chosen protection
 protection.json         the figures of `Protection`
@@ -54,23 +54,23 @@ LOG = logging.getLogger(__name__)
 BASE = "base.toml"
 
 ATTACKED_TOGETHER = 4
-"""Protections that are attacked before the next, less accurate ones are."""
+"""The number of protections to attack before less accurate ones."""
 
 
 def protect(config: Config, place: Workplace[SweepWatch], demand: Demand) -> Protection:
-    """Search the ladder of ``config`` in the directory of ``place``, and write what was found.
+    """Search the ladder of ``config`` in the directory of ``place``, and write the result.
 
-    The federation as it is is judged first, unless a promise is asked for. Where it is within the limit, nothing else
-    is tried. Screening: every rung is trained on the first choosing seed, at each of its learning rates, and attacked
-    nowhere; those that cannot be within the price are left out. Choosing: the others are attacked in groups, the most
-    accurate first, with reference federations that train under the same protection; those that may be within limit and
-    price on the other choosing seeds too. Judging: the `candidates` of a group are judged on other seeds. The search
-    ends with the first that is within the limit. Rungs that are slow are tried where no quicker one is. Seeds are added
-    until `Demand.test_of` decides, or would not decide with all seeds.
+    Without a required guarantee, the unchanged federation is judged first, and the search ends if it is within the
+    limit. Otherwise it has three steps. Screening: every rung is trained on the first choosing seed at each of its
+    learning rates; rungs above the price are dropped. Choosing: the others are attacked in groups, the most accurate
+    first, with reference federations under the same protection; those that may meet limit and price are attacked on the
+    other choosing seeds too. Judging: the `candidates` of a group are judged on other seeds. The first one within the
+    limit ends the search. Slow rungs are tried last. Seeds are added until `Demand.test_of` decides, or cannot decide
+    with all seeds.
 
     Raises:
-        InputError: a federation that cannot be replayed, or a directory of another search; nothing is written then.
-        ShoalError: a run failed; what is done is kept.
+        InputError: a federation that cannot be repeated, or a directory of another search; nothing is written.
+        ShoalError: a run failed; finished runs stay.
     """
     require(config.property_attack is None, "'property_attack' cannot be protected against here; leave it out")
     out = place.out
@@ -91,7 +91,7 @@ def protect(config: Config, place: Workplace[SweepWatch], demand: Demand) -> Pro
     fitting = fitting_candidates(measured, data, ladder.rungs) if promised else []
     require(
         bool(fitting) or not promised,
-        f"no protection with noise in sums fits this configuration, so none has {' and '.join(promised)}",
+        f"this configuration allows no noise in sums, so no protection guarantees {' and '.join(promised)}",
     )
     _write_base(out, measured)
     groups = [federation.groups[g] for g in federation.groups_with_clients]
@@ -120,7 +120,7 @@ def protect(config: Config, place: Workplace[SweepWatch], demand: Demand) -> Pro
 
 
 def ladder_of(config: Config, federation: Federation, demand: Demand) -> Ladder:
-    """The ladder of a configuration on its federation.
+    """Return the ladder of a configuration on its federation.
 
     Example:
         >>> from shoal.config.build import load_data, resolve
@@ -158,10 +158,7 @@ class Candidate:
 
 
 def fitting_candidates(config: Config, data: SourceData, rungs: Sequence[Rung]) -> list[Candidate]:
-    """The rungs that the configuration's data and other keys allow, and that change something, at each of their rates.
-
-    ``name`` is that of the rung without its rate.
-    """
+    """List the rungs that fit the configuration and change it, at each of their learning rates."""
     fitting, known, table = list[Candidate](), [config], config.table()
     for rung in rungs:
         try:
@@ -225,7 +222,7 @@ class _Search:
         return Figures(runs, runs, self.groups, self.demand.view)
 
     def runs(self, settings: Mapping[str, Config], seeds: Sequence[int], *, attacked: bool) -> pd.DataFrame:
-        """The figures of settings on seeds, a row a run; without reference federations where nobody is ``attacked``."""
+        """Return the figures of settings on seeds, a row per run; without ``attacked`` no reference federations."""
         off = {} if attacked else {"reference_federations": 0, "view": VIEWS[0]}
         points = [
             SweepPoint(
@@ -243,13 +240,13 @@ class _Search:
         return pd.DataFrame([{**self.rows[job.digest], **job.run.settings} for job in planned])
 
     def figures(self, attacked: Sequence[pd.DataFrame]) -> Figures:
-        """The figures of runs, beside the accuracy of the unprotected federation on their seeds."""
+        """Return the figures of runs, beside the accuracy of the unprotected federation on their seeds."""
         runs = pd.concat(attacked, ignore_index=True)
         plain = self.runs({UNPROTECTED.name: self.config}, sorted({int(seed) for seed in runs["seed"]}), attacked=False)
         return Figures(runs, plain, self.groups, self.demand.view)
 
     def best(self, fitting: Sequence[Candidate], as_it_is: Protection | None) -> Protection:
-        """The first protection that is judged to be within the limit, or else the least exposed of those judged.
+        """Return the first protection that is judged to be within the limit, or else the least exposed of those judged.
 
         ``as_it_is`` is the judgement of the unprotected federation; None: a promise is asked for.
         """
@@ -299,7 +296,7 @@ class _Search:
         return self.figures(attacked)
 
     def judge(self, name: str) -> Protection:
-        """The judgement of a candidate on as many judging seeds as decide, or show that all of them would not."""
+        """Judge a candidate on the fewest judging seeds that decide, or that show that all would not."""
         judgement, candidate = None, self.tried[name]
         for number in self.demand.test_of(name).looks:
             attacked = self.runs({name: candidate.config}, self.judging[:number], attacked=True)
@@ -311,13 +308,13 @@ class _Search:
         return judgement
 
     def accuracy_of(self, alone: Candidate) -> float:
-        """The mean accuracy of a candidate on the seeds where the federation as it is is compared."""
+        """Return the mean accuracy of a candidate on the seeds where the federation as it is is compared."""
         runs = self.runs({alone.name: alone.config}, self.compared, attacked=False)
         return float(runs["accuracy.overall"].mean())
 
 
 def _check_directory(out: Path) -> None:
-    """Raise `InputError` where ``out`` is something else than a search's directory."""
+    """Raise `InputError` unless ``out`` is new or the directory of a search."""
     require(not out.exists() or out.is_dir(), f"{out}: is not a directory; choose another --out")
     names = {path.name for path in out.iterdir()} if out.exists() else set()
     ours = BASE in names and names.isdisjoint(("summary.json", "sweep.toml"))
@@ -325,7 +322,7 @@ def _check_directory(out: Path) -> None:
 
 
 def _write_base(out: Path, config: Config) -> None:
-    """Write the configuration as it is measured, or find it."""
+    """Write the measured configuration, or compare it with the stored one."""
     base, text = out / BASE, tomli_w.dumps(config.table())
     require(
         not base.exists() or base.read_text(encoding="utf-8") == text,

@@ -69,7 +69,7 @@ class SeedTest:
         return (*numbers, self.most)
 
     def estimates(self, values: Mapping[str, Sequence[float]], within: Mapping[str, float]) -> dict[str, Estimate]:
-        """The mean and interval of each group.
+        """Return the mean and interval of each group.
 
         Args:
             values: figures of n seeds, by group.
@@ -83,7 +83,7 @@ class SeedTest:
         return Estimate(mean, max(mean - below, 0.0), min(mean + above, 1.0))
 
     def may_decide(self, gap: float, deviation: float) -> bool:
-        """Whether all seeds would show a mean that is ``gap`` below the limit to be within it."""
+        """Return whether all seeds would show a mean that is ``gap`` below the limit to be within it."""
         return self._quantile(self.most) * deviation < gap * sqrt(self.most)
 
     def _quantile(self, seeds: int, groups: int = 1) -> float:

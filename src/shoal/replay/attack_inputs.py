@@ -54,7 +54,7 @@ _UsedModel = tuple[int, Tensor, Tensor]
 def records_of_run(
     attacked: AttackedRun, target: FederationScores, references: Sequence[FederationScores], engine: Engine
 ) -> AuditRecords:
-    """The records, named as the user has them, with the run's own scores and those of its reference federations."""
+    """Return the records with the user's names, and their scores in the run and its reference federations."""
     paired, federation = attacked.records, attacked.simulation.federation
     client = paired.client
     names = _client_names(federation)
@@ -78,7 +78,7 @@ def records_of_run(
 
 
 def join_scores(attacked: FederationScores, references: Sequence[FederationScores], client: Tensor) -> ReferenceScores:
-    """The scores of the attacked and the R reference federations as one matrix; ``client`` (2 Q,) has each record's."""
+    """Join the scores of the attacked and of R reference federations; ``client`` (2 Q,) is of the records."""
     return ReferenceScores(
         score=attacked.score.numpy(),
         member=attacked.member.numpy(),
@@ -111,7 +111,7 @@ def _population(attacked: FederationScores, references: Sequence[FederationScore
 
 
 def attacks_without_references(attacked: AttackedRun, model: Tensor, engine: Engine) -> dict[str, RecordTable]:
-    """The run's own attack, the gap attack, and of images the two by labels alone; by their keys in audit.json.
+    """Return the run's own attack, the gap attack, and of images the two by labels alone; by their keys in audit.json.
 
     ``model`` (N,) is the model of each client; see `FederationScores.model`.
     """
@@ -132,7 +132,7 @@ def attacks_without_references(attacked: AttackedRun, model: Tensor, engine: Eng
 
 
 def left_out(attacked: AttackedRun) -> dict[str, str]:
-    """The attacks by labels alone that are not asked of these records, by their keys, and why."""
+    """Return the attacks by labels alone that are not asked of these records, by their keys, and why."""
     federation = attacked.simulation.federation
     shape = tuple(federation.clients.x.shape[1:])
     if federation.classes is None:
@@ -193,7 +193,7 @@ def _models_in_use(attacked: AttackedRun, model: Tensor) -> Iterator[_UsedModel]
 
 
 def trajectory_attack(attacked: FederationScores, references: Sequence[FederationScores]) -> RecordTable | None:
-    """A regression of membership on losses over rounds, fitted on reference federations; None without trajectories."""
+    """Fit a regression of membership on losses over rounds; None without trajectories."""
     if not references or not all(len(scores.trajectory) == len(attacked.trajectory) > 0 for scores in references):
         return None
     losses = [_losses(scores.trajectory) for scores in references]
@@ -217,7 +217,7 @@ def trajectory_attack(attacked: FederationScores, references: Sequence[Federatio
 
 
 def site_figures(attacked: AttackedRun, engine: Engine) -> dict[str, float]:
-    """The figures of `SiteInference` on held-out examples of the `MOST_SITES` clients that have most, by key of
+    """Return the figures of `SiteInference` on held-out examples of the `MOST_SITES` clients that have most, by key of
     audit.json.
 
     Raises:

@@ -19,24 +19,24 @@ ROUNDS = 5
 """Rounds, at most, whose moves the span attacks read where no noise hides the span."""
 
 MAX_SECONDS = 600.0
-"""Seconds, at most, for the replay of all rounds, which the joint attack reads; the rounds that follow are not seen."""
+"""Time limit in seconds for repeating all rounds for the joint attack; later rounds are not read."""
 
 MAX_BYTES = 1_000_000_000
-"""Memory, at most, of the updates that are kept, and of models beyond the first `ROUNDS` rounds; rounds whose updates
-do not fit are seen without them."""
+"""Memory limit for updates, and for models beyond the first `ROUNDS` rounds; rounds beyond it are read without
+updates."""
 
 
 @dataclass(eq=False)
 class FirstRounds:
-    """The moves of the first T rounds of a federation, filled while it trains.
+    """The moves of the first T rounds of a federation, collected during training.
 
     Args:
         first: the number of the first of them.
         models: (K, P) before the first and after each round, T + 1 of them.
         merged: of each of the T rounds, the ids (n,) of the clients that sent updates, and their weights (K, n) in each
             model.
-        updates: of each round, as the server received them: after the client's defences. Fewer rounds where their
-            updates are large; see `MAX_BYTES`.
+        updates: of each round, as received by the server, after clients' defences; of fewer rounds where they are large
+            (`MAX_BYTES`).
         senders: (m,) int64, the ids of the clients that sent an update in these rounds.
         most: T, at most.
         with_updates: whether updates are kept.

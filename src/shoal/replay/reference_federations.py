@@ -135,7 +135,7 @@ class AttackedRun:
     def from_run(
         simulation: Simulation, state: State, rows: Sequence[RoundRow], engine: Engine, *, queries: int = 1
     ) -> "AttackedRun":
-        """The attack on a finished simulation with these ``rows`` of `rounds.csv`.
+        """Return the attack on a finished simulation with these ``rows`` of `rounds.csv`.
 
         Raises:
             InputError: a property attack, whose victim changes its examples; no exchangeable example; or several
@@ -144,7 +144,7 @@ class AttackedRun:
         queries = require_queries(queries, simulation.federation.clients.x.shape[1:])
         require(
             simulation.round_attack is None and simulation.malicious_clients is None,
-            "reference federations cannot replay a run with a property attack; audit a run without [property_attack]",
+            "a run with a property attack cannot be repeated; audit a run without [property_attack]",
         )
         stream, training = Stream(simulation.seed)("audit"), simulation.on(engine)
         deployed, _ = training.deployed(state)
@@ -161,11 +161,11 @@ class AttackedRun:
         records = records.take(member[records.client[: len(records)]])
         for start in starts_before(simulation):
             if start.simulation is not None:
-                records = records.take(~records.trained_in(start.simulation.federation))
+                records = records.take(~records.second_members(start.simulation.federation))
             else:
                 notes.append(UNKNOWN_START)
         if queries > 1:
-            notes.append(f"each record was asked in {queries} copies, mirrored and shifted, whose scores are averaged")
+            notes.append(f"the score of each record is the mean over {queries} mirrored and shifted copies")
         risks, directives = recorded_rules(simulation, rows)
         return AttackedRun(
             simulation=simulation,
@@ -182,11 +182,11 @@ class AttackedRun:
 
     @property
     def stream(self) -> Stream:
-        """The root of all that is random in the attack."""
+        """The root of the attack's random streams."""
         return Stream(self.simulation.seed)("audit")
 
     def scores(self, engine: Engine) -> FederationScores:
-        """Scores of the attacked models, which trained on the first record of each pair."""
+        """Return scores of the attacked models, which trained on the first record of each pair."""
         return self._scores(self.state, self.deployed, self._first, engine, self.simulation.member_rounds)
 
     def all_models(self, engine: Engine) -> Tensor:
@@ -194,18 +194,18 @@ class AttackedRun:
         return self._of_all(self.state.models, engine, self.queries).T
 
     def exchanged(self, number: int) -> Tensor:
-        """(Q,) bool, in which pairs reference federation ``number``, counted from 0, trains on the second record.
+        """Draw the pairs (Q,) bool whose second record reference federation ``number`` (from 0) trains on.
 
-        A fair coin for each pair. Federations 2 i and 2 i + 1 train on opposite records, so each record is in and out
-        of equally many of an even number of federations.
+        Each pair is exchanged with probability 1/2. Federations 2 i and 2 i + 1 train on opposite records, so an even
+        number of federations has each record in half of them.
         """
-        coins = self.stream("exchanged", number // 2)
-        heads = torch.rand(len(self.records), generator=coins.generator()) < 0.5
-        return heads if number % 2 == 0 else ~heads
+        stream = self.stream("exchanged", number // 2)
+        second = torch.rand(len(self.records), generator=stream.generator()) < 0.5
+        return second if number % 2 == 0 else ~second
 
     @cached_property
     def stages(self) -> tuple[ChainLink, ...]:
-        """The simulations that led to the attacked models, in order: those that it went on from, and itself."""
+        """The chain of simulations that led to the attacked models, in order."""
         last = ChainLink(
             self.simulation, None, self.risks, self.directives, self.records, torch.arange(len(self.records))
         )
@@ -213,25 +213,23 @@ class AttackedRun:
 
     @cached_property
     def snapshot_rounds(self) -> list[int]:
-        """The rounds after which models are scored for a trajectory: evenly spaced, the last one too."""
+        """The rounds of a trajectory's scores: evenly spaced, with the last one."""
         if self.snapshots:
             return [*self.snapshots]
         first, last = self.stages[0].simulation.first_round, self.simulation.last_round
         return sorted({round(after) for after in np.linspace(first, last, SNAPSHOTS + 1)[1:]})
 
     def replay(self, engine: Engine) -> FederationScores:
-        """The attacked run once more, bit for bit on the same machine, with the trajectory of its scores."""
+        """Return the attacked run once more, bit for bit on the same machine, with the trajectory of its scores."""
         nothing = torch.zeros(len(self.records), dtype=torch.bool)
         return self._train(nothing, None, engine, self.simulation.member_rounds, ())
 
     def train_reference(self, number: int, engine: Engine, *, spans: Collection[str] = SPAN_NAMES) -> FederationScores:
-        """Train reference federation ``number`` and score the records; nothing is evaluated on the way.
+        """Train reference federation ``number`` and score the records.
 
-        It begins with the initial models that every client of the attacked run was sent, before any training on the
-        clients' examples, and offers the same risks and directives in the same rounds. Cohorts, batches and noise are
-        drawn anew. A record that was trained on counts as such however long ago, since the model holds it. The span
-        attacks of the names ``spans`` take as long as dozens of rounds, and no outsider asks them; `with_spans` adds
-        them later.
+        It starts from the attacked run's initial models and offers the same risks and directives in the same rounds.
+        Cohorts, batches and noise are drawn anew. Members stay members after any number of rounds. The span attacks
+        ``spans`` take as long as dozens of rounds and do not concern outsiders; `with_spans` adds them later.
         """
         stream = self.stream("reference federation", number)
         return self._train(self.exchanged(number), stream, engine, self.simulation.last_round, spans)
@@ -239,9 +237,7 @@ class AttackedRun:
     def with_spans(
         self, scores: FederationScores, number: int, engine: Engine, spans: Collection[str] = SPAN_NAMES
     ) -> FederationScores:
-        """The ``scores`` of reference federation ``number`` with those of the span attacks of these names, for which
-        its first rounds are trained again.
-        """
+        """Add scores of span attacks to those of reference federation ``number``, repeating its first rounds."""
         stream = self.stream("reference federation", number)
         seen, last = _first_rounds(spans), self.simulation.last_round
         for _, state, known in self._rounds(self.exchanged(number), stream, engine, seen):
@@ -250,10 +246,10 @@ class AttackedRun:
         return scores
 
     def spans(self, engine: Engine) -> SpansOfRun:
-        """The span and joint attacks on the run's rounds, which are trained again.
+        """Run the span and joint attacks on the run's rounds, which are repeated.
 
-        Without noise the first `ROUNDS` are enough for the span attacks. Where these are not exact, the joint attacks
-        read all rounds, as far as `MAX_SECONDS` and memory go.
+        Without noise the span attacks need the first `ROUNDS` only. Unless they are exact, the joint attacks read all
+        rounds within `MAX_SECONDS` and memory.
         """
         noisy = self._noisy
         seen, known = self.first_rounds(engine, self.simulation.rounds if noisy else ROUNDS)
@@ -287,10 +283,10 @@ class AttackedRun:
         return Knowledge(setup.first_local()).noisy or isinstance(setup.client_filter, LaplaceNoise)
 
     def first_rounds(self, engine: Engine, rounds: int = ROUNDS) -> tuple[FirstRounds | None, Knowledge]:
-        """The first rounds of the run, trained again, and what is known of them.
+        """Repeat the first rounds of the run after its ``start``; return them and the attacker's knowledge.
 
-        None where they are not those of the run, as on another machine. They are those that followed ``start``, where
-        the run went on from one. After `MAX_SECONDS`, but not before `ROUNDS` of them, no more are trained.
+        None where the repeated rounds differ, as on another machine. Training stops after `MAX_SECONDS`, but not before
+        `ROUNDS` rounds.
         """
         training = replace(self.simulation.on(engine), risk_estimator=self.risks, coordinator=self.directives)
         state, seen = initial_state(self.simulation, engine).state, FirstRounds(most=rounds)

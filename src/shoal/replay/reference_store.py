@@ -35,16 +35,16 @@ from shoal.simulation.simulation import Simulation
 LOG = logging.getLogger("shoal")
 
 AuditWatch = Callable[[int, int], None]
-"""Called with the number of reference federations that are done, and of all; first with those that an audit left."""
+"""A function of the finished and of all reference federations, called before the first one and after each."""
 
 _VERSION = 4
-"""Version of the files; scores of another one are trained anew."""
+"""Version of the files; scores of other versions are trained again."""
 
 _FIELDS = ("score", "member", "model", "population", "trajectory")
-"""The tensors of a file; those beside them are `FederationScores.spans`."""
+"""The tensors of a file; all others are `FederationScores.spans`."""
 
 REPLAY = -1
-"""The number of the attacked run itself, trained again."""
+"""The number of the repeated run itself."""
 
 
 def reference_scores(
@@ -59,19 +59,19 @@ def reference_scores(
     rounds: bool = True,
     spans: Collection[str] = SPAN_NAMES,
 ) -> list[FederationScores]:
-    """The scores of the first ``count`` reference federations; those that are not in ``folder`` are trained.
+    """Return the scores of the first ``count`` reference federations, training those that ``folder`` lacks.
 
     Args:
-        attacked: the run that they replay; that of a leaver without ``rounds``.
+        attacked: the attacked run; a leaver's without ``rounds``.
         target: its own scores.
-        count: R, their number.
+        count: R, the number of reference federations.
         engine: with its network.
-        folder: where they are; made where it is missing. None: they are kept in memory alone.
-        watch: called before the first that is trained, and after each.
-        workers: the processes that train them, each some; results are the same.
-        rounds: whether attacks on rounds will be asked, beyond an outsider's: they need the attacked run itself,
-            trained again beside the others (`replayed_scores`), and scores of the span attacks ``spans``.
-        spans: their names; see `spans_to_repeat`.
+        folder: folder of the scores, made if missing. None: they stay in memory.
+        watch: called before the first training and after each.
+        workers: the processes that train them; results are the same.
+        rounds: whether attacks on rounds will follow: they need the repeated run (`replayed_scores`) and scores of the
+            span attacks ``spans``.
+        spans: names of span attacks; see `spans_to_repeat`.
 
     Raises:
         InputError: a folder that cannot be written, or training that diverged.
@@ -92,7 +92,8 @@ def reference_scores(
             missing.append(REPLAY)
         workers = workers.at_most(len(missing))
         with nullcontext(engine) if workers.here else engine.reopened(workers.threads) as shared:
-            for number, trained in workers.unordered(_trained, _Training(attacked, shared, store, spans), missing):
+            training = _Training(attacked, shared, store, spans)
+            for number, trained in workers.unordered(_train_and_store, training, missing):
                 if number == REPLAY:
                     continue
                 scores[number] = trained
@@ -104,18 +105,18 @@ def reference_scores(
 
 @dataclass(frozen=True)
 class _Store:
-    """The scores of federations in a folder, one file each; without a folder nothing is kept.
+    """The scores of federations in a folder, one file each; without a folder nothing is stored.
 
     Args:
         folder: of the files.
-        attacked: a name for the attacked models and records.
+        attacked: a digest of the attacked models and records.
     """
 
     folder: Path | None
     attacked: str
 
     def read(self, number: int) -> FederationScores | None:
-        """The scores in a file; None where it is missing, damaged, or of other models, as after a run was extended."""
+        """Read the scores in a file; None where it is missing, damaged, or of other models."""
         path = self._path(number)
         if path is None or not path.exists():
             return None
@@ -126,7 +127,7 @@ class _Store:
                 return None
             tensors = load_file(path)
             if about.get("hash") != _fingerprint(tensors):
-                LOG.warning("%s: is not what was written; it is trained again", path)
+                LOG.warning("%s: is damaged; the federation is trained again", path)
                 return None
             fields = {name: tensors.pop(name) for name in _FIELDS}
             return FederationScores(**fields, spans=tensors, seconds=float(about["seconds"]))
@@ -134,7 +135,7 @@ class _Store:
             return None
 
     def write(self, number: int, scores: FederationScores) -> None:
-        """Keep the scores of a federation."""
+        """Store the scores of a federation."""
         path, fields = self._path(number), {name: getattr(scores, name).contiguous() for name in _FIELDS}
         if path is not None:
             tensors = {**fields, **scores.spans}
@@ -152,7 +153,7 @@ def _fingerprint(tensors: Mapping[str, Tensor]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class _Training:
-    """What trains federations: all that a worker process needs; ``spans`` is as of `reference_scores`."""
+    """The input of a worker process that trains federations; see `reference_scores` for ``spans``."""
 
     attacked: AttackedRun | LeaverRun
     engine: Engine
@@ -160,8 +161,8 @@ class _Training:
     spans: tuple[str, ...]
 
 
-def _trained(training: _Training, number: int) -> tuple[int, FederationScores]:
-    """Train a federation and keep its scores."""
+def _train_and_store(training: _Training, number: int) -> tuple[int, FederationScores]:
+    """Train a federation and store its scores."""
     attacked, engine, stored = training.attacked, training.engine, training.store.read(number)
     began = time.perf_counter()
     if isinstance(attacked, AttackedRun) and number == REPLAY:
@@ -184,11 +185,12 @@ def attack_with_references(
     watch: AuditWatch | None = None,
     workers: Workers = SEQUENTIAL,
 ) -> tuple[SimulationState, AttackedRecords | None]:
-    """Train the reference federations of a simulation after its last round, and attack its members with their scores,
-    and with what the simulation's view sees beside them.
+    """Train a simulation's reference federations, and attack its members with their scores and in the simulation's
+    view.
 
-    Returns ``progress`` with the seconds that it took, and the attacked records; None where neither is asked for, or
-    where hardly anybody trained, so that there are no members to tell.
+    Returns:
+        ``progress`` with the spent seconds, and the attacked records; None without reference federations for an
+        outsider, or with fewer than two members.
     """
     view = simulation.widest_view
     if simulation.reference_federations == 0 and view == OUTSIDER:
@@ -199,8 +201,8 @@ def attack_with_references(
     members = int(target.member.sum())
     if members < 2:
         LOG.warning(
-            "no reference federation is trained: an attack is measured on at least two members, and only %d of the "
-            "examples that could be exchanged was trained on lately", members,
+            "no reference federation is trained: an attack needs at least two members, and only %d of the exchangeable "
+            "examples was used for training lately", members,
         )  # fmt: skip
         return progress, None
     count = simulation.reference_federations
@@ -215,7 +217,7 @@ def attack_with_references(
     attacked_records = attack_records(records, all_attacks(simulation.attacks)[0])
     _warn_of_unmeasured_views(simulation, attacked_records)
     attacking = time.perf_counter() - began
-    # Those that were trained before an interruption count too: a resumed run says what an uninterrupted one does.
+    # Trainings before an interruption count too, so that a resumed run states the time of an uninterrupted one.
     spent = sum(scores.seconds for scores in stored)
     LOG.info("reference federations: %d in %.1f s; attacks in %.1f s", len(stored), spent, attacking)
     before = progress.seconds
@@ -232,14 +234,14 @@ def _warn_of_unmeasured_views(simulation: Simulation, attacked: AttackedRecords)
     asked = {simulation.view, *simulation.federation.preferences.views(simulation.view)}
     for view in sorted(asked - {OUTSIDER, *attacked.views.values()}):
         LOG.warning(
-            "no attack of the %s could be measured on this run, so its figures are of attacks that see less; reference "
-            "federations, or a first layer that is dense, make such attacks possible",
+            "no attack of the %s could be measured on this run, so its figures come from narrower views; reference "
+            "federations, or a dense first layer, allow such attacks",
             view,
         )
 
 
 def warn_of_records(attacked: AttackedRun) -> None:
-    """Say what must be known of the records that are attacked."""
+    """Log the caveats about the attacked records."""
     for note in attacked.notes:
         LOG.warning("%s", note)
 
@@ -254,9 +256,9 @@ def view_scores(
     folder: Path | None = None,
     spans: SpansOfRun | None = None,
 ) -> tuple[dict[str, RecordTable], dict[str, str]]:
-    """The attacks of a view that an outsider cannot carry out, by name, and why others could not be computed.
+    """Return a view's attacks beyond an outsider's, by name, and reasons for missing ones.
 
-    They are on the run's rounds, which are trained again: a few of them; with reference federations all.
+    They use the run's rounds, which are repeated: a few of them; with reference federations all.
 
     Args:
         attacked: the run.
@@ -264,8 +266,8 @@ def view_scores(
         references: scores of its reference federations, possibly none.
         engine: with its network.
         view: the view.
-        folder: where the scores of the run repeated are kept; None: they are not.
-        spans: the span attacks on the run (`AttackedRun.spans`), if they are known.
+        folder: folder of the repeated run's scores; None: they are not stored.
+        spans: the span attacks on the run (`AttackedRun.spans`), if computed already.
     """
     spans = attacked.spans(engine) if spans is None else spans
     omitted = dict(spans.omitted)
@@ -297,13 +299,11 @@ def _of_references(span: str, references: Sequence[FederationScores]) -> Floats 
 def replayed_scores(
     attacked: AttackedRun, target: FederationScores, engine: Engine, *, folder: Path | None
 ) -> FederationScores | None:
-    """The scores of the run repeated, with their trajectory, kept in ``folder``; None where they are not the
-    ``target``.
-    """
+    """Return the repeated run's scores with their trajectory, stored in ``folder``; None unless they are ``target``."""
     store = _Store(folder, _digest(attacked, target))
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-    stored = store.read(REPLAY) or _trained(_Training(attacked, engine, store, ()), REPLAY)[1]
+    stored = store.read(REPLAY) or _train_and_store(_Training(attacked, engine, store, ()), REPLAY)[1]
     if not torch.equal(stored.score, target.score):
         LOG.warning("the run cannot be repeated bit for bit here, so the trajectory attack is left out")
         return None

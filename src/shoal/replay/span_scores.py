@@ -59,7 +59,7 @@ TOO_LARGE = f"the updates of one round take more than {MAX_BYTES / 1e6:,.0f} MB 
 
 
 def on_list(asked: Candidates, further: Candidates | None) -> Candidates:
-    """The records that are asked, and then what else is on the list of a joint attack."""
+    """Return the records that are asked, and then what else is on the list of a joint attack."""
     names = ("x", "y", "client", "examples")
     columns = [[getattr(part, name) for part in (asked, further) if part is not None] for name in names]
     return Candidates(**{name: torch.cat(parts) for name, parts in zip(names, columns, strict=True)})
@@ -73,7 +73,8 @@ def span_scores(
     names: Collection[str] = SPAN_NAMES,
     listed: Mapping[str, Candidates] | None = None,
 ) -> SpansOfRun:
-    """The scores (M,) of each of `SPANS` and `JOINTS` of these ``names`` that can be asked, and why others cannot.
+    """Return the scores (M,) of each of `SPANS` and `JOINTS` of these ``names`` that can be asked, and why others
+    cannot.
 
     A record is asked of its own client's updates. The span attack asks it of the moves of every cluster's model, as
     whoever does not know its cluster would; the joint attack knows which clients trained which model. A record has no
@@ -117,20 +118,19 @@ def span_scores(
 
 
 def is_exact(scores: RecordTable | None) -> bool:
-    """Whether an attack is exact of every record that it was asked of."""
+    """Return whether an attack is exact of every record that it was asked of."""
     return scores is not None and bool(scores.exact[~np.isnan(scores.score)].all())
 
 
 def joints_to_ask(found: Mapping[str, RecordTable]) -> tuple[str, ...]:
-    """The names of the joint attacks of views whose span attack is not exact of every record."""
+    """Return the names of the joint attacks of views whose span attack is not exact of every record."""
     return tuple(joint.name for span, joint in zip(SPANS, JOINTS, strict=True) if not is_exact(found.get(span.name)))
 
 
 def spans_to_repeat(spans: SpansOfRun, references: int) -> tuple[str, ...]:
-    """The names of the span attacks that are asked of reference federations too, where a `Stack` of attacks reads them.
+    """Return the names of the span attacks on reference federations too, for a `Stack` of attacks.
 
-    A stack needs several federations. An attack that is exact of every record needs no stack: no regression on what
-    others say can be right more often.
+    A stack needs several federations, and an attack that is exact on every record needs no stack.
     """
     if references < Stack.least:
         return ()
@@ -174,7 +174,7 @@ def _of_models(seen: FirstRounds, asked: Candidates, engine: Engine, knowledge: 
 
 
 def largest(found: SpanScores, candidates: Candidates) -> RecordTable:
-    """The largest of each record's scores by K models, its threshold, and whether that model's span is exact.
+    """Return the largest of each record's scores by K models, its threshold, and whether that model's span is exact.
 
     Scores of different models are compared by how far they are from those of known non-members, in standard deviations;
     of residuals it is their number of digits that is compared, since exact ones have five more than others. The largest

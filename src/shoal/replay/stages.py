@@ -44,7 +44,7 @@ class RecordedRisks:
     def estimate(
         self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
     ) -> RiskEstimate:
-        """The recorded risks of the round that ``state`` has done, with unknown intervals."""
+        """Return the recorded risks of the round that ``state`` has done, with unknown intervals."""
         del federation, engine, local, stream
         recorded = self.by_round.get(state.round, state.risks)
         risks = recorded if recorded.shape == state.risks.shape else state.risks
@@ -89,7 +89,7 @@ def warm_start_chain(simulation: Simulation, records: PairedRecords) -> list[Cha
     stages = []
     for start in starts_before(simulation):
         assert start.simulation is not None
-        located, pair = records.located_in(start.simulation.federation)
+        located, pair = records.locate_in(start.simulation.federation)
         stages.append(
             ChainLink(start.simulation, start.engine, *recorded_rules(start.simulation, start.rows), located, pair)
         )
@@ -97,7 +97,7 @@ def warm_start_chain(simulation: Simulation, records: PairedRecords) -> list[Cha
 
 
 def starts_before(simulation: Simulation) -> list[WarmStart]:
-    """The starts of ``simulation``, the first one first; from models that are public on nothing is replayed."""
+    """Return the starts of ``simulation``, the first one first; from models that are public on nothing is replayed."""
     start = simulation.start
     if start is None or start.public:
         return []
@@ -105,7 +105,7 @@ def starts_before(simulation: Simulation) -> list[WarmStart]:
 
 
 def recorded_rules(simulation: Simulation, rows: Sequence[RoundRow]) -> tuple[RecordedRisks, RecordedDirectives | None]:
-    """The risks that a simulation published and, with a coordinator, its directives, by the rows of rounds.csv."""
+    """Return the published risks and the coordinator's directives of a simulation, from the rows of rounds.csv."""
     coordinator, risks = simulation.coordinator, RecordedRisks.from_rows(simulation.red_team.every, rows)
     return risks, None if coordinator is None else RecordedDirectives.from_rows(
         coordinator, rows, Stream(simulation.seed)

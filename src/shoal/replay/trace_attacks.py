@@ -89,7 +89,7 @@ class _RecordedRounds:
         return _RecordedRounds(kept, models, first, records, clients, engine, knowledge)
 
     def span_models(self) -> _Scores:
-        """The span attack on the models' moves."""
+        """Return the span attack on the models' moves."""
         asked = self._candidates(self.records.client[self._asked], self._asked)
         moves = self._moving[: None if self.knowledge.noisy else ROUNDS + 1]
         scores = ModelSpan().score(torch.stack([*moves]), asked, self.engine, self.knowledge, self.first)
@@ -97,7 +97,7 @@ class _RecordedRounds:
         return self._table(columns, found.score, found.threshold, found.exact)
 
     def span(self) -> _Scores:
-        """The span attack on the clients' updates."""
+        """Return the span attack on the clients' updates."""
         early = self.kept if self.knowledge.noisy else _first_of_clients(self.kept)
         require(bool(early), TOO_LARGE)
         senders = torch.cat([updates.clients for updates in early]).unique().numpy()
@@ -107,7 +107,7 @@ class _RecordedRounds:
         return self._table(places, found.score, found.threshold, found.exact[:, None])
 
     def joint_models(self) -> _Scores:
-        """The joint attack on the models' moves, which says whether any client trained on a record.
+        """Return the joint attack on the models' moves, which says whether any client trained on a record.
 
         Records of nobody are dealt out to the clients of their group. Updates are taken to be merged by numbers of
         examples.
@@ -129,7 +129,7 @@ class _RecordedRounds:
         return self._table((slice(None), places.numpy()), *found, np.False_)
 
     def joint(self) -> _Scores:
-        """The joint attack on the clients' updates; each one's list has its own records and those of nobody."""
+        """Return the joint attack on the clients' updates; each one's list has its own records and those of nobody."""
         require(bool(self.kept), TOO_LARGE)
         owner = self.records.client[self._asked]
         lists = [self._asked[(owner == client) | (owner == NOBODY)] for client in self._sizes]

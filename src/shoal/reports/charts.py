@@ -12,7 +12,7 @@ from matplotlib.figure import Figure as MplFigure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from shoal.core.formats import capitalized, decimal
+from shoal.core.formats import capitalize, decimal
 from shoal.metrics.intervals import Ints
 from shoal.reports.plotting import (
     CHANCE_LINE,
@@ -185,7 +185,7 @@ def rounds_chart(
         legend(figure, [*(curve.key for curve in panels[0].curves), *keys], columns=2 if keys else 3)
 
     alt = [
-        f"{panel.title or capitalized(panel.label)} over rounds. At the end: {ends(panel.curves)}." for panel in panels
+        f"{panel.title or capitalize(panel.label)} over rounds. At the end: {ends(panel.curves)}." for panel in panels
     ]
     return draw_figure(name, title, caption, " ".join(alt), draw)
 

@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure as MplFigure
 
 from shoal.audit.finding import BY, Estimate
-from shoal.core.formats import ACCURACY, DASH, capitalized, decimal, number
+from shoal.core.formats import ACCURACY, DASH, capitalize, decimal, number
 from shoal.reports.exposure import Headline
 from shoal.reports.page import Section, render
 from shoal.reports.plotting import OVER, WITHIN, draw_figure, key, legend, name_points
@@ -82,7 +82,7 @@ def protection_page(front: pd.DataFrame, found: Mapping[str, Any], sentences: Se
     figure = draw_figure("front", sentences[1], caption, alt, draw)
     what, exposed, *rest = sentences
     sections = (
-        Section("front", f"{capitalized(metric)} against exposure", figures=[figure]),
+        Section("front", f"{capitalize(metric)} against exposure", figures=[figure]),
         Section("rungs", "Every setting", table=without_dashes(ReportTable(columns, rows, note=note))),
         Section("details", "In full", items=rest, folded="cost, test and what it does not cover"),
     )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from shoal.core.formats import DASH, capitalized, csv_text
+from shoal.core.formats import DASH, capitalize, csv_text
 from shoal.metrics.metric_table import Metric
 
 _MARKDOWN = str.maketrans({mark: f"\\{mark}" for mark in "\\`*_[]<>|#~$&"})
@@ -112,7 +112,7 @@ def metric_table(title: str, columns: Iterable[str], rows: Iterable[TableRow], n
 
 def metric_row(metric: Metric, *texts: str, remark: str = "", family: str = "") -> TableRow:
     """A metric's row: its name, without that of its ``family``, and its meaning with a ``remark``; then ``texts``."""
-    return row(Cell(capitalized(metric.name.removeprefix(family)), metric.meaning + remark), *texts)
+    return row(Cell(capitalize(metric.name.removeprefix(family)), metric.meaning + remark), *texts)
 
 
 def markdown(table: ReportTable) -> str:

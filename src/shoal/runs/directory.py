@@ -57,7 +57,7 @@ def is_begun(out: Path) -> bool:
 
 
 def existing_directory_error(out: Path) -> InputError:
-    """The error of a new run in a directory that exists."""
+    """Return the error of a new run in a directory that exists."""
     return InputError(
         f"{out}: exists already; choose another directory, or resume the run in it with --resume (in Python: "
         "resume=True)"

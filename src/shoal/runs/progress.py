@@ -131,6 +131,6 @@ def _mean_accuracy(rows: tuple[RoundRow, ...]) -> str:
 
 
 def default_display() -> Display | None:
-    """A display of a simulation where somebody watches, in a terminal or a notebook; None: elsewhere."""
+    """Return a display of a simulation where somebody watches, in a terminal or a notebook; None: elsewhere."""
     console = Console(stderr=True)
     return Display(console) if console.is_terminal or console.is_jupyter else None

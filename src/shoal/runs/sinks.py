@@ -141,7 +141,7 @@ class OpenSinks:
 
 
 def round_figures(rows: Sequence[RoundRow], groups: Sequence[str], report: RoundReport) -> dict[str, float]:
-    """The figures of a round, from its rows of `rounds.csv`."""
+    """Return the figures of a round, from its rows of `rounds.csv`."""
     figures: dict[str, float] = {}
     clients = [row["clients"] for row in rows]
     for key in ("accuracy", "train_loss"):

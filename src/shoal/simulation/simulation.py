@@ -364,7 +364,7 @@ class Simulation:
         return Presence.from_events(self.events, self.federation, self.last_round) if self.events else None
 
     def tested(self, number: int) -> Federation:
-        """The federation with the test examples that count in a round: not those of clients that are not there."""
+        """Return the federation with the test examples of the clients present in a round."""
         return self.federation if self.presence is None else self.federation.tested(self.presence.present(number))
 
     @property

@@ -51,7 +51,7 @@ def plan_runs(sweep: Sweep, data_dir: Path | None = None) -> tuple[PlannedRun, .
 
 
 def planned_runs(runs: Sequence[SweepPoint], name: str, data_dir: Path | None = None) -> tuple[PlannedRun, ...]:
-    """The ``runs`` of something with a ``name``, checked; errors are those of `plan_runs`."""
+    """Return the ``runs`` of something with a ``name``, checked; errors are those of `plan_runs`."""
     # The files may have changed since another sweep of this process.
     forget_datasets()
     planned: dict[str, PlannedRun] = {}
@@ -72,7 +72,7 @@ def planned_runs(runs: Sequence[SweepPoint], name: str, data_dir: Path | None = 
 
 
 def dataset_of(config: Config, data_dir: Path | None) -> SourceData:
-    """The data set of a configuration, loaded once for all runs that a process does on it.
+    """Return the data set of a configuration, loaded once for all runs that a process does on it.
 
     Raises:
         InputError: data that are missing or damaged.
@@ -141,7 +141,7 @@ class SweepProgress:
 
 
 def progress_of(planned: Sequence[PlannedRun], runs: Path, failed: int) -> SweepProgress:
-    """The progress of the ``planned`` runs in the folder ``runs``."""
+    """Return the progress of the ``planned`` runs in the folder ``runs``."""
     finished = sum(is_finished(runs / job.digest) for job in planned)
     done = sum(_work(job, _rounds_done(runs / job.digest, job.config)) for job in planned)
     total = sum(_work(job, _rounds_in_all(job.config)) for job in planned)

@@ -20,7 +20,7 @@ TIMES = "seconds."
 
 
 def row_of(out: Path, settings: Mapping[str, Value], seed: int) -> dict[str, Value]:
-    """A finished run as a row: its directory's name, its settings, its seed, and every figure.
+    """Return a finished run as a row: its directory's name, its settings, its seed, and every figure.
 
     Beside the summary's figures, those of ``clusters.<k>`` under names that do not depend on k: of the ``larger``
     and the ``smaller`` cluster, and of ``model.<group>``, the model that most clients of a group chose.
@@ -38,7 +38,7 @@ def row_of(out: Path, settings: Mapping[str, Value], seed: int) -> dict[str, Val
 
 
 def by_size(figures: FlatSummary) -> dict[str, Value]:
-    """Figures of the cluster with most and of that with fewest clients, whatever their numbers.
+    """Return figures of the cluster with most and of that with fewest clients, whatever their numbers.
 
     Of equals, the one with the higher accuracy is the larger, then the one with the higher MIA accuracy.
 
@@ -81,7 +81,7 @@ def write_results(out: Path, rows: Sequence[Mapping[str, Value]]) -> None:
 
 
 def read_results(out: Path, axes: Axes) -> pd.DataFrame:
-    """The finished runs of a sweep's directory: ``run``, a column an axis, ``seed``, and every figure.
+    """Return the finished runs of a sweep's directory: ``run``, a column an axis, ``seed``, and every figure.
 
     Raises:
         InputError: the directory holds no sweep, or its files are damaged.

@@ -92,12 +92,12 @@ class Sweep:
     asked: Mapping[str, Any]
 
     def toml(self, base: str) -> str:
-        """The file again, for a directory where ``base`` is the name of the base."""
+        """Return the file again, for a directory where ``base`` is the name of the base."""
         return tomli_w.dumps(dict(self.asked) | {"title": self.title, "base": base})
 
 
 def read_sweep(path: Path, changes: Iterable[str] = (), *, allow_code: bool = True) -> Sweep:
-    """The sweep in a TOML file, with ``changes`` such as "engine.device=cuda" made to its base.
+    """Return the sweep in a TOML file, with ``changes`` such as "engine.device=cuda" made to its base.
 
     ``allow_code`` says whether they may name code (``module:Name``), which is then imported.
 

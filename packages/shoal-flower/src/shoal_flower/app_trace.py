@@ -1,4 +1,4 @@
-"""The trace of an existing Flower app: one mod records what its clients receive and send, and nothing else changes.
+"""The trace of an existing Flower app: a mod that records the models which its clients receive and send.
 
 FOLDER/round-0001/client-3.npz   what client 3 received in round 1 and what it sent, as `docs/trace.md` flattens them
 """
@@ -52,7 +52,7 @@ class AppRecorder:
         object.__setattr__(self, "folder", path_of("folder", self.folder).absolute())
 
     def __call__(self, message: Any, context: Any, call_next: Callable[[Any, Any], Any]) -> Any:  # noqa: ANN401
-        """Answer as the app does; the signature is Flower's ``Mod``."""
+        """Answer as the app does, by the signature of Flower's ``Mod``."""
         if message.metadata.message_type.partition(".")[0] != "train":
             return call_next(message, context)
         # Before the app, which may train in place.
@@ -76,7 +76,7 @@ def _flat(content: Any) -> NDArray[np.float32]:  # noqa: ANN401
 
 
 def _round(message: Any) -> int:  # noqa: ANN401
-    """The round, by Flower's name in a configuration or, in the older interface, by the group of messages."""
+    """The round, from Flower's configuration or, in the older interface, from the group of messages."""
     stated = [record["server-round"] for record in message.content.config_records.values() if "server-round" in record]
     number = stated[0] if stated else message.metadata.group_id
     require(bool(re.fullmatch(r"\d+", str(number))), "AppRecorder needs the number of the round, as strategies send it")
@@ -141,14 +141,14 @@ def _read_round(path: Path, *, model: Model, network: nn.Module) -> RoundUpdates
     require(len(runs) == 1, f"{path}: is of {len(runs)} runs; record each into a folder of its own")
 
     def rows(name: str) -> Tensor:
-        return vectors_of(path, name, _stacked(path, [array[name] for array in arrays.values()]), model, network)
+        return vectors_of(path, name, _stack(path, [array[name] for array in arrays.values()]), model, network)
 
     models, assignment = torch.unique(rows("received"), dim=0, return_inverse=True)
     clients = torch.tensor([*arrays], dtype=torch.int64)
     return RoundUpdates(round_of(path), clients, assignment, models, rows("sent") - models[assignment])
 
 
-def _stacked(path: Path, rows: Iterable[NDArray[Any]]) -> NDArray[Any]:
+def _stack(path: Path, rows: Iterable[NDArray[Any]]) -> NDArray[Any]:
     rows = [*rows]
     require(len({row.shape for row in rows}) == 1, f"{path}: clients have models of different sizes")
     return np.stack(rows)

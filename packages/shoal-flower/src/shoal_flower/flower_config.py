@@ -19,7 +19,7 @@ from shoal.engine.engine import Threads
 from shoal_flower.messages import Limits
 
 CLIENT_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
-"""The form of a client's name, which its folder has too."""
+"""The form of a client's name, also the name of its folder."""
 
 _Settings = TypeVar("_Settings")
 
@@ -31,7 +31,7 @@ def _path(value: object) -> Path:
 
 
 def _toml_file(value: object) -> Path:
-    """The file ``value`` at the server, from where its SuperLink was started."""
+    """The file ``value`` at the server; a relative path starts at the SuperLink's folder."""
     if isinstance(value, str | Path) and str(value) and (path := _path(value).absolute()).is_file():
         return path
     raise ValueError("a TOML file at the server")
@@ -39,38 +39,41 @@ def _toml_file(value: object) -> Path:
 
 _OptionalPath = Annotated[Path | None, BeforeValidator(lambda value: None if value in ("", None) else _path(value))]
 _NonNegative = Annotated[float, Field(ge=0, strict=True)]
+_Names = Annotated[
+    tuple[str, ...], BeforeValidator(lambda text: text.replace(",", " ").split() if isinstance(text, str) else text)
+]
 
 
 @settings
 class NodeSettings:
-    """The configuration of a node: whose data it has, where they are, and what their client tolerates.
+    """The configuration of a node: its client, the client's data and preferences.
 
-    Only the client's name and its partition are sent.
+    The server learns the client's name, its partition and ``leave`` only.
 
     Args:
-        partition_id: the client's partition of a named set, for trials; None: the client has data of its own.
-        num_partitions: given by Flower's own simulation; not used.
+        partition_id: the client's partition of a named set, for trials; None: the client has its own data.
+        num_partitions: from Flower's own simulation; not used.
         client: the client's name; "": ``partition-N``.
         data_path: the client's own folder or table.
-        data_dir: where to look for a named set first; None: the usual places.
+        data_dir: the first place to look for a named set; None: the usual places.
         alpha: weight of the loss in the client's choice, 1 - ``beta``.
-        beta: weight of the risk in the client's choice; None, as ``alpha``: that of the run's configuration.
-        threshold: tolerated accuracy of membership inference; None: that of the run's configuration.
-        policy: the TOML file of what the server may ask, `shoal_flower.client.policy.Policy`; None: its defaults.
-        epsilon_budget: the client refuses what would take its ledger above this; ``noise`` must be secret.
-        state_dir: the client's own folder, of its privacy ledger and its personal model; None: beside Flower's files.
-        risk: whose estimates of risk the client chooses by: the server's, or its own.
+        beta: weight of the risk in the client's choice; without it and ``alpha``, the run's.
+        threshold: the client's limit of exposure; None: the run's.
+        policy: a TOML file of questions that the server may ask (`shoal_flower.client.policy.Policy`); None: defaults.
+        epsilon_budget: largest epsilon of the client's ledger; ``noise`` must be secret.
+        state_dir: the client's own folder, with its privacy ledger and its personal model; None: beside Flower's files.
+        risk: whose estimates of risk the client's choice uses: the server's, or its own.
         noise: the source of random numbers that protect the client: "secret", the machine's own, drawn anew for each
-            answer; or "seed", the run's seed, which the server knows and could subtract them by: for trials alone.
+            answer; or "seed", the run's seed, for trials only, since the server knows it and could subtract the noise.
         threads: of the processor.
-        secure_aggregation: "required": the node answers secure sums alone, and no question for its single update or
-            histograms; "allowed": as the run says. With ``peer_keys`` it is required.
-        node_key: file of the private key by which the node signs in secure sums, as the one of its SuperNode; None: one
-            of its own, made in its state folder.
-        peer_keys: file of the public keys of all clients, a name and a key a line, without which nobody takes part;
-            None: the first key of each name is taken, and another one is refused.
-        min_clients: the node takes part in secure sums that open clusters of at least so many.
-        leave: whether the client leaves for good: its ledger is closed, and every question is refused.
+        secure_aggregation: "required": the node answers secure sums only; "allowed": as the run says. ``peer_keys``
+            imply "required".
+        node_key: the file of a private key that signs in secure sums, such as the SuperNode's; None: a new key in
+            ``state_dir``.
+        peer_keys: a file of the public keys of all clients, a name and a key per line; no other client may take part.
+            None: the first key of each name is trusted, and another one is refused.
+        min_clients: smallest cluster that a secure sum may open.
+        leave: whether the client leaves for good: its ledger closes, and it refuses every question.
         allow_code: ``module:Name`` of the user's own algorithms, networks and so on that a run's configuration may
             name, separated by commas; the node must have their modules installed. Any other code is refused.
     """
@@ -103,7 +106,7 @@ class NodeSettings:
         plain = re.fullmatch(CLIENT_NAME, self.name) is not None
         require(plain, f"'client' must be of letters, digits, '-', '_' and '.'; got {self.name!r}")
         secret = self.noise == "secret" or self.epsilon_budget == math.inf
-        require(secret, "'epsilon-budget' needs 'noise' to be 'secret': noise that the server knows protects nobody")
+        require(secret, "'noise' must be 'secret' with 'epsilon-budget', since the server knows the run's seed")
         alpha, beta = self.alpha, self.beta
         complementary = alpha is None or beta is None or abs(alpha + beta - 1) < 1e-9
         require(complementary, f"'alpha' and 'beta' must sum to 1; got {alpha} and {beta}")
@@ -127,7 +130,7 @@ class NodeSettings:
 
     @property
     def name(self) -> str:
-        """The client's name; "" where it has data of its own and no name was given."""
+        """The client's name; "": it has its own data and no name."""
         return self.client or ("" if self.partition_id is None else f"partition-{self.partition_id}")
 
     @property
@@ -138,7 +141,7 @@ class NodeSettings:
 
     @property
     def risk_weight(self) -> float | None:
-        """``beta``, or what ``alpha`` leaves for it."""
+        """``beta``, or 1 - ``alpha``."""
         return self.beta if self.beta is not None or self.alpha is None else 1 - self.alpha
 
 
@@ -147,22 +150,22 @@ class RunSettings:
     """The configuration of a run, ``[tool.flwr.app.config]`` of deploy/app/pyproject.toml.
 
     Args:
-        config: of the run, a TOML file as `shoal run` takes.
-        out: the run's directory at the server; a run in an existing one resumes after its last round.
-        data_dir: where the server looks for data first.
-        ledgers: the file of the last charge of each client's ledger that the server has seen, which all runs of the
-            same clients should share; None: ``ledgers.json`` beside ``out``.
-        min_nodes: clients without which no round begins.
+        config: the run's TOML file, as for `shoal run`.
+        out: the run's directory at the server; an existing run resumes.
+        data_dir: the first place to look for data.
+        ledgers: a file of the last charge of each client's ledger, which all runs of the same clients should share;
+            None: ``ledgers.json`` beside ``out``.
+        min_nodes: clients needed before a round begins.
         round_timeout: seconds that a round waits for replies.
-        wait_timeout: seconds that the server waits for enough clients before it gives up.
-        max_examples: the largest number of examples that is believed of a client.
-        max_update_norm: the largest L2 norm of an update; 0: as `Limits` says.
-        max_norm_ratio: the largest multiple of the median norm of a round's updates; 0: any.
-        names: what a client's name belongs to: the key of the first node that came with it, for ever; or "nodes", where
-            nodes have no keys of their own, for trials: another node takes it once the first has missed a deadline.
-        max_members: clients that a run knows; further ones are turned away.
+        wait_timeout: seconds that the server waits for enough clients.
+        max_examples: largest number of examples of a client.
+        max_update_norm: largest L2 norm of an update; 0: as `Limits` says.
+        max_norm_ratio: largest multiple of the median norm of a round's updates; 0: any.
+        names: the owner of a client's name: "keys", the key of the first node with it, for ever; "nodes", for trials
+            without keys: another node may take it once the first has missed a deadline.
+        max_members: largest number of clients; further ones are turned away.
         leave: names of clients that leave for good before the next round, separated by commas.
-        quorum: share of a round's clients after whose updates it waits for no more.
+        quorum: share of a round's clients whose updates end the round.
     """
 
     config: Annotated[Path, BeforeValidator(_toml_file)]
@@ -177,36 +180,31 @@ class RunSettings:
     max_norm_ratio: _NonNegative = 10.0
     names: Literal["keys", "nodes"] = "keys"
     max_members: Positive = 10_000
-    leave: str = ""
+    leave: _Names = ()
     quorum: Annotated[float, Field(gt=0, le=1, strict=True)] = 1.0
 
     @staticmethod
     def read(config: Mapping[str, object]) -> "RunSettings":
-        """The settings in a run configuration, whose other keys are of the app.
+        """The settings in a run configuration; other keys belong to the app.
 
         Raises:
-            InputError: a value that is not allowed, or no such file.
+            InputError: a value that is not allowed, or a missing file.
         """
         return _read(RunSettings, {"config": "", **config}, "run config")
 
     @property
     def stamps(self) -> Path:
-        """``ledgers``, or the file that it is by default."""
+        """``ledgers``, or its default."""
         return self.ledgers or self.out.parent / "ledgers.json"
 
     @property
-    def leavers(self) -> list[str]:
-        """The names in ``leave``."""
-        return [name for part in self.leave.split(",") if (name := part.strip())]
-
-    @property
     def limits(self) -> Limits:
-        """The limits of what is merged."""
+        """The limits of clients' replies."""
         return Limits(self.max_examples, self.max_update_norm or None, self.max_norm_ratio or math.inf)
 
 
 def _read(kind: type[_Settings], config: Mapping[str, object], where: str) -> _Settings:
-    """The settings of this ``kind`` in a configuration; ``where`` begins each sentence of an `InputError`."""
+    """The settings of this ``kind``; ``where`` begins each sentence of an `InputError`."""
     keys = {name: name.replace("_", "-") for name in kind.__dataclass_fields__}  # pyright: ignore[reportAttributeAccessIssue]
     try:
         return kind(**{name: config[key] for name, key in keys.items() if key in config})

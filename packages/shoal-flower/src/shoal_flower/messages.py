@@ -20,52 +20,52 @@ from shoal.engine import Algorithm, ClientUpdate, RemoteRounds, RunsRemotely, re
 from shoal.metrics.intervals import Floats, Ints
 
 LARGEST_MOVE = 10.0
-"""The root mean square by which a round may move parameters where a run says nothing of it: far above any training."""
+"""The default limit of the root mean square of an update, far above any training."""
 
 _MAX_EXAMPLES = 100_000
-"""Examples of a client that sends counts by model, with whose sum the server's memory grows."""
+"""Largest number of examples of a client that sends counts by model; the server's memory grows with their sum."""
 
 LARGEST_TOTAL = 4.0
-"""Times the median of a cluster's clients, which one client's examples count for at most in a risk."""
+"""Largest weight of a client's examples in a risk, in multiples of the median of its cluster."""
 
 _TAIL = 30.0
-"""Noise of more than so many times its scale comes once in 10^13 bins."""
+"""Multiple of its scale that noise exceeds once in 10^13 bins."""
 
 _LONGEST = 200
 
 Stamp = tuple[int, str]
-"""The number of a ledger's charges and the hash of the last one, which the server keeps; ``(0, "")``: none yet."""
+"""The number of a ledger's charges and the hash of the last one; ``(0, "")``: none yet."""
 
 REFUSED = "the client refuses; its own log says why"
-"""The reason of every other refusal: two of them would be an answer that nobody is charged for."""
+"""The reason of every other refusal: a second text would be an answer without a charge."""
 
 NO_FEATURES = "the client does not have the run's map of features"
-"""The reason of a client's refusal, after which the server sends the map again."""
+"""The reason of a refusal after which the server sends the map again."""
 
 NO_FROZEN = "the client's network has other frozen tensors"
-"""The reason of a client's refusal, after which the server sends its own."""
+"""The reason of a refusal after which the server sends its own."""
 
 LEAVES = "the client leaves for good"
 """The reason of every refusal of a client whose ledger is closed."""
 
 FROZEN = "frozen:"
-"""Before the hash of frozen tensors that the server sends, as it sends a map of features."""
+"""The prefix of the hash of frozen tensors in messages."""
 
 
 def plain(text: object) -> str:
-    r"""At most 200 printable characters of a stranger's text, on one line, and nothing that a spreadsheet calculates.
+    r"""At most 200 printable characters of a stranger's text, on one line, and not a spreadsheet's formula.
 
     >>> plain("lost\n2026-01-01 round 3: done"), plain("=1+1"), len(plain("x" * 10**6))
     ('lost 2026-01-01 round 3: done', "'=1+1", 200)
     """
     printable = "".join(letter if letter.isprintable() else " " for letter in str(text)[: 10 * _LONGEST])
     line = " ".join(printable.split())
-    # The same when it is called twice.
+    # A second call changes nothing.
     return (line if line[:1] == "'" else cell(line))[:_LONGEST]
 
 
 class RejectedReplyError(ShoalError):
-    """A reply that is not merged; the text says why, by `plain`, since it may quote the reply."""
+    """A reply that is not merged; its text is made `plain`, since it may quote the reply."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(plain(reason))
@@ -77,16 +77,16 @@ class Offer:
 
     Args:
         round: number of the round, from 1.
-        client: the client's id, by which its random streams are named.
+        client: the client's id, which names its random streams.
         config: the run's configuration, as TOML.
-        models: (K, P) float32, what the client may choose among.
+        models: (K, P) float32, the models to choose among.
         risks: (K,) float64, the server's estimate of each model's risk.
-        directives: what the server asks of each model's clients, by name; (K,) float64 each.
-        classes: the names of the classes, by number; none where the data are a named set.
-        scale: the standardization of columns, fitted to the server's table; None: the data are no tables.
-        ledger: the last charge of the client's ledger that the server has seen: its number and hash.
-        features: the hash of the map of inputs that was sent before; "": there is none.
-        frozen: `Model.frozen_hash`, of the tensors that are in no message; "": there are none.
+        directives: (K,) float64 each by name, the server's requests to each model's clients.
+        classes: the names of the classes, by number; empty for a named set.
+        scale: the standardization of columns, fitted to the server's table; None: no tables.
+        ledger: the last charge of the client's ledger that the server has seen.
+        features: the hash of the map of inputs; "": none.
+        frozen: `Model.frozen_hash` of the tensors that no message has; "": none.
     """
 
     round: int
@@ -104,9 +104,9 @@ class Offer:
 
 
 class NotAllowedError(InputError):
-    """What the server asks is refused; the text is for the node's log, and ``reason`` all that the server is told.
+    """A refusal with a text for the node's log; the server receives ``reason`` only.
 
-    It is `REFUSED`, or says which file the node lacks, which must not depend on the node's data.
+    It is `REFUSED`, or names a file that the node lacks; it must not depend on the node's data.
     """
 
     def __init__(self, sentence: str, reason: str = REFUSED) -> None:
@@ -116,20 +116,20 @@ class NotAllowedError(InputError):
 
 @dataclass(frozen=True)
 class Refusal:
-    """A client's answer that it does not train, and why."""
+    """A client's refusal to answer, with its reason."""
 
     reason: str
 
 
 @settings
 class Limits:
-    """The limits of what the server takes from a client.
+    """The limits of a client's reply.
 
     Args:
-        max_examples: the largest number of examples that is believed.
-        max_update_norm: the largest L2 norm of an update, in units of parameters; None: `LARGEST_MOVE` times the root
-            of their number.
-        max_norm_ratio: the largest multiple of the median norm of a round's updates; `math.inf`: any.
+        max_examples: largest number of examples.
+        max_update_norm: largest L2 norm of an update, in units of parameters; None: `LARGEST_MOVE` times the root of
+            their number.
+        max_norm_ratio: largest multiple of the median norm of a round's updates; `math.inf`: any.
     """
 
     max_examples: Positive = 10_000_000
@@ -137,7 +137,7 @@ class Limits:
     max_norm_ratio: Annotated[float, Field(ge=1, strict=True)] = 10.0
 
     def norm(self, parameters: int) -> float:
-        """The largest norm of an update of so many parameters."""
+        """The largest norm of an update of this many ``parameters``."""
         return LARGEST_MOVE * math.sqrt(parameters) if self.max_update_norm is None else self.max_update_norm
 
 
@@ -145,23 +145,20 @@ def parts_of(algorithm: Algorithm) -> RemoteRounds:
     """The parts of an algorithm on clients and on the server.
 
     Raises:
-        InputError: the algorithm, or how it is set, needs more of clients in a round than one reply.
+        InputError: the algorithm needs more than one reply per client and round.
     """
     names = ", ".join(kind.title for kind in ALGORITHMS.values() if hasattr(kind, "remote_rounds"))
     require(
         isinstance(algorithm, RunsRemotely),
-        f"'algorithm.name': {type(algorithm).__name__} does not run on several machines, since it has no method "
-        f"'remote_rounds'; those that do are {names}",
+        f"'algorithm.name': {type(algorithm).__name__} does not run on several machines; use one of {names}",
     )
     return remote_rounds(algorithm)
 
 
 def check_update(update: ClientUpdate, models: Tensor, limits: Limits, *, counts_best: bool) -> float:
-    """The norm of ``update``, whose ``end`` is float32; raises `RejectedReplyError` where it cannot be merged.
+    """The norm of ``update`` to an offer of ``models`` (K, P); raises `RejectedReplyError` if it cannot be merged.
 
-    Args:
-        models: (K, P), those of its offer.
-        counts_best: whether the algorithm needs `ClientUpdate.best`.
+    ``counts_best``: whether the algorithm needs `ClientUpdate.best`.
     """
     clusters, examples = len(models), update.examples
     most = min(limits.max_examples, _MAX_EXAMPLES) if counts_best else limits.max_examples
@@ -182,31 +179,28 @@ def check_update(update: ClientUpdate, models: Tensor, limits: Limits, *, counts
     return norm
 
 
-def too_long(norms: Sequence[float], clusters: Sequence[int], ratio: float) -> list[tuple[int, float]]:
-    """The updates above ``ratio`` times the median norm, of their cluster or of all, whichever is larger.
+def long_updates(norms: Sequence[float], clusters: Sequence[int], ratio: float) -> list[tuple[int, float]]:
+    """The positions of updates above ``ratio`` times the median norm of their cluster or of all, and their limits.
 
-    A cluster's own median, of three clients or more, lets a cluster that still learns move further than the others. The
-    median is the lower one of two.
+    The larger median counts, so that a cluster of three or more clients that still learns may move further. The median
+    is the lower one of two.
 
-    Returns:
-        Their positions, and the limit of each.
-
-    >>> too_long([1.0, 2.0, 3.0, 50.0], [0, 0, 0, 1], ratio=10.0)
+    >>> long_updates([1.0, 2.0, 3.0, 50.0], [0, 0, 0, 1], ratio=10.0)
     [(3, 20.0)]
     """
     of_all = median_low(norms) if norms else 0.0
     inside = {k: [norm for norm, cluster in zip(norms, clusters, strict=True) if cluster == k] for k in set(clusters)}
     limits = {k: ratio * max(of_all, median_low(some) if len(some) > 2 else 0.0) for k, some in inside.items()}
     limited = [(i, limits[k]) for i, k in enumerate(clusters)]
-    # Without a median there is no scale: nobody has moved, or there is one client.
+    # A median of 0 gives no scale: nobody has moved.
     return [(i, limit) for i, limit in limited if of_all > 0 and norms[i] > limit]
 
 
 def check_histograms(counts: Floats, examples: int, limits: Limits, epsilon: float | None) -> None:
-    """Raise `RejectedReplyError` unless histograms (2, B) are of a client with so many training ``examples``.
+    """Raise `RejectedReplyError` unless histograms (2, B) fit a client with this many training ``examples``.
 
-    With noise a bin may be below 0 by as much as noise of this ``epsilon`` is, but for once in 10^13 bins, and a total
-    be off by the noise of B bins (a Chernoff bound of their sum).
+    With noise of ``epsilon``, a bin may be negative by the tail of the noise, and a total be off by the noise of B bins
+    (a Chernoff bound of their sum).
     """
     bins, scale = counts.shape[1], 0.0 if epsilon is None else 1 / epsilon
     slack = scale * (math.sqrt(8 * bins * _TAIL) + 2 * _TAIL)
@@ -219,9 +213,9 @@ def check_histograms(counts: Floats, examples: int, limits: Limits, epsilon: flo
 
 
 def with_bounded_shares(counts: Floats, clusters: Ints) -> Floats:
-    """Histograms (N, 2, B) of which no total is above `LARGEST_TOTAL` times the median of its cluster's clients.
+    """Histograms (N, 2, B), scaled down to `LARGEST_TOTAL` times the median total of their cluster's clients.
 
-    Above it they are scaled down, so that no client decides alone what its model's risk is.
+    So one client cannot decide its model's risk alone.
     """
     bounded = counts.copy()
     for k in set(clusters[clusters >= 0].tolist()):

@@ -35,7 +35,7 @@ _Record = TypeVar("_Record", ArrayRecord, ConfigRecord, MetricRecord)
 
 @dataclass(frozen=True)
 class _Header:
-    """The fields of an offer but its models, as JSON has them."""
+    """The fields of an offer, except its models, as JSON has them."""
 
     round: int
     client: int
@@ -54,11 +54,11 @@ _HEADERS = TypeAdapter(_Header)
 
 def pack_models(models: Tensor) -> ArrayRecord:
     """The models (K, P) of an offer, in one array."""
-    return ArrayRecord({"models": _packed(models)})
+    return ArrayRecord({"models": _pack_tensor(models)})
 
 
 def pack_offer(offer: Offer, models: ArrayRecord | None = None) -> RecordDict:
-    """The records of an offer; ``models`` are its models where they are packed already."""
+    """The records of an offer; ``models``: its models, if they are packed already."""
     header = {name: value for name, value in vars(offer).items() if name != "models"}
     text = json.dumps(header, default=lambda value: value.tolist() if isinstance(value, Tensor) else vars(value))
     packed = pack_models(offer.models) if models is None else models
@@ -69,12 +69,12 @@ def unpack_offer(records: RecordDict) -> Offer:
     """The offer in ``records``.
 
     Raises:
-        InputError: they are no offer, as those of a server of another version.
+        InputError: they are not an offer, as from a server of another version.
     """
     try:
         header = _HEADERS.validate_json(str(records.config_records["offer"]["header"]), strict=True)
         array = records.array_records["models"]["models"]
-        models = _unpacked(array, tuple(array.shape))
+        models = _unpack_tensor(array, tuple(array.shape))
         if header.scale is not None:
             lengths = {name: len(values) for name, values in vars(header.scale).items()}
             columns, optional = lengths["inputs"], {lengths["words"], lengths["fill"]}
@@ -82,7 +82,7 @@ def unpack_offer(records: RecordDict) -> Offer:
                 raise ValueError(f"the lists of 'scale' have several lengths: {lengths}")
     except (KeyError, TypeError, ValueError, RejectedReplyError) as error:
         reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
-        raise InputError(f"the server's message is no offer of this version of shoal: {reason}") from error
+        raise InputError(f"the server's message is not an offer of this version of Shoal: {reason}") from error
     risks = torch.tensor(header.risks, dtype=torch.float64)
     directives = {name: torch.tensor(row, dtype=torch.float64) for name, row in header.directives.items()}
     return Offer(**vars(header) | {"models": models, "risks": risks, "directives": directives})
@@ -95,7 +95,7 @@ def pack_reply(reply: ClientUpdate | Refusal) -> RecordDict:
     numbers: dict[str, Any] = {"cluster": reply.cluster, "examples": reply.examples}
     if reply.best is not None:
         numbers["best"] = reply.best.tolist()
-    return RecordDict({"model": ArrayRecord({"model": _packed(reply.end)}), "update": MetricRecord(numbers)})
+    return RecordDict({"model": ArrayRecord({"model": _pack_tensor(reply.end)}), "update": MetricRecord(numbers)})
 
 
 def unpack_reply(
@@ -113,7 +113,7 @@ def unpack_reply(
     keys = {"cluster", "examples", "best"} if counts_best else {"cluster", "examples"}
     numbers = _record(records, "update", MetricRecord, "numbers", keys)
     best = _counts(numbers["best"]) if counts_best else None
-    end = _unpacked(tensors["model"], tuple(offered.shape[1:]))
+    end = _unpack_tensor(tensors["model"], tuple(offered.shape[1:]))
     update = ClientUpdate(_integer(numbers["cluster"]), _integer(numbers["examples"]), end, best)
     return update, check_update(update, offered, limits, counts_best=counts_best)
 
@@ -131,7 +131,7 @@ def pack_histograms(counts: np.ndarray) -> RecordDict:
 
 
 def unpack_histograms(records: RecordDict, bins: int) -> np.ndarray:
-    """A client's histograms (2, ``bins``); raises `RejectedReplyError` where they are none."""
+    """A client's histograms (2, ``bins``); raises `RejectedReplyError`."""
     _require_names("records", records, {"histograms"})
     values = _record(records, "histograms", MetricRecord, "numbers", {"counts"})["counts"]
     fits = isinstance(values, list) and len(values) == 2 * bins
@@ -142,15 +142,15 @@ def unpack_histograms(records: RecordDict, bins: int) -> np.ndarray:
 
 
 def pack_vote(over: bool) -> RecordDict:
-    """A client's one bit: whether its model's risk is over its limit, or what it says in its place."""
+    """A client's vote: whether its model's risk is over its limit, perhaps randomised."""
     return RecordDict({"vote": MetricRecord({"over": int(over)})})
 
 
 def unpack_vote(records: RecordDict) -> bool:
-    """A client's one bit; raises `RejectedReplyError` where ``records`` are none."""
+    """A client's vote; raises `RejectedReplyError`."""
     _require_names("records", records, {"vote"})
     over = _integer(_record(records, "vote", MetricRecord, "numbers", {"over"})["over"])
-    reject_unless(over in (0, 1), f"{over} is no bit")
+    reject_unless(over in (0, 1), f"a vote of {over}, not 0 or 1")
     return over == 1
 
 
@@ -161,89 +161,85 @@ def pack_identity(name: str, partition: int | None, leaves: bool = False) -> Rec
 
 
 def unpack_identity(records: RecordDict) -> tuple[str, int | None, bool]:
-    """The client's name, its partition, if it has one, and whether it leaves for good.
-
-    Raises:
-        RejectedReplyError: ``records`` do not say.
-    """
+    """The client's name, its partition or None, and whether it leaves for good; raises `RejectedReplyError`."""
     _require_names("records", records, {"client"})
     client = _record(records, "client", ConfigRecord, "keys", {"name", "partition", "leaves"})
     name, partition = client["name"], _integer(client["partition"])
     if not isinstance(name, str) or re.fullmatch(CLIENT_NAME, name) is None:
-        raise RejectedReplyError(f"{name!r:.100} is no name of a client")
-    reject_unless(-1 <= partition < 2**31, f"{partition} is no partition")
+        raise RejectedReplyError(f"{name!r:.100} is not a client's name")
+    reject_unless(-1 <= partition < 2**31, f"{partition} is not a partition")
     return name, None if partition < 0 else partition, client["leaves"] is True
 
 
 def pack_features(digest: str, content: bytes) -> RecordDict:
-    """A map of inputs to features in the format of its file, and the hash of the file."""
+    """The file of a map of features, and its hash."""
     array = Array(np.frombuffer(content, dtype=np.uint8))
     return RecordDict({"map": ArrayRecord({"map": array}), "features": ConfigRecord({"hash": digest})})
 
 
 def unpack_features(records: RecordDict) -> tuple[str, bytes]:
-    """The hash and the file of a map of features; what they are is for `keep_features` to check.
+    """The hash and the file of a map of features, which `keep_features` checks.
 
     Raises:
-        InputError: the records are no such message.
+        InputError: the records are not such a message.
     """
     try:
         digest, array = str(records.config_records["features"]["hash"]), records.array_records["map"]["map"]
         values = array.numpy()
         if values.dtype != np.uint8:
-            raise ValueError("it is not of bytes")
+            raise ValueError("it does not consist of bytes")
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"the server's message is no map of features of this version of shoal: {error}") from error
+        raise InputError(f"the server's message is not a map of features of this version of Shoal: {error}") from error
     return digest, values.tobytes()
 
 
 def pack_kept_features(digest: str) -> RecordDict:
-    """A client's answer that it has the map with this hash."""
+    """A client's confirmation that it has the map with this hash."""
     return RecordDict({"features": ConfigRecord({"hash": digest})})
 
 
 def unpack_kept_features(records: RecordDict, digest: str) -> None:
-    """Raise `RejectedReplyError` unless ``records`` say that a client has the map with this hash."""
+    """Raise `RejectedReplyError` unless ``records`` confirm the map with this hash."""
     if (refusal := unpack_refusal(records)) is not None:
         raise RejectedReplyError(refusal.reason)
     _require_names("records", records, {"features"})
     found = _record(records, "features", ConfigRecord, "keys", {"hash"})["hash"]
-    reject_unless(found == digest, f"the map of features {found!r:.80}, and not that of the run")
+    reject_unless(found == digest, f"the map of features {found!r:.80}, not the run's")
 
 
 def pack_stamp(records: RecordDict, stamp: Stamp) -> None:
-    """Add the last charge of the client's ledger to a reply: its number and hash."""
+    """Add the last charge of the client's ledger to a reply."""
     records["ledger"] = ConfigRecord({"count": stamp[0], "hash": stamp[1]})
 
 
 def unpack_stamp(records: RecordDict) -> Stamp:
-    """Take the last charge of the client's ledger out of a reply; ``(0, "")`` where it has none, as a refusal.
+    """Take the last charge of the client's ledger out of a reply; ``(0, "")`` without one, as in most refusals.
 
     Raises:
-        RejectedReplyError: it is none.
+        RejectedReplyError: the reply has something else there.
     """
     if "ledger" not in records:
         return 0, ""
     record = _record(records, "ledger", ConfigRecord, "keys", {"count", "hash"})
     count, link = _integer(record["count"]), str(record["hash"])
-    reject_unless(0 <= count < 2**53 and re.fullmatch("[0-9a-f]{32}" if count else "", link) is not None, "no stamp")
+    reject_unless(0 <= count < 2**53 and re.fullmatch("[0-9a-f]{32}" if count else "", link) is not None, "not a stamp")
     del records["ledger"]
     return count, link
 
 
-def _packed(tensor: Tensor) -> Array:
+def _pack_tensor(tensor: Tensor) -> Array:
     return Array(tensor.detach().cpu().contiguous().numpy())
 
 
-def _unpacked(array: Array, shape: tuple[int, ...]) -> Tensor:
-    """A float32 array of this shape; its bytes are checked too, since they may differ from what is announced."""
+def _unpack_tensor(array: Array, shape: tuple[int, ...]) -> Tensor:
+    """A float32 array of this shape; its bytes are checked too, since they may differ from its header."""
     announced = (array.stype, array.dtype, tuple(array.shape))
     reject_unless(announced == ("numpy.ndarray", "float32", shape), f"an array {announced}, not float32 {shape}")
     largest = 4 * int(np.prod(shape, dtype=np.int64)) + _ARRAY_HEADER
     reject_unless(len(array.data) <= largest, f"an array of {len(array.data)} bytes, above {largest}")
     try:
         numbers = array.numpy()
-    except Exception as error:  # Whatever NumPy finds wrong with bytes of a stranger.
+    except Exception as error:  # NumPy raises anything on a stranger's bytes.
         raise RejectedReplyError(f"an array that cannot be read: {error}") from error
     form = (str(numbers.dtype), numbers.shape)
     reject_unless(form == ("float32", shape), f"an array that is {form}, not float32 {shape}")
@@ -251,7 +247,7 @@ def _unpacked(array: Array, shape: tuple[int, ...]) -> Tensor:
 
 
 def _record(records: RecordDict, name: str, kind: type[_Record], entries: str, keys: set[str]) -> _Record:
-    """The record ``name``; raises `RejectedReplyError` unless it is of this ``kind`` and has these ``keys`` alone."""
+    """The record ``name``; raises `RejectedReplyError` unless it is of this ``kind`` with exactly these ``keys``."""
     record = records[name]
     if not isinstance(record, kind):
         raise RejectedReplyError(f"the record '{name}' is of another kind")

@@ -99,7 +99,7 @@ class Server:
         common = (session, self.config.toml(), count * (1 + histograms), form, section.threshold)
         summing = CoordinatedSum(*common, offer_digest(offers["partition-0"]), ask, lambda *_: None)
         known = KnownKeys({}, self.folder / secrets.token_hex(4), fixed=False)
-        return summing.carried_out(names, known, section.min_clients)
+        return summing.run(names, known, section.min_clients)
 
 
 def models_of(count: int, shift: float = 0.0):
@@ -145,7 +145,7 @@ def test_no_half_of_a_histogram_sum_is_chosen_by_the_server_or_has_few_clients(t
     server, run = Server(tmp_path, table, policy="histogram_epsilon = inf\n", ids=ids), "a" * 32
     server.sums(SIX, models_of(1), run=run)
     sums = server.sums(SIX, models_of(1), kind="histograms", run=run)
-    # Six clients, of whom three are in each half, whatever their ids say.
+    # Six clients, three in each half, whatever their ids.
     assert sums.counts.tolist() == [3, 3]
     assert [summed_histograms(sums.blocks[half])[0].sum() for half in (0, 1)] == [60, 60]
     (tmp_path / "five").mkdir()
@@ -232,7 +232,7 @@ def test_a_client_that_would_end_a_sum_is_named_and_the_sum_goes_on(tmp_path, ki
     clients = 7 if kind is Card else 8
     assert len(sums.members) == clients
     for k in range(2):
-        error = np.abs(people.decoded(sums.blocks[k], clients) - people.plain(sums.members, k)).max()
+        error = np.abs(people.decode(sums.blocks[k], clients) - people.plain(sums.members, k)).max()
         assert error < 1e-5
 
 
@@ -259,7 +259,7 @@ def test_a_client_whose_secrets_nobody_can_give_back_is_named(tmp_path, letters,
         people.persons["client-03"].answer = dealing
     summing = people.coordinated()
     with pytest.raises(RefusedError):
-        summing.carried_out(list(people.persons), KnownKeys.load(tmp_path / "known-server", fixed=False), 3)
+        summing.run(list(people.persons), KnownKeys.load(tmp_path / "known-server", fixed=False), 3)
     assert summing.culprits == {"client-03"} == people.rejected.keys()
 
 
@@ -300,7 +300,7 @@ def test_a_poisoned_sum_is_not_merged(tmp_path, monkeypatch):
         block = honest(update, models, config, clients)
         if poison and update.examples:
             poison.pop()
-            block[1:] = numbers_of(config, clients).encoded(np.full(len(block) - 1, 50.0))
+            block[1:] = numbers_of(config, clients).encode(np.full(len(block) - 1, 50.0))
         return block
 
     monkeypatch.setattr(client_app, "update_block", poisoned)

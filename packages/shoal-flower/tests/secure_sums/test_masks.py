@@ -15,7 +15,7 @@ from shoal_flower.secure_sums.primitives import (
     PRIME,
     KnownKeys,
     NodeKey,
-    derived,
+    derive_key,
     draw_secret,
     is_signed,
     mask_of,
@@ -82,7 +82,7 @@ def test_two_clients_share_one_key_for_one_purpose():
         for label in (b"a", b"b")
     }
     assert len(keys) == 2
-    assert derived(one, b"a", b"bc") != derived(one, b"ab", b"c")
+    assert derive_key(one, b"a", b"bc") != derive_key(one, b"ab", b"c")
     with pytest.raises(ValueError, match="shared key"):
         shared_key(one, bytes(32), b"a")
 
@@ -116,9 +116,9 @@ def test_sums_do_not_wrap_and_the_mean_is_off_by_half_a_step_at_most(clients, bo
     assert numbers.bits == bits
     values = np.random.default_rng(0).uniform(-bound, bound, (clients, 100))
     values[:, 0], values[:, 1], values[:, 2] = bound, -bound, 2 * bound
-    total = sum(numbers.encoded(row) for row in values)
+    total = sum(numbers.encode(row) for row in values)
     plain = values.clip(-bound, bound).sum(axis=0)
-    off = np.abs(numbers.decoded(total) - plain).max() / clients
+    off = np.abs(numbers.decode(total) - plain).max() / clients
     assert off <= numbers.step / 2 + 1e-12 * bound
     assert off < 1e-5
 
@@ -140,7 +140,7 @@ def test_keys_sign_by_ecdsa_and_ed25519_and_nothing_else_passes(tmp_path):
     (tmp_path / "rsa").write_bytes(rsa.generate_private_key(65537, 2048).private_bytes(*form))
     with pytest.raises(InputError, match="must be a key of ECDSA or Ed25519"):
         NodeKey.load(tmp_path / "rsa")
-    with pytest.raises(InputError, match="is no private key of OpenSSH"):
+    with pytest.raises(InputError, match="is not a private key of OpenSSH"):
         NodeKey.load(tmp_path / "missing")
 
 

@@ -30,7 +30,7 @@ def test_a_sum_by_cluster_is_the_plain_sum_and_counts_are_exact(tmp_path):
     sums = people.summed(tmp_path)
     assert sums.counts.tolist() == [5, 3]
     for k in range(2):
-        assert np.abs(people.decoded(sums.blocks[k]) - people.plain(sums.members, k)).max() < 1e-5
+        assert np.abs(people.decode(sums.blocks[k]) - people.plain(sums.members, k)).max() < 1e-5
 
 
 @pytest.mark.parametrize("stage", ["opening", "roster", "delivery", "members", "transcript"])
@@ -43,7 +43,7 @@ def test_clients_that_fall_silent_in_any_exchange_cost_their_own_numbers_at_most
     assert sums.counts.tolist() == ([5, 3] if sent else [4, 2])
     assert people.errors == {}
     clients = 6 if stage == "opening" else 8
-    error = np.abs(people.decoded(sums.blocks[0], clients) - people.plain(sums.members, 0)).max()
+    error = np.abs(people.decode(sums.blocks[0], clients) - people.plain(sums.members, 0)).max()
     assert error < 1e-5
     assert set(sums.blocks) == ({0, 1} if sent else {0}), "a cluster of two is not opened"
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from shoal.core.atomic_files import write_bytes
 from shoal.core.entry_points import installed_names
-from shoal.core.errors import InputError, escape_text, file_errors, path_of, quote, require, searched_in, suggest
+from shoal.core.errors import InputError, escape_text, file_errors, path_of, quote, require, search_place, suggest
 from shoal.data.datasets import ImageDataset, LabelledDataset
 from shoal.data.sources.idx import BATCHES, count_idx_images, find_cifar10, idx_files, load_cifar10, load_idx_folder
 from shoal.data.sources.named_tables import INSTALL, NAMED_TABLES
@@ -247,7 +247,7 @@ def load_dataset(
     if path is not None:
         require(
             path.exists(),
-            f"data source '{name}' has the path '{escape_text(path)}', which does not exist{searched_in(path)}; "
+            f"data source '{name}' has the path '{escape_text(path)}', which does not exist{search_place(path)}; "
             f"{source.instructions}",
         )
         return source.load(path, task)

@@ -198,7 +198,7 @@ def load_cifar10(path: Path) -> ImageDataset:
     if path.is_dir():
         contents = {name: _read(path / name) for name in BATCHES if (path / name).is_file()}
     else:
-        contents = _archived(path)
+        contents = _read_archive(path)
     missing = [name for name in BATCHES if name not in contents]
     require(
         not missing, f"'{path}' lacks {quote(missing)}; the binary version of CIFAR-10 has the files {quote(BATCHES)}"
@@ -220,7 +220,7 @@ def _require_small(size: int, path: Path) -> None:
     require(size <= most, f"'{path}' has more than {most:,} bytes, decompressed; those of CIFAR-10 have fewer")
 
 
-def _archived(path: Path) -> dict[str, bytes]:
+def _read_archive(path: Path) -> dict[str, bytes]:
     """The batches in an archive, by their names without folders; nothing is extracted to disk."""
     try:
         with tarfile.open(fileobj=io.BytesIO(_read(path)), mode="r:") as archive:

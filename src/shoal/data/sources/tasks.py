@@ -373,7 +373,7 @@ def count_yelp(path: Path) -> str:
         for number, line in enumerate(file, 1):
             if line.strip():
                 if not count:
-                    _parsed(line, path, number)
+                    _parse_line(line, path, number)
                 count += 1
     return f"{count:,} reviews"
 
@@ -381,7 +381,7 @@ def count_yelp(path: Path) -> str:
 def _by_most_active_users(path: Path) -> Iterator[tuple[str, int, int]]:
     """Text, stars and author, from 0, of each review by one of the ten users with most of them."""
     with open_file(path) as file:
-        parsed = (_parsed(line, path, number) for number, line in enumerate(file, 1))
+        parsed = (_parse_line(line, path, number) for number, line in enumerate(file, 1))
         # Interned: there are several times as many lines as users.
         users = [sys.intern(review.user_id) if review else None for review in parsed]
     counts = Counter(user for user in users if user is not None)
@@ -389,11 +389,11 @@ def _by_most_active_users(path: Path) -> Iterator[tuple[str, int, int]]:
     rank = {user: rank for rank, user in enumerate(_by_falling_count(counts)[:AUTHORS])}
     with open_file(path) as file:
         for number, (line, user) in enumerate(zip(file, users, strict=True), 1):
-            if user in rank and (review := _parsed(line, path, number)):
+            if user in rank and (review := _parse_line(line, path, number)):
                 yield review.text, int(review.stars), rank[user]
 
 
-def _parsed(line: bytes, path: Path, number: int) -> _Review | None:
+def _parse_line(line: bytes, path: Path, number: int) -> _Review | None:
     """The review on a line, checked; None for an empty line."""
     if not line.strip():
         return None

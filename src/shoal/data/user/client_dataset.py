@@ -29,7 +29,7 @@ from shoal.data.names import (
 from shoal.data.partition import ClientIndices, PartitionIndices
 from shoal.data.preferences import Preferences
 from shoal.data.shards import GroupedExamples, Shards, gather, to_channels_first
-from shoal.data.user.tables import held_out_count, shuffled_parts
+from shoal.data.user.tables import held_out_count, shuffle_parts
 
 _Part = Annotated[float, Field(ge=0, lt=1, strict=True)]
 
@@ -257,7 +257,7 @@ class ClientSplit:
         parts: list[list[Tensor]] = [[], [], [], []]
         for name, own in zip(data.client_names, order, strict=True):
             counts = self._held_out(len(own))
-            for part, indices in zip(parts, shuffled_parts(own, name, counts, stream), strict=True):
+            for part, indices in zip(parts, shuffle_parts(own, name, counts, stream), strict=True):
                 part.append(indices)
         test, holdout, shadow, training = parts
         counted = [] if data.classes is None else _counts(data.class_names, data.labels)
@@ -276,7 +276,7 @@ class ClientSplit:
             f"{data.name} has no test example of the group {without}, whose clients have one example each; it needs a "
             "client with two",
         )
-        clients, held_out = map(ClientIndices.joined, (training, holdout))
+        clients, held_out = map(ClientIndices.concatenate, (training, holdout))
         return PartitionIndices(clients, held_out, torch.cat(shadow), torch.cat(test))
 
     def _held_out(self, examples: int) -> list[int]:

@@ -74,7 +74,7 @@ class ClientArrays:
         """
         x, y = _opened(self.x), _opened(self.y)
         mapped = isinstance(x, np.memmap)
-        tensors = tensors_of(name, (_mapped_tensor(x, self.x) if mapped else x, y), task)
+        tensors = tensors_of(name, (_map_file(x, self.x) if mapped else x, y), task)
         return Shards.from_contiguous(*tensors, _sizes(name, self.sizes, len(tensors[1])), mapped=mapped)
 
 
@@ -284,7 +284,7 @@ def _opened(value: Any) -> object:  # noqa: ANN401
         ) from error
 
 
-def _mapped_tensor(array: np.memmap, value: object) -> Tensor:
+def _map_file(array: np.memmap, value: object) -> Tensor:
     """A mapped array as a tensor over the same memory.
 
     Raises:

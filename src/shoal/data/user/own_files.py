@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field
 from torch import Tensor
 
 from shoal.core import foreign_files
-from shoal.core.errors import InputError, describe, escape_text, read_error, require, searched_in
+from shoal.core.errors import InputError, describe, escape_text, read_error, require, search_place
 from shoal.core.foreign_files import read_pictures, require_at_most, require_small_csv
 from shoal.core.settings import one_of, settings
 from shoal.data.names import NameOf, file_row, numbered_name
@@ -96,7 +96,7 @@ def load_client_data(source: str, path: Path | None, task: str | None, reading: 
         raise InputError(f"data source '{source}' needs 'path', that of a {what}")
     require(
         path.exists(),
-        f"data source '{source}' has the path '{escape_text(path)}', which does not exist{searched_in(path)}",
+        f"data source '{source}' has the path '{escape_text(path)}', which does not exist{search_place(path)}",
     )
     if isinstance(reading, PictureFormat):
         return load_folder(path, reading)
@@ -323,7 +323,7 @@ def load_folder(path: Path, form: PictureFormat) -> ClientDataset:
     within = path if path.is_dir() else path.parent
     return ClientDataset.from_names(
         f"'{path}'",
-        _decoded(paths, form),
+        _decode(paths, form),
         clients=clients,
         labels=labels,
         groups=None if groups[0] is None else groups,
@@ -334,7 +334,7 @@ def load_folder(path: Path, form: PictureFormat) -> ClientDataset:
 def _in_folder(folder: Path) -> Iterator[_Picture]:
     for client in _children(folder, "client"):
         for label in _children(client, "class"):
-            for picture in _listed(label):
+            for picture in _list_files(label):
                 readable = picture.is_file() and picture.suffix.lower() in SUFFIXES
                 require(
                     readable, f"'{picture}' is not a picture; a folder of a class holds {', '.join(SUFFIXES)} alone"
@@ -344,7 +344,7 @@ def _in_folder(folder: Path) -> Iterator[_Picture]:
 
 def _children(folder: Path, level: str) -> Iterator[Path]:
     """The folders in a folder; a picture beside them is an error."""
-    for path in _listed(folder):
+    for path in _list_files(folder):
         if path.is_dir():
             yield path
         else:
@@ -352,7 +352,7 @@ def _children(folder: Path, level: str) -> Iterator[Path]:
             require(not beside, f"'{path}' is a picture of no {level}; it belongs into a folder client/class")
 
 
-def _listed(folder: Path) -> list[Path]:
+def _list_files(folder: Path) -> list[Path]:
     try:
         return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except OSError as error:
@@ -375,7 +375,7 @@ def _in_csv(path: Path) -> Iterator[_Picture]:
         yield _Picture(path.parent / file, *names)
 
 
-def _decoded(paths: Sequence[Path], form: PictureFormat) -> Tensor:
+def _decode(paths: Sequence[Path], form: PictureFormat) -> Tensor:
     """The pictures (M, C, H, W) uint8, in the order of the paths."""
     images = read_pictures(paths, _FORMATS, partial(_pixels, form))
     sizes: dict[tuple[int, ...], Path] = {}

@@ -78,7 +78,7 @@ def fields_from_table(
     rows = chosen_rows("the table", frame, columns)
     if split is not None:
         require_columns("the table", frame, [columns.client])
-        rows, held_out = _test_rows(_spelled(frame[columns.client]), rows, *split)
+        rows, held_out = _test_rows(_spell(frame[columns.client]), rows, *split)
         test = frame.iloc[held_out.numpy()]
     trained = read_rows("the table", frame.iloc[rows.numpy()], columns, task)
     scale, partitioned = None, hasattr(table, "load_partition")
@@ -189,7 +189,7 @@ def chosen_rows(name: str, table: pd.DataFrame, columns: Columns) -> Tensor:
     assert columns.rows is not None
     column, *values = columns.rows
     require_columns(name, table, [column])
-    cells = pd.Series(_spelled(table[column]), dtype=object)
+    cells = pd.Series(_spell(table[column]), dtype=object)
     for value in values:
         hint = suggest(value, cells.unique())
         require(bool((cells == value).any()), f"{name} has no row with '{value}' in the column '{column}'; {hint}")
@@ -201,7 +201,7 @@ def held_out_count(examples: int, fraction: float) -> int:
     return max(1, round(fraction * examples)) if fraction > 0 else 0
 
 
-def shuffled_parts(own: Tensor, name: str, counts: Sequence[int], stream: Stream) -> tuple[Tensor, ...]:
+def shuffle_parts(own: Tensor, name: str, counts: Sequence[int], stream: Stream) -> tuple[Tensor, ...]:
     """The examples (m,) of the client ``name`` in parts of these sizes, and the rest; drawn by its name."""
     shuffled = own[torch.from_numpy(stream("split", name).numpy().permutation(len(own)))]
     return shuffled.split([*counts, len(own) - sum(counts)])
@@ -215,7 +215,7 @@ def _test_rows(clients: Sequence[str], rows: Tensor, fraction: float, seed: int)
     for i, name in enumerate(names):
         own = rows[torch.from_numpy(numbers == i)]
         count = min(len(own) - 1, held_out_count(len(own), fraction))
-        parts.append(shuffled_parts(own, name, [count], Stream(seed, ("data",))))
+        parts.append(shuffle_parts(own, name, [count], Stream(seed, ("data",))))
     test, training = (torch.cat(part).sort().values for part in zip(*parts, strict=True))
     return training, test
 
@@ -246,9 +246,9 @@ def read_rows(
     return TableRows(
         name=name,
         x=x,
-        clients=_spelled(table[columns.client]),
+        clients=_spell(table[columns.client]),
         labels=table[columns.label].to_numpy() if task == "regression" else _labels(name, table[columns.label]),
-        groups=None if columns.group is None else _spelled(table[columns.group]),
+        groups=None if columns.group is None else _spell(table[columns.group]),
         warnings=(*table.attrs.get("warnings", ()), *warnings),
     )
 
@@ -386,7 +386,7 @@ def _require_values(name: str, inputs: pd.DataFrame, *, empty: bool) -> None:
         )
 
 
-def _spelled(column: pd.Series) -> list[str]:
+def _spell(column: pd.Series) -> list[str]:
     """Names as text, integers without a decimal point."""
     if pd.api.types.is_float_dtype(column) and bool((column % 1 == 0).all()):
         return [str(int(cell)) for cell in column.tolist()]
@@ -398,7 +398,7 @@ def _labels(name: str, column: pd.Series) -> list[str]:
 
     A column of numbers must have integers.
     """
-    labels = _spelled(column)
+    labels = _spell(column)
     numbers = pd.to_numeric(pd.Series(labels), errors="coerce").to_numpy(np.float64, na_value=np.nan)
     if np.isfinite(numbers).all():
         # A text without a point, such as 2E-1, is a code.

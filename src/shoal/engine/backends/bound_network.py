@@ -18,7 +18,7 @@ _CLIP_EPSILON = 1e-6
 
 
 def trained_names(local: LocalSGD, layout: Layout) -> list[str]:
-    """The tensors that ``local`` trains, in the layout's order."""
+    """Return the tensors that ``local`` trains, in the layout's order."""
     return [name for name in layout.trainable_names if local.tensors is None or name in local.tensors]
 
 
@@ -233,7 +233,7 @@ class BoundNetwork:
     def gradient(
         self, row: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None, batch_loss: _BatchLoss | None = None
     ) -> Tensor:
-        """The gradient (P,) at ``row`` (P,) of the loss of `step`; 0 where nothing is trained."""
+        """Return the gradient (P,) at ``row`` (P,) of the loss of `step`; 0 where nothing is trained."""
         self.load(row)
         flat = torch.zeros_like(self.row)
         views = self.model.layout.views(flat)
@@ -304,7 +304,7 @@ class BoundNetwork:
             self._computed[trainable].copy_(self.row[trainable])
 
     def outputs(self, x: Tensor) -> Tensor:
-        """The network's outputs (B, C) in float32 for inputs x, in evaluation mode."""
+        """Return the network's outputs (B, C) in float32 for inputs x, in evaluation mode."""
         self.network.eval()
         with torch.inference_mode():
             return self._forward(x)

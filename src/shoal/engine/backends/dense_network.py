@@ -52,7 +52,7 @@ class DenseNetwork:
     layout: Layout
 
     def gradients(self, weights: _Tensors, rest: _Tensors, x: Tensor, y: Tensor, share: Tensor) -> _Tensors:
-        """The gradients (n, ...) by ``weights``, as `vmap_gradients`."""
+        """Return the gradients (n, ...) by ``weights``, as `vmap_gradients`."""
         gradients: _Tensors = {}
         products = self.products(weights | rest, flat(x), y, share)
         for (weight, bias), (a, g) in zip(self.layers, products, strict=True):
@@ -65,7 +65,7 @@ class DenseNetwork:
     def step(
         self, weights: _Tensors, rest: _Tensors, x: Tensor, y: Tensor, share: Tensor, active: Tensor, local: LocalSGD
     ) -> None:
-        """A plain step of SGD with weight decay, into ``weights`` (n, ...); ``active`` is that of `LocalStep.step`."""
+        """Take a plain step of SGD with weight decay, in place; for ``active`` see `LocalStep.step`."""
         products = self.products(weights | rest, flat(x), y, share)
         if local.weight_decay:
             shrink = 1 - local.learning_rate * local.weight_decay * active
@@ -83,7 +83,7 @@ class DenseNetwork:
         expected: Tensor,
         noise: Sequence[torch.Generator | None],
     ) -> _Tensors:
-        """The sums of clipped gradients and noise over ``expected`` examples, by ``weights``.
+        """Return the sums of clipped gradients and noise over ``expected`` examples, by ``weights``.
 
         Args:
             weights: the trained tensors, each (n, ...).
@@ -127,7 +127,7 @@ class DenseNetwork:
         return next(slot for slot in self.layout.slots if slot.name == self.layers[0][0])
 
     def products(self, tensors: _Tensors, x: Tensor, y: Tensor, share: Tensor, z: Tensor | None = None) -> _Products:
-        """The factors of the gradients of ``sum_b share[i, b] * loss_ib``; z: the first layer's outputs, if known."""
+        """Return the factors of the gradients of ``sum_b share[i, b] * loss_ib``; z: the first outputs."""
         (first, bias), *later = self.layers
         outputs, inputs, weights = z, [x], [begin_at_fours(tensors[weight]) for weight, _ in later]
         if outputs is None:
@@ -157,7 +157,7 @@ class DenseNetwork:
                 into[bias].add_(cut(g.sum(dim=1), into[bias]), alpha=factor)
 
     def cheaper_in_span(self, batch: int, steps: int) -> bool:
-        """Whether ``steps`` on one full batch of so many examples take less time by `train_in_span`."""
+        """Return whether ``steps`` on one full batch of so many examples take less time by `train_in_span`."""
         outputs, inputs = self.first.shape
         in_span = 2 * inputs * outputs * batch + batch * batch * (inputs + outputs * steps)
         return in_span < steps * (2 * batch + 3 * _PASS) * inputs * outputs + 4 * _PASS * inputs * outputs
@@ -190,7 +190,7 @@ class DenseNetwork:
 
 
 def dense_network(model: Model) -> DenseNetwork | None:
-    """The written-out gradients of ``model``; None: it has none.
+    """Return the written-out gradients of ``model``; None: it has none.
 
     They are of `MLP`, `Logistic`, `torch.nn.Linear`, and a `torch.nn.Sequential` of an optional Flatten, Linear, and
     perhaps ReLU and Linear, by `cross_entropy` or `squared_error`, all of whose tensors are trained.
@@ -222,8 +222,9 @@ def dense_network(model: Model) -> DenseNetwork | None:
 
 
 def row_class(examples: Tensor) -> Tensor:
-    """The rows, at least as many as ``examples`` (n,), that owners have in a batched product, so that only owners of a
-    class share one: a product's last bits may depend on its shape. All up to 32, then at most a sixteenth more.
+    """Round numbers of ``examples`` (n,) up to the rows of a batched product; only owners with equal rows share one.
+
+    A product's last bits may depend on its shape. Numbers up to 32 stay, larger ones grow by at most a sixteenth.
 
     >>> row_class(torch.tensor([1, 25, 33, 100, 129])).tolist()
     [1, 25, 34, 100, 136]
@@ -259,7 +260,7 @@ def _begins_at_fours(matrices: Tensor) -> bool:
 
 
 def cut(padded: Tensor, like: Tensor) -> Tensor:
-    """The part of ``padded`` that has the shape of ``like`` after the first axis."""
+    """Return the part of ``padded`` that has the shape of ``like`` after the first axis."""
     for axis in range(1, like.dim()):
         padded = padded.narrow(axis, 0, like.shape[axis])
     return padded

@@ -37,7 +37,7 @@ Formula = Callable[[nn.Module, Tensor, Tensor], list[ParameterGradients]]
 
 
 def formula(layer: nn.Module) -> Formula | None:
-    """The formula of a layer's gradients; None where there is none."""
+    """Return the formula of a layer's gradients; None where there is none."""
     # Subclasses may compute something else.
     kind = type(layer)
     if kind is nn.Linear:
@@ -76,7 +76,7 @@ def _convolution(layer: nn.Module, a: Tensor, g: Tensor) -> list[ParameterGradie
     parts = _if_trained(layer.bias, lambda: _materialised(layer.bias, g.flatten(2).sum(dim=2)))
 
     def gradient(inputs: Tensor, outputs: Tensor, examples: int) -> Tensor:
-        """The weight's gradient from the outputs' gradients, for each of ``examples`` groups of channels."""
+        """Return the weight's gradient from the outputs' gradients, for each of ``examples`` groups of channels."""
         shape = (examples * weight.shape[0], *weight.shape[1:])
         _, weight_gradient, _ = torch.ops.aten.convolution_backward(
             outputs, inputs, weight.new_empty(shape, dtype=inputs.dtype), None, layer.stride, layer.padding,
@@ -151,12 +151,12 @@ def _gram(a: Tensor, g: Tensor) -> Tensor:
 
 
 def product_of_squares(a: Tensor, g: Tensor) -> Tensor:
-    """The squared norms (...) of the outer products of a (..., D) and g (..., O), no smaller where a square is 0."""
+    """Return the squared norms (...) of the outer products of a (..., D) and g (..., O), rounded up at 0."""
     return (a.square().sum(dim=-1) + UNDERFLOW) * (g.square().sum(dim=-1) + UNDERFLOW)
 
 
 def sum_of_products(a: Tensor, g: Tensor) -> Tensor:
-    """The sums (...) of the products of Gram matrices a and g (..., T, T), which are squared norms.
+    """Return the sums (...) of the products of Gram matrices a and g (..., T, T), which are squared norms.
 
     Where they cancel so far that rounding could hide the norm of a gradient (a dishonest server can arrange that), the
     result is the larger sum of their sizes.

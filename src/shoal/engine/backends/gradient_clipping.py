@@ -222,7 +222,7 @@ def _known(network: nn.Module, trained: Collection[nn.Parameter]) -> list[nn.Mod
 
 
 def clip_factors(squares: Tensor, bound: float) -> Tensor:
-    """The factors (...) that bring gradients with these squared norms (...) to at most ``bound``."""
+    """Return the factors (...) that bring gradients with these squared norms (...) to at most ``bound``."""
     return (bound / squares.sqrt().clamp(min=1e-30)).clamp(max=1)
 
 
@@ -242,12 +242,13 @@ _ELEMENTS = 2**24
 
 
 def batch_of_gradients(model: Model) -> int:
-    """The number of examples whose gradients are computed at once: at most 256, within 64 MB."""
+    """Return the number of examples whose gradients are computed at once: at most 256, within 64 MB."""
     return max(1, min(256, _ELEMENTS // model.layout.size))
 
 
 def example_gradients(model: Model, network: nn.Module, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """The gradients (B, p) float32 of the losses of B examples by the p trainable parameters, in the layout's order.
+    """Return the gradients (B, p) float32 of the losses of B examples by the p trainable parameters, in the layout's
+    order.
 
     Args:
         model: its loss and layout.
@@ -278,6 +279,6 @@ def example_gradients(model: Model, network: nn.Module, row: Tensor, x: Tensor, 
 
 
 def gradients_one_by_one(losses: Iterable[Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The gradients (B, ...) of B losses by each parameter, one loss after another."""
+    """Return the gradients (B, ...) of B losses by each parameter, one loss after another."""
     gradients = [torch.autograd.grad(loss, [*parameters.values()], materialize_grads=True) for loss in losses]
     return dict(zip(parameters, map(torch.stack, zip(*gradients, strict=True)), strict=True))

@@ -36,9 +36,7 @@ class LoopBackend:
     """Trains owners one at a time."""
 
     def units(self, shards: Shards, local: LocalSGD) -> list[Tensor]:  # noqa: ARG002
-        """The owners (n,) in the parts that threads take: largest first, so that no thread is left with a large one at
-        the end, and a few at a time while many are left.
-        """
+        """Split owners (n,) into parts for threads: the largest first, and several at a time while many are left."""
         return parts_of(shards.sizes)
 
     def train(
@@ -107,11 +105,11 @@ class _Batches:
     seed: int
 
     def generator(self, name: str) -> torch.Generator:
-        """A generator at the start of one of the owner's own streams."""
+        """Return a generator at the start of one of the owner's own streams."""
         return Stream(self.seed)(name).generator()
 
     def in_passes(self) -> Iterator[_Batch]:
-        """The batches of all steps, in passes over the examples."""
+        """Yield the batches of all steps, in passes over the examples."""
         local, size = self.local, len(self.examples)
         augment, weights = self._augment(), None if self.weights is None else self.weights.to(self.bound.row)
         batch, left = local.batch(size), local.steps_of(size)
@@ -133,7 +131,7 @@ class _Batches:
                 left -= 1
 
     def poisson(self) -> Iterator[_Batch]:
-        """The batches of all steps as Poisson subsamples, without weights."""
+        """Yield the batches of all steps as Poisson subsamples, without weights."""
         size, coins, augment = len(self.examples), self.generator("coins"), self._augment()
         share = self.local.batch(size) / size
         for _ in range(self.local.steps_of(size)):
@@ -200,7 +198,7 @@ def _train_privately(batches: _Batches, rule: GradientPrivacy) -> None:
 
 
 def augmented(augmentation: InputAugmentation, x: Tensor, draws: Tensor) -> Tensor:
-    """The images of x (B, C, H, W) as their draws (B, d) say, in PyTorch's channels-last memory format."""
+    """Return the images of x (B, C, H, W) as their draws (B, d) say, in PyTorch's channels-last memory format."""
     require(
         x.dim() == 4 and x.is_floating_point(),
         f"augmentation is of images (channels, height, width); got inputs of shape {tuple(x.shape[1:])}",
@@ -211,7 +209,8 @@ def augmented(augmentation: InputAugmentation, x: Tensor, draws: Tensor) -> Tens
 
 
 def parts_of(sizes: Tensor) -> list[Tensor]:
-    """The positions of n owners of ``sizes`` (n,) in the parts in which they are trained and their results added.
+    """Return the positions of n owners of ``sizes`` (n,) in the parts in which they are trained and their results
+    added.
 
     >>> parts_of(torch.tensor([2, 5, 2]))
     [tensor([1]), tensor([0]), tensor([2])]

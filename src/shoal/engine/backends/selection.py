@@ -34,7 +34,7 @@ _TOLERANCE = 1e-3
 
 
 def loop_reason(local: LocalSGD, *, dense: bool) -> str | None:
-    """The reason why only the loop backend can train by ``local``; None: there is none.
+    """Return the reason why only the loop backend can train by ``local``; None: there is none.
 
     ``dense`` says whether the model's gradients are written out (`dense_network.py`).
     """
@@ -52,8 +52,10 @@ def _loop_reason(model: Model, local: LocalSGD | None) -> str | None:
 
 
 def prefers_vmap(layout: Layout, network: nn.Module) -> bool:
-    """Whether a network trains faster under vmap than in the loop on a CPU: at most 500,000 parameters, all of them in
-    linear layers, frozen ones too (measured in `docs/results/performance/measurements.md`).
+    """Return whether a network trains faster under vmap than in the loop on a CPU.
+
+    So do networks with at most 500,000 parameters, frozen ones included, all in linear layers
+    (`docs/results/performance/measurements.md`).
     """
     owners = [module for module in network.modules() if any(True for _ in module.parameters(recurse=False))]
     size = layout.size + sum(p.numel() for p in network.parameters() if not p.requires_grad)
@@ -66,7 +68,7 @@ def resolve_backend(
     examples: tuple[Tensor, Tensor] | None = None,
     classes: int | None = None,
 ) -> Backend:
-    """The faster backend for a model on a CPU, by `prefers_vmap`; the loop where only the loop can train.
+    """Return the faster backend for a model on a CPU, by `prefers_vmap`; the loop where only the loop can train.
 
     Args:
         model: to be trained.
@@ -136,8 +138,8 @@ def check_examples(backend: Backend, model: Model, x: Tensor, y: Tensor) -> None
 
 
 def vmap_obstacle(model: Model, x: Tensor, y: Tensor) -> str | None:
-    """The reason why vmap cannot train ``model`` on inputs x (B, ...) with labels y; None: it can, or the loop cannot
-    either.
+    """Return the reason why vmap cannot train ``model`` on inputs x (B, ...) with labels y; None: it can, or the loop
+    cannot either.
 
     Two owners are tried, one with three examples and one with two that are padded to three: vmap must give the loop's
     gradients, and leave buffers alone, which padded examples would change.

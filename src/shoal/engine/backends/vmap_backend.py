@@ -45,9 +45,7 @@ class VmapBackend:
         self.dense: DenseNetwork | None = dense_network(model) if dtype == torch.float32 else None
 
     def units(self, shards: Shards, local: LocalSGD) -> list[Tensor]:
-        """The owners (n,) in the parts that are computed together, of nearly equal sizes so that little is padded: as
-        many as keep their rows in the caches, and at most 256 (a step's fixed cost is small by then).
-        """
+        """Split owners (n,) into parts of nearly equal sizes, to pad little: those that fit caches, at most 256."""
         sizes = shards.sizes
         queue = sizes.argsort(descending=True, stable=True)
         alike = [queue]

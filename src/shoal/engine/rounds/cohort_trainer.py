@@ -48,7 +48,7 @@ class CohortTrainer:
     clock: RoundClock = field(default_factory=RoundClock)
 
     def train(self, state: State, plan: RoundPlan, first: int = 0) -> tuple[Aggregate, Tensors]:
-        """The outcome of all trainings of a plan, and `State.adversary` after them.
+        """Return the outcome of all trainings of a plan, and `State.adversary` after them.
 
         ``first`` is the index of the plan's first training in the whole round's plan, which names its random draws.
 
@@ -171,7 +171,7 @@ class Rows(Protocol):
 def aggregated(
     state: State, plan: RoundPlan, ends: Tensor | Rows, seeds: Tensor, sizes: Tensor, update_filter: UpdateFilter | None
 ) -> Aggregate:
-    """The server's part of a plan whose clients have trained elsewhere and sent their parameters.
+    """Return the server's part of a plan whose clients have trained elsewhere and sent their parameters.
 
     It gives what `CohortTrainer.train` gives with the loop backend, bit for bit.
 
@@ -238,7 +238,7 @@ class Aggregator:
         self._added = torch.zeros(len(models), 1, dtype=torch.float64)
 
     def partial_sum(self, clients: Tensor, ends: Tensor) -> PartialSum:
-        """The weighted sums of the ``ends`` (u, P) of ``clients`` (u,), by model; any thread may call this."""
+        """Return the weighted sums of the ``ends`` (u, P) of ``clients`` (u,), by model; any thread may call this."""
         weights = self._weights[:, clients]
         moved = torch.nonzero(weights.any(dim=1)).flatten()
         return moved, (weights[moved].to(ends) @ ends).cpu(), weights[moved].sum(dim=1, keepdim=True)
@@ -298,7 +298,7 @@ class _LocalTensors:
     clusters: Tensor
 
     def hide(self, clients: Tensor, rows: Tensor) -> Tensor:
-        """The ``rows`` (u, P) of ``clients`` (u,) with the server's values in these places."""
+        """Return the ``rows`` (u, P) of ``clients`` (u,) with the server's values in these places."""
         return self._replace(rows, self.models[self.clusters[clients]].to(rows)) if self.slices else rows
 
     def restore(self, rows: Tensor, trained: Tensor) -> Tensor:
@@ -341,7 +341,7 @@ class _Receiver:
     def received(
         self, clients: Tensor, ends: Tensor, seeds: Tensor, client_filter: UpdateFilter | None = None
     ) -> _Update:
-        """The update of ``clients`` (u,) whose training ended at ``ends`` (u, P), or (u, R) with a step rule.
+        """Return the update of ``clients`` (u,) whose training ended at ``ends`` (u, P), or (u, R) with a step rule.
 
         It is called on the threads that trained them.
         """

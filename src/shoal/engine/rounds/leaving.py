@@ -67,7 +67,7 @@ class Leaving:
         return (self.state.trained[self.leavers] > 0).any(dim=0)
 
     def staying(self, number: int) -> Tensor:
-        """The cohort (n,) of a past round without those who are `gone`."""
+        """Return the cohort (n,) of a past round without those who are `gone`."""
         cohort = self.training.cohort(number)
         return cohort[~torch.isin(cohort, self.gone)]
 
@@ -96,7 +96,7 @@ class Leaving:
             LOG.warning("the past rounds, trained again, differ from the run, as on another machine")
 
     def departure(self, method: str, after: State, **figures: Any) -> Departure:  # noqa: ANN401
-        """The report of a method that ends at the state ``after``; ``figures`` are further fields of `Departure`."""
+        """Report a method's final state ``after``; ``figures`` are further fields of `Departure`."""
         same = after.models.shape == self.state.models.shape
         return Departure(
             round=self.state.round + 1,
@@ -110,7 +110,7 @@ class Leaving:
         )
 
     def with_models(self, models: Tensor) -> State:
-        """The present state with other ``models`` (K, P); no risk is known of those that changed."""
+        """Return the present state with other ``models`` (K, P); no risk is known of those that changed."""
         changed = (models != self.state.models).any(dim=1)
         risks = torch.where(changed, UNKNOWN_RISK, self.state.risks)
         intervals = torch.where(changed[:, None], torch.nan, self.state.risk_intervals)
@@ -131,5 +131,5 @@ class Forgetting(Protocol):
         ...
 
     def forget(self, leaving: Leaving) -> tuple[State, Departure]:
-        """The state with which the others go on, after `State.round` rounds, and the report."""
+        """Return the state with which the others go on, after `State.round` rounds, and the report."""
         ...

@@ -41,7 +41,7 @@ class RunsRemotely(Protocol):
     """An algorithm whose rounds can be divided among several machines, so that it can be deployed."""
 
     def remote_rounds(self) -> RemoteRounds:
-        """The part of each machine.
+        """Return the part of each machine.
 
         Raises:
             InputError: the algorithm, as it is set, needs more of a client in a round than one update.
@@ -50,7 +50,7 @@ class RunsRemotely(Protocol):
 
 
 def remote_rounds(algorithm: Algorithm) -> RemoteRounds:
-    """The parts of an algorithm on several machines.
+    """Return the parts of an algorithm on several machines.
 
     Raises:
         InputError: it is not `RunsRemotely`, or not as it is set.
@@ -108,7 +108,7 @@ class ReceivedUpdates:
 
 
 def client_round(training: Training, state: State, *, count_best: bool = False) -> tuple[ClientUpdate, State]:
-    """A client's part of the round after ``state``: it chooses a model, and trains it.
+    """Return a client's part of the round after ``state``: it chooses a model, and trains it.
 
     Args:
         training: of a federation of this client alone, without the server's treatment of updates.
@@ -161,12 +161,13 @@ def client_round(training: Training, state: State, *, count_best: bool = False) 
 
 
 def server_plan(training: Training, state: State, clients: Tensor, sizes: Tensor, best: Tensor) -> RoundPlan:
-    """The plan of ``clients`` (n,) in the round after ``state``, as far as the server knows; see `ReceivedUpdates`."""
+    """Return the server's knowledge of the plan of ``clients`` (n,) after ``state``; see `ReceivedUpdates`."""
     return replace(training.algorithm.plan(state, _cohort(training, state, clients, sizes, best)), losses=None)
 
 
 def server_round(training: Training, state: State, received: ReceivedUpdates) -> tuple[State, RoundPlan]:
-    """The server's part of the round after ``state``: it merges the replies, and returns the new state and the plan.
+    """Return the server's part of the round after ``state``: it merges the replies, and returns the new state and the
+    plan.
 
     Without clients only the round changes. Risks are not estimated yet (`Training.with_risks`).
     """

@@ -67,7 +67,7 @@ class Cohort:
         return len(self.clients)
 
     def losses(self, models: Tensor, examples: Literal["all", "batch"] = "all") -> Tensor:
-        """The mean loss of each model on each client's data: (K, P) -> (n, K) float64.
+        """Return the mean loss of each model on each client's data: (K, P) -> (n, K) float64.
 
         Args:
             models: (K, P).
@@ -76,7 +76,7 @@ class Cohort:
         return self.scores(models, examples)
 
     def example_losses(self, models: Tensor) -> Tensor:
-        """The loss of each model on each of the clients' m examples, client by client: (K, P) -> (m, K) float64."""
+        """Return the losses (m, K) float64 of models (K, P) on the clients' m examples, client by client."""
         return self.example_scores(models)
 
     @property
@@ -90,7 +90,7 @@ class Cohort:
         return total.index_add_(0, self.owners, values.double()) / self.sizes[:, None]
 
     def take(self, clients: Tensor) -> "Cohort":
-        """The cohort restricted to the clients at ``clients`` (u,)."""
+        """Return the cohort restricted to the clients at ``clients`` (u,)."""
         entries = entries_of(self.sizes, clients)
         return replace(
             self,
@@ -205,7 +205,7 @@ class LocalTraining:
         return gather_params(self.initial_params, self.init_index)
 
     def take(self, clients: Tensor, sizes: Tensor) -> "LocalTraining":
-        """The training of the clients at ``clients`` (u,); all n have ``sizes`` (n,) examples."""
+        """Return the training of the clients at ``clients`` (u,); all n have ``sizes`` (n,) examples."""
         weights = self.example_weights
         return replace(
             self,
@@ -217,11 +217,11 @@ class LocalTraining:
         )
 
     def personal_slices(self, layout: Layout) -> list[slice]:
-        """The places in a vector (P,) of the tensors that are not shared."""
+        """Return the places in a vector (P,) of the tensors that are not shared."""
         return [] if self.shared is None else layout.slices({slot.name for slot in layout.slots} - self.shared)
 
     def shared_part(self, rows: Tensor, layout: Layout) -> Tensor:
-        """The part (u, P) of ``rows`` (u, P), or (u, R) with a step rule, that is sent; 0 in personal tensors."""
+        """Return the sent part (u, P) of ``rows`` (u, P), or (u, R) with a step rule; 0 in personal tensors."""
         part = rows[:, : layout.size].clone()
         for place in self.personal_slices(layout):
             part[:, place] = 0
@@ -244,7 +244,7 @@ class RoundPlan:
     __repr__ = one_line
 
     def trainings_of_clients(self) -> list[list[LocalSGD | None]]:
-        """The distinct sequences of local trainings that clients take, as `LocalTraining.local`."""
+        """Return the distinct sequences of local trainings that clients take, as `LocalTraining.local`."""
         participants = [training.participants() for training in self.trainings]
         sequences = torch.stack(participants, dim=1).unique(dim=0).tolist() if participants else []
         return [
@@ -301,7 +301,7 @@ class PersonalModels:
 
     @staticmethod
     def from_rows(rows: ClientVectors, clients: Tensor) -> "PersonalModels":
-        """The models of the clients at positions (n,) int64 of ``rows``."""
+        """Return the models of the clients at positions (n,) int64 of ``rows``."""
         return PersonalModels(len(clients), lambda some: rows[clients[some]])
 
     def __len__(self) -> int:
@@ -322,7 +322,7 @@ class PersonalModels:
         return (self[client] for client in range(self.count))
 
     def tensor(self) -> Tensor:
-        """All models at once: (n, P)."""
+        """Return all models at once: (n, P)."""
         return self.rows(torch.arange(self.count))
 
     def __repr__(self) -> str:
@@ -386,7 +386,7 @@ class RoundUpdates:
 
     @staticmethod
     def collect(number: int, models: Tensor, ids: Tensor, plan: RoundPlan, aggregate: Aggregate) -> "RoundUpdates":
-        """The updates of round ``number``, from what the clients with ``ids`` (n,) sent (`Aggregate.sent`)."""
+        """Return the updates of round ``number``, from what the clients with ``ids`` (n,) sent (`Aggregate.sent`)."""
         models = models.cpu()
         clients, assignment, updates = [ids[:0]], [ids[:0]], [models[:0]]
         for index, sent in enumerate(aggregate.sent):

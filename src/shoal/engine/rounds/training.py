@@ -117,7 +117,7 @@ class Training:
         require(0 <= self.participation <= 1, f"'participation' must be in [0, 1]; got {self.participation:g}")
 
     def start(self) -> State:
-        """The state before the first round.
+        """Return the state before the first round.
 
         Raises:
             InputError: `first_state` has another number of models than the algorithm begins with.
@@ -131,7 +131,7 @@ class Training:
         return state if self.first_state is None else state.warm_start(self.first_state)
 
     def take(self, clients: Tensor) -> "Training":
-        """The training of the clients at positions (n,) int64 alone, who are all there in every round.
+        """Return the training of the clients at positions (n,) int64 alone, who are all there in every round.
 
         With `State.take` it trains and measures who is there in a round: ``training.take(training.present(number))``.
         """
@@ -219,7 +219,8 @@ class Training:
         clock: RoundClock | None = None,
         record: bool = False,
     ) -> tuple[State, RoundPlan, Aggregate]:
-        """The round after ``state`` of the clients at ``clients`` (n,), at least one, before risks are estimated.
+        """Return the round after ``state`` of the clients at ``clients`` (n,), at least one, before risks are
+        estimated.
 
         Args:
             state: before the round.
@@ -284,13 +285,13 @@ class Training:
         return torch.argsort(self.federation.ids)
 
     def cohort_of(self, state: State, clients: Tensor) -> Cohort:
-        """The clients at ``clients`` (n,) in the round after ``state``, as the algorithm sees them."""
+        """Return the clients at ``clients`` (n,) in the round after ``state``, as the algorithm sees them."""
         shards = self.federation.clients_in_round(state.round + 1).take(clients)
         first_batch = partial(self.local.first_batch, shards, self.federation.ids[clients], self.batches(state))
         return self._cohort(state, clients, shards, first_batch, state.round + 1)
 
     def final_cohort(self, state: State) -> Cohort:
-        """All clients with all their examples, after the last round."""
+        """Return all clients with all their examples, after the last round."""
         shards = self.federation.clients
         cohort = self._cohort(state, torch.arange(len(self.federation)), shards, lambda: shards, state.round)
         losses = cache(lambda: cohort.losses(state.models))
@@ -300,7 +301,7 @@ class Training:
         )
 
     def deployed(self, state: State) -> tuple[Deployed, Tensor]:
-        """The models that clients use after the last round, and each client's loss (N,) float64 on all its examples."""
+        """Return the models in use after the last round, and each client's loss (N,) float64 on its examples."""
         cohort = self.final_cohort(state)
         deployed = self.algorithm.deployed(state, cohort)
         if deployed.fine_tuning:
@@ -332,7 +333,7 @@ class Training:
         return tuple(self.local_of(last, k) for k in range(len(state.models)))
 
     def batches(self, state: State) -> Stream:
-        """The stream of the batches of the round after ``state``."""
+        """Return the stream of the batches of the round after ``state``."""
         return self.stream("round", state.round + 1, "batches")
 
     def _fine_tuned(self, state: State, deployed: Deployed) -> Deployed:
@@ -385,7 +386,7 @@ class Training:
     def merged(
         self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate, adversary: Tensors | None = None
     ) -> State:
-        """The state after a round whose trainings are done: the server's part.
+        """Return the state after a round whose trainings are done: the server's part.
 
         ``adversary`` is `State.adversary` after it; None: unchanged.
         """
@@ -407,7 +408,7 @@ class Training:
         return replace(after, trained=trained)
 
     def trainer(self, state: State, clients: Tensor) -> CohortTrainer:
-        """The trainer of the clients at ``clients`` (n,) in the round after ``state``."""
+        """Return the trainer of the clients at ``clients`` (n,) in the round after ``state``."""
         return CohortTrainer(
             engine=self.engine,
             shards=self.federation.clients_in_round(state.round + 1).take(clients),

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 from shoal.audit.finding import Finding, exposure_summary, most_exposed
-from shoal.core.formats import capitalized, decimal
+from shoal.core.formats import capitalize, decimal
 from shoal.data.preferences import VIEWS
 from shoal.reports import plotting as plot
 from shoal.reports.charts import evenly
@@ -75,7 +75,7 @@ def by_view(
     caption = "Dots: attacks. Lines: their 95 % intervals, which all groups and views keep at once."
     if len(shown) < len(names):
         caption += f" The {len(shown)} most exposed of {len(names):,} groups are drawn."
-    alt = f"{capitalized(metric)}. {'; '.join(_words(one) for here in shown.values() for one in here)}."
+    alt = f"{capitalize(metric)}. {'; '.join(_words(one) for here in shown.values() for one in here)}."
     height = 1.25 + len(order) * max(0.35, 0.18 * len(shown))
     return plot.draw_figure("views", title, caption, alt, draw, height=height)
 

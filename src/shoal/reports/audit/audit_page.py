@@ -23,7 +23,7 @@ from shoal.audit.finding import (
     most_exposed,
 )
 from shoal.audit.record_table import AGAINST_CLIENTS, SERVER
-from shoal.core.formats import DASH, capitalized, count, decimal
+from shoal.core.formats import DASH, capitalize, count, decimal
 from shoal.data.preferences import VIEWS
 from shoal.reports.audit.audit_charts import (
     by_view,
@@ -114,11 +114,11 @@ def audit_page(
         )
     lead += [("", f"{bound}.") for bound in bounds if bound]
     lead += [("verdict loud", f"Check the scores: {wrong}.") for wrong in [*wrong_sign(audit.figures()).values()][:1]]
-    lead += [("warning", f"{capitalized(warning)}.") for warning in warnings]
+    lead += [("warning", f"{capitalize(warning)}.") for warning in warnings]
     scored_by = next((every[0].title for every in everything.values()), "the attack that decides")
     left_out = sum(not every[0].accuracy.known for every in by_name.values())
     omitted = [f"{attack_head(attack)}: {reason}." for attack, reason in audit.omitted.items()]
-    missing = [f"{capitalized(BY[view])}: {why}" for view, why in not_measured(found, audit.omitted).items()]
+    missing = [f"{capitalize(BY[view])}: {why}" for view, why in not_measured(found, audit.omitted).items()]
     notes = [f"{note[0].upper()}{note[1:]}." for note in audit.notes]
     sections = (
         findings_section(found, by_view(found)),

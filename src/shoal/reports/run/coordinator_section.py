@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from shoal.control import DIRECTIVE_COLUMN, LimitController
-from shoal.core.formats import capitalized, decimal
+from shoal.core.formats import capitalize, decimal
 from shoal.reports import plotting as plot
 from shoal.reports.charts import RoundPanel, curves_by_cluster, rounds_chart
 from shoal.reports.page import Section
@@ -84,7 +84,7 @@ def _figure(
             panels.append(panel("price", "Price of the model, in nats of loss", column))
         else:
             panels.append(
-                panel("strength", f"{capitalized(name)}: share of its full strength", column, least=(-0.05, 1.05))
+                panel("strength", f"{capitalize(name)}: share of its full strength", column, least=(-0.05, 1.05))
             )
     factor = coordinator.audit_factor
     times = "" if factor == 1 else f", its advantage over chance times {factor:g}"

@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from shoal.core.formats import ACCURACY, capitalized, decimal, join_words, metric_format, name_examples
+from shoal.core.formats import ACCURACY, capitalize, decimal, join_words, metric_format, name_examples
 from shoal.data.names import EVERYBODY
 from shoal.metrics.summary import Summary
 from shoal.reports import plotting as plot
@@ -79,7 +79,7 @@ def accuracy_by_group(
     name = "Accuracy" if metric == ACCURACY else f"Mean {metric}"
     caption = f"{name} on held-out {kind} of a group, each client with the model that it chose."
     panel = RoundPanel(curves, f"{metric} on held-out {kind}", least=(0, 1.02) if metric == ACCURACY else None)
-    title = f"{capitalized(metric)} by group ends at {by_name(last, metric_format(metric))}"
+    title = f"{capitalize(metric)} by group ends at {by_name(last, metric_format(metric))}"
     return rounds_chart("accuracy", title, caption, [panel], curves[0].values.index.to_series(), marks=marks)
 
 
@@ -230,7 +230,7 @@ def violations(clients: pd.DataFrame, groups: Sequence[str]) -> plot.Figure | No
         "A dot is a client. Across: the attack accuracy that it tolerates. Up: its exposure, the accuracy measured on "
         "its models. In the shaded part the attack is better than the client tolerates."
     ) + f" Orange, {above}" * bool(uncertain)
-    alt = f"Limits against exposure. {title}." + f" {capitalized(above)}" * bool(uncertain)
+    alt = f"Limits against exposure. {title}." + f" {capitalize(above)}" * bool(uncertain)
     return plot.draw_figure("violations", title, caption, alt, draw)
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from shoal.audit.finding import BY, Finding, findings, most_exposed, run_findings
 from shoal.config.schema import SIMULATION
-from shoal.core.formats import ACCURACY, DASH, capitalized, count, decimal
+from shoal.core.formats import ACCURACY, DASH, capitalize, count, decimal
 from shoal.data import Group
 from shoal.metrics import auc_interval
 from shoal.metrics.metric_table import METRICS
@@ -68,7 +68,7 @@ def run_page(
         lead.append(("", Markup(
             '<a href="audit.html">The audit of these models</a>: every attack, and the most exposed records.'
         )))  # fmt: skip
-    lead += [("warning", f"{capitalized(warning)}.") for warning in warnings]
+    lead += [("warning", f"{capitalize(warning)}.") for warning in warnings]
     lead += [("", f"{said}.") for said in notes(summary, run.kind, found=audit is None)]
     leaks = [f"{said}." for said in property_sentences(summary)[:-1]]
     answers = [
@@ -140,7 +140,7 @@ def _key_metrics(view: RunView, found: Sequence[Finding], audit: pd.DataFrame | 
     better = "" if run.metric == ACCURACY else "; higher is better"
     accuracy, rounds = view.metric("accuracy"), int(view.rounds["round"].max())
     mean = f"mean over clients, held-out {run.kind}{better}"
-    tiles = [(capitalized(accuracy.name), accuracy.text(overall.get("accuracy.overall")), mean), exposure]
+    tiles = [(capitalize(accuracy.name), accuracy.text(overall.get("accuracy.overall")), mean), exposure]
     if view.limited:
         point = METRICS["violations"].text(overall.get("violations.total"))
         limits = f"of {len(view.clients)} clients, at 95 % confidence; {point} by the point estimate"
@@ -150,7 +150,7 @@ def _key_metrics(view: RunView, found: Sequence[Finding], audit: pd.DataFrame | 
 
 
 def _tile(key: str, value: float | None, remark: str) -> tuple[str, str, str]:
-    return (capitalized(METRICS[key].name), METRICS[key].text(value), remark)
+    return (capitalize(METRICS[key].name), METRICS[key].text(value), remark)
 
 
 def _description(group: Group) -> str:

@@ -11,7 +11,7 @@ from shoal.audit.finding import BY, attack_title, run_findings
 from shoal.core.formats import (
     ACCURACY,
     DASH,
-    capitalized,
+    capitalize,
     count,
     decimal,
     join_words,
@@ -184,7 +184,7 @@ def baseline_table(summary: Summary, metric: str = ACCURACY) -> ReportTable | No
         for whose, of in rows.items()
     ]
     note = (
-        f"{capitalized(metric)} of each client on its own test examples where these are known, else on its group's. "
+        f"{capitalize(metric)} of each client on its own test examples where these are known, else on its group's. "
         "Below: what clusters gain, with 95 % intervals of paired differences over clients, or over examples where "
         "clients are not known."
     )
@@ -211,11 +211,11 @@ def by_attack(view: RunView) -> ReportTable | None:
         return None
     decides = strongest_attacks(view.summary)
     meaning = "Chosen beforehand, without the members, or certain to find more than the one that was."
-    names = (capitalized(decides.get(group, DASH)) for group in view.groups)
+    names = (capitalize(decides.get(group, DASH)) for group in view.groups)
     rows = [row(Cell("Attack that decides", meaning), *names)]
     for title in sorted(titles, key=lambda title: -max(accuracies.get(title, 0.0) for accuracies in by_group.values())):
         cells = (decimal(accuracies[title]) if title in accuracies else DASH for accuracies in by_group.values())
-        rows.append(row(capitalized(title), *cells))
+        rows.append(row(capitalize(title), *cells))
     asked = f"With what {BY.get(view.summary.view, view.summary.view)} sees"
     asked += f", and {view.references} reference federation{'s' * (view.references > 1)}." if view.references else "."
     largest = (
@@ -245,7 +245,7 @@ def cluster_table(view: RunView) -> ReportTable:
         measured = values if metric.key != "risk" or view.estimated else [{}] * len(values)
         rows.append(_row(metric, metric.of_model or metric.meaning, measured, view, non_members))
     for key, over in zip(LIMITS, (clients["over"], clients["violated"] > 0), strict=True) if view.limited else ():
-        rows.append(row(Cell(capitalized(METRICS[key].name), METRICS[key].of_model), *counts(clients[over])))
+        rows.append(row(Cell(capitalize(METRICS[key].name), METRICS[key].of_model), *counts(clients[over])))
     return metric_table("Metrics by cluster", [f"cluster {k}" for k in clusters], rows)
 
 
@@ -262,7 +262,7 @@ def overall(view: RunView) -> ReportTable | None:
             meaning += " There is none: without noise, nothing is guaranteed."
         rows.append(_row(METRICS["epsilon"], meaning, [metrics], view))
     about = ["Fairness"] * fair + ["grouping"] + ["differential privacy"] * private
-    title = capitalized(join_words(about))
+    title = capitalize(join_words(about))
     note = (
         "The three differences are between the groups, each served by the models its clients chose: 0 is fair, 1 is as "
         "unfair as possible."
@@ -284,7 +284,7 @@ def _row(
     """A metric's values; of a true positive rate ``non_members`` are those of each column, NaN where unknown."""
     name, texts = metric.name, [metric.text(metrics.get(metric.key)) for metrics in values]
     if is_declared(metric.key):
-        name, meaning = (name_examples(text, view.run.kind) for text in (capitalized(name), meaning))
+        name, meaning = (name_examples(text, view.run.kind) for text in (capitalize(name), meaning))
     if metric.key in RATES:
         return _at_fpr(RATES[metric.key], name, meaning, texts, non_members)
     return row(Cell(name, meaning), *texts)

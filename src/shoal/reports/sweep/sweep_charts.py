@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 from matplotlib.transforms import ScaledTranslation
 from numpy.typing import NDArray
 
-from shoal.core.formats import DASH, capitalized
+from shoal.core.formats import DASH, capitalize
 from shoal.reports import plotting as plot
 from shoal.reports.charts import span
 from shoal.reports.sweep.report_spec import FigureSpec, Labels, format_value, metric_at, reason
@@ -194,7 +194,7 @@ class Chart:
 def sweep_figure(name: str, data: FigureData) -> plot.Figure:
     """The figure that ``data`` describe."""
     content = chart_content(data)
-    title = f"{data.spec.title}: {content.finding}" if data.spec.title else capitalized(content.finding)
+    title = f"{data.spec.title}: {content.finding}" if data.spec.title else capitalize(content.finding)
     size = (content.columns * content.width, len(content.rows) * HEIGHT)
     alt, draw = f"{title}. {content.description}", partial(paint, content=content, data=data)
     return plot.figure_files(alt, draw, size, name=name, title=title, caption=content.caption)

@@ -9,7 +9,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from shoal.core.atomic_files import remove_unfinished, write_bytes, write_text
-from shoal.core.formats import DASH, capitalized
+from shoal.core.formats import DASH, capitalize
 from shoal.reports.page import Section, render, section_of
 from shoal.reports.plotting import Figure
 from shoal.reports.sweep.report_spec import (
@@ -176,7 +176,7 @@ def _summary(statistics: SeedStatistics, missing: int, labels: Labels) -> str:
         done = f"{finished} of {finished + missing} runs {'is' if finished == 1 else 'are'} finished"
     else:
         done = "The one run is finished" if finished == 1 else f"All {finished} runs are finished"
-    return f"{capitalized(', with '.join(filter(None, [' by '.join(varied), runs])))}. {done}."
+    return f"{capitalize(', with '.join(filter(None, [' by '.join(varied), runs])))}. {done}."
 
 
 def _values(values: pd.Series, key: str) -> list[str]:

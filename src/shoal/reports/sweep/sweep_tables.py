@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from shoal.audit.finding import BY, MOST_NAMES, VERDICTS, Estimate, Verdict
-from shoal.core.formats import capitalized, join_words
+from shoal.core.formats import capitalize, join_words
 from shoal.reports.charts import MOST_NAMED
 from shoal.reports.exposure import Headline
 from shoal.reports.sweep.report_spec import (
@@ -192,7 +192,7 @@ def _exposed(settings: Settings) -> str:
             counts += [
                 f"{name}{verdict} in {found[verdict]} of {len(runs)} runs" for verdict in VERDICTS if found[verdict]
             ]
-        said.append(f"{capitalized(group)}{whom}: {', '.join(counts)}.")
+        said.append(f"{capitalize(group)}{whom}: {', '.join(counts)}.")
     return " ".join(said)
 
 
@@ -295,7 +295,7 @@ def sweep_table(name: str, spec: TableSpec, statistics: SeedStatistics, labels: 
     return ReportTable(
         columns=heads(stub_heads, (name or "value" for name in names)),
         rows=tuple(TableRow((*stub, *row)) for stub, row in zip(stub_cells, cells.reshape(-1, width), strict=True)),
-        title=spec.title or capitalized("; ".join(map(labels.key, spec.y))),
+        title=spec.title or capitalize("; ".join(map(labels.key, spec.y))),
         caption=spec.caption,
         note=_note(spec, statistics, labels),
         name=name,
@@ -328,5 +328,5 @@ def _note(spec: TableSpec, statistics: SeedStatistics, labels: Labels) -> str:
     for key, lacking in zip(spec.y, statistics.undefined(spec).sum(axis=0).tolist(), strict=True):
         if lacking:
             runs = "all runs" if lacking == (statistics.rows(spec) >= 0).sum() else f"{lacking} of its runs"
-            sentences.append(f"{capitalized(labels.key(key))}: {reason(key)} in {runs}.")
-    return capitalized(" ".join(sentences))
+            sentences.append(f"{capitalize(labels.key(key))}: {reason(key)} in {runs}.")
+    return capitalize(" ".join(sentences))

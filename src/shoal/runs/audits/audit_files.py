@@ -230,7 +230,7 @@ class _ScoreFile:
             raise InputError(f"{self.path}, line {line}: {sentence.replace('{cell}', repr(cell))}")
 
     def references(self, kind: str) -> set[int]:
-        """The numbers i of the columns ``kind``_i."""
+        """Return the numbers i of the columns ``kind``_i."""
         names = [str(name) for name in self.frame if str(name).startswith(f"{kind}_")]
         for name in names:
             fits = re.fullmatch(rf"{kind}_(0|[1-9][0-9]*)", name) is not None
@@ -238,13 +238,13 @@ class _ScoreFile:
         return {int(name.removeprefix(f"{kind}_")) for name in names}
 
     def numbers(self, name: str) -> Floats:
-        """A column (M,) of finite numbers."""
+        """Return a column (M,) of finite numbers."""
         values = pd.to_numeric(self.frame[name], errors="coerce").to_numpy(dtype=float)
         self.refuse(~np.isfinite(values), f"'{name}' must be a finite number; got {{cell}}", name)
         return values
 
     def flags(self, name: str) -> Bools:
-        """A column (M,) of memberships."""
+        """Return a column (M,) of memberships."""
         cells = self.frame[name]
         self.refuse(~cells.isin((*_TRUE, *_FALSE)).to_numpy(), f"'{name}' must be 0 or 1; got {{cell}}", name)
         return cells.isin(_TRUE).to_numpy()

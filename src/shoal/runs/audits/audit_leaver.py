@@ -209,14 +209,13 @@ def _others(
     ``exposures`` (N,) are those of `exposures_of_others`.
     """
     training, deployed = left.deployed(engine)
-    federation, rest = training.federation, left.staying
-    names = federation.names or federation.ids.tolist()
+    federation, names = training.federation, training.federation.names or training.federation.ids.tolist()
     table = pd.DataFrame({"client": names, "group": [federation.groups[g] for g in federation.group.tolist()]})
     values, figures = [group_values(each, federation, engine) for each in deployed], dict[str, Any]()
-    for when, each in zip(WHEN, deployed, strict=False):
+    unknown = np.full(len(left.simulation.federation), np.nan)
+    for when, each, exposure in zip(WHEN, deployed, exposures or (unknown, unknown), strict=False):
         table[f"accuracy_{when}"] = client_accuracies(each, federation, engine)
-    for when, exposure in zip(WHEN, exposures or (), strict=False):
-        table[f"exposure_{when}"] = exposure[rest.numpy()]
+        table[f"exposure_{when}"] = exposure[left.staying.numpy()]
     table = table.reindex(columns=OTHER_COLUMNS)
     for group in sorted(values[0], key=lambda group: values[0][group].share) if values else ():
         then, now = ({group: value[group]} for value in values)

@@ -1,10 +1,10 @@
 """The ClientApp: Flower's messages to `shoal_flower.client.client_round` and back, and a node's part of secure sums.
 
-What goes wrong is said in the node's own log. The server gets one text whatever it is: of two, it would read off which
-of its questions the node's data make fail.
+The node's own log explains errors. The server gets one text for all of them, since two texts would tell which questions
+the node's data make fail.
 
-A node adds to a secure sum the numbers that it would send otherwise, after the same checks by its policy and the same
-charges to its ledger. It remembers the sum between two questions on its own disk.
+In a secure sum a node adds the numbers that it would send otherwise, after the same checks by its policy and the same
+charges to its ledger. Its disk has the sum's state between two questions.
 """
 
 import hashlib
@@ -65,7 +65,7 @@ app = ClientApp()
 
 @app.query("identify")
 def identify(message: Message, context: Context) -> Message:
-    """Name the client of this node; one that leaves for good adds the last link of its ledger."""
+    """Name the client of this node; with its ledger's last link if it leaves for good."""
 
     def name(node: NodeSettings) -> RecordDict:
         identity = pack_identity(node.name, node.partition_id, node.leave)
@@ -76,7 +76,7 @@ def identify(message: Message, context: Context) -> Message:
 
 @app.query("features")
 def features(message: Message, context: Context) -> Message:
-    """Keep the map of inputs to features, or the models' frozen tensors, that the server sends."""
+    """Keep the server's map of features, or its models' frozen tensors."""
 
     def keep(node: NodeSettings) -> RecordDict:
         Policy.read(node.policy).check_question("features", "to keep a map of features, or frozen tensors")
@@ -93,13 +93,13 @@ def train(message: Message, context: Context) -> Message:
 
 @app.query("histograms")
 def count(message: Message, context: Context) -> Message:
-    """Send histograms of the losses of the offered model."""
+    """Send histograms of losses on the offered model."""
     return _stamped(message, context, lambda offer, node: pack_histograms(histograms_reply(offer, node)))
 
 
 @app.query("votes")
 def vote(message: Message, context: Context) -> Message:
-    """Send whether the risk of the client's model is over its limit."""
+    """Send whether the risk of the client's model exceeds its limit."""
     return _stamped(message, context, lambda offer, node: pack_vote(vote_reply(offer, node)))
 
 
@@ -110,7 +110,7 @@ def add_up(message: Message, context: Context) -> Message:
 
 
 def _stamped(message: Message, context: Context, answer: Callable[[Offer, NodeSettings], RecordDict]) -> Message:
-    """The reply to an offer of which a single client's numbers are asked, with the last charge of its ledger."""
+    """The reply to an offer outside secure sums, with the last charge of the client's ledger."""
 
     def reply(node: NodeSettings) -> RecordDict:
         return _with_stamp(answer(require_plain(unpack_offer(message.content), node), node), node)
@@ -126,9 +126,9 @@ def _with_stamp(reply: RecordDict, node: NodeSettings) -> RecordDict:
 def _reply(
     message: Message, context: Context, answer: Callable[[NodeSettings], RecordDict], *, of_leavers: bool = False
 ) -> Message:
-    """The reply by the node's settings, or a refusal that says nothing of the client.
+    """The reply by the node's settings, or a refusal that tells nothing about the client.
 
-    A client that has left for good refuses every question but the one for its name, which is ``of_leavers`` too.
+    A client that left for good answers only questions ``of_leavers``.
     """
     try:
         config = dict(context.node_config)
@@ -153,34 +153,34 @@ def _reply(
 
 
 _REMEMBERED = 1000
-"""Configurations, and models, whose sums a node remembers; a sum that was forgotten could be repeated to it."""
+"""Number of configurations, and of models, whose sums a node remembers; the server could repeat older sums."""
 
 _OPEN = 20
-"""Runs whose sum may be open at a node; the oldest is forgotten."""
+"""Largest number of open sums at a node; the oldest is deleted."""
 
 
 def secure_reply(records: RecordDict, settings: NodeSettings) -> RecordDict:
     """The node's answer to a question of a secure sum.
 
     Raises:
-        RefusedError: a question that is repeated, out of order, or not what honest servers and clients send.
+        RefusedError: a question that is repeated, out of order, or against the protocol.
         NotAllowedError: as `training_reply`.
-        InputError: a run whose sums would be less than the node asks for, or as `training_reply`.
+        InputError: a run whose sums the node's settings do not allow, or as `training_reply`.
     """
     question = unpack_question(records)
     node = _Node(settings, settings.folder / "secure-sums")
     with FileLock(node.folder / "lock"):
         remove_unfinished(node.folder)
         if isinstance(question, Opening):
-            return pack_answer(node.opened(question))
+            return pack_answer(node.open_sum(question))
         client = node.load(question.session)
         config = run_config(client.config, settings.allow_code)
         least = check_summable(config).min_clients
         match question:
             case SumMembers():
-                client, answer = client.letters(question, node.known, least)
+                client, answer = client.letters(question, node.known_keys, least)
             case Members():
-                client, answer = client.count_shares(question, node.earlier(client.subjects), least)
+                client, answer = client.count_shares(question, node.earlier_members(client.subjects), least)
                 node.remember(client.subjects, client.members)
             case Transcript():
                 client, answer = client.block_shares(question, least)
@@ -200,65 +200,61 @@ def secure_reply(records: RecordDict, settings: NodeSettings) -> RecordDict:
                     chosen, choice = node.choice(client.session)
                     block = histogram_block(histograms_reply(_of_one(offer, chosen), settings))
                     cluster = 2 * chosen + client.half(question)
-                # Sums of one choice are compared too: their counts tell the choice of whoever is in one alone.
+                # Sums of one choice are compared too: their counts tell the choice of a client that is in one only.
                 answers = (offer_digest(offer), cluster, block, node.key, (subject, choice))
                 client, answer, blocks = client.masked(question, *answers)
                 node.save(client)
-                node.answered(client.session, client.config)
+                node.mark_answered(client.session, client.config)
                 return pack_answer(answer, blocks)
         node.save(client)
         return pack_answer(answer)
 
 
 def require_plain(offer: Offer, settings: NodeSettings) -> Offer:
-    """The ``offer``, which a single update, histogram or vote may answer.
+    """Return ``offer`` if a single update, histogram or vote may answer it.
 
     Raises:
-        InputError: the run's answers, or all of this node's, are secure sums.
+        InputError: the run, or this node, answers secure sums only.
     """
-    require(
-        not settings.answers_sums_alone,
-        "the server asks for this client's own numbers, and the node answers secure sums alone ('secure-aggregation')",
-    )
+    alone = "the server asks for this client's own numbers"
+    require(not settings.answers_sums_alone, f"{alone}; 'secure-aggregation' allows secure sums only")
     secure = run_config(offer.config, settings.allow_code).secure_aggregation
-    require(secure is None, "the server asks for this client's own numbers in a run with [secure_aggregation]")
+    require(secure is None, f"{alone} in a run with [secure_aggregation]")
     return offer
 
 
 class _Node:
-    """The files of a node's secure sums, in a folder of its own."""
+    """The files of a node's secure sums, in their own folder."""
 
     def __init__(self, settings: NodeSettings, folder: Path) -> None:
         self.settings, self.folder = settings, private_folder(folder)
 
     @property
     def key(self) -> NodeKey:
-        """By which the node signs."""
+        """The node's private key for signatures."""
         if self.settings.node_key is not None:
             return NodeKey.load(self.settings.node_key)
         return NodeKey.load_or_make(self.folder / "node.key")
 
     @property
-    def known(self) -> KnownKeys:
-        """The keys of the other nodes."""
+    def known_keys(self) -> KnownKeys:
+        """The public keys of the other nodes."""
         if self.settings.peer_keys is not None:
             return KnownKeys.load(self.settings.peer_keys, fixed=True)
         return KnownKeys.load(self.folder / "pinned-keys", fixed=False)
 
-    def opened(self, question: Opening) -> Card:
-        """The card of a new sum, of a round whose sum the node has not answered yet."""
+    def open_sum(self, question: Opening) -> Card:
+        """The card of a new sum, of a round without an answered sum."""
         session = question.session
         section = check_summable(run_config(question.config, self.settings.allow_code))
         least = Policy.read(self.settings.policy).sum_threshold
         require(
             section.min_clients >= self.settings.min_clients,
-            f"the run opens sums of {section.min_clients} clients, and this node's 'min-clients' is "
-            f"{self.settings.min_clients}",
+            f"'min-clients' is {self.settings.min_clients}, and the run opens sums of {section.min_clients} clients",
         )
         require(
             section.threshold >= least - 1e-9,
-            f"{section.threshold:g} of the clients can open a sum of this run, and the policy's 'sum_threshold' is "
-            f"{least:g}",
+            f"the policy's 'sum_threshold' is {least:g}, and {section.threshold:g} of the clients can open a sum",
         )
         self.require_new(session, question.config)
         client = Participant.begin(
@@ -268,17 +264,17 @@ class _Node:
         return client.card
 
     def require_new(self, session: Session, config: str) -> None:
-        """Raise `RefusedError` where the node has answered a sum of this round, or of a later one."""
+        """Raise `RefusedError` if the node has answered a sum of this round or a later one."""
         last = self._read("answered").get(_round_of(session, config), 0)
         if session.number <= last:
             raise RefusedError(f"the sum of round {last} of this configuration was answered already")
 
-    def answered(self, session: Session, config: str) -> None:
-        """Remember that the node has answered this round's sum, whatever the run's name."""
+    def mark_answered(self, session: Session, config: str) -> None:
+        """Remember the answer to this round's sum, for runs of any name."""
         self._write("answered", {_round_of(session, config): session.number})
 
-    def earlier(self, subjects: Sequence[str]) -> list[list[str]]:
-        """The members of the sums about any of these subjects that the node has helped to open."""
+    def earlier_members(self, subjects: Sequence[str]) -> list[list[str]]:
+        """The members of the sums about any of ``subjects`` that the node has helped to open."""
         known = self._read("members")
         return [members for subject in subjects for members in known.get(subject, [])]
 
@@ -289,7 +285,7 @@ class _Node:
         self._write("members", new)
 
     def load(self, session: Session) -> Participant:
-        """The client in the sum that is open in this run, which must be this one."""
+        """The participant of this sum, which must be the open one of its run."""
         path = self._sum(session)
         if not path.exists():
             raise RefusedError("no sum is open in this run")
@@ -299,23 +295,23 @@ class _Node:
         return client
 
     def save(self, client: Participant) -> None:
-        """Write what the client must remember, before its answer leaves; nothing after its last answer."""
+        """Write a participant's state before its answer leaves; delete it with the last answer."""
         path = self._sum(client.session)
-        if client.finished:
+        if client.is_finished:
             path.unlink(missing_ok=True)
             return
-        write_text(path, client.written(), mode=PRIVATE)
+        write_text(path, client.to_json(), mode=PRIVATE)
         for old in sorted(self.folder.glob("sum-*.json"), key=lambda one: one.stat().st_mtime)[:-_OPEN]:
             old.unlink()
 
     def choose(self, session: Session, cluster: int) -> str:
-        """Remember the cluster that the client is in; returns what names this choice."""
+        """Remember the client's cluster, and return a name of this choice."""
         choice = f"choice {session.run} {session.number}"
         self._write("choices", {session.run: [cluster, choice]})
         return choice
 
     def choice(self, session: Session) -> tuple[int, str]:
-        """The cluster that the client was in last, in this run, and what names this choice."""
+        """The client's last cluster in this run, and the name of this choice."""
         choices = self._read("choices")
         if session.run not in choices:
             raise RefusedError("the client has trained no model in this run")
@@ -330,19 +326,19 @@ class _Node:
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
     def _write(self, name: str, entries: Mapping[str, object]) -> None:
-        """Add entries to a file of the newest ones."""
+        """Add entries to a file that keeps the newest ones."""
         known = {key: value for key, value in self._read(name).items() if key not in entries}
         newest = dict([*known.items(), *entries.items()][-_REMEMBERED:])
         write_text(self.folder / f"{name}.json", json.dumps(newest) + "\n", mode=PRIVATE)
 
 
 def _round_of(session: Session, config: str) -> str:
-    """The configuration and the kind of a sum, whose number is the round's."""
+    """The key of a sum's configuration and kind."""
     return f"{hashlib.sha256(config.encode()).hexdigest()} {session.kind}"
 
 
 def _of_one(offer: Offer, cluster: int) -> Offer:
-    """The offer of one of its models alone."""
+    """The offer of only the model ``cluster``."""
     one = torch.tensor([cluster])
     directives = {name: values[one] for name, values in offer.directives.items()}
     return replace(offer, models=offer.models[one], risks=offer.risks[one], directives=directives)

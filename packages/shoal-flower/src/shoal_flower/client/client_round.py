@@ -1,13 +1,11 @@
-"""A client's part of a run on several machines: it answers the server's messages, and keeps its own books.
+"""A client's part of a run on several machines: it answers the server's messages and charges its ledger.
 
-Batches and the like come from the run's seed, so that a round is the simulator's. Noise must not: the server knows that
-seed, and could subtract what it says. Whatever protects the client is drawn from its own machine's randomness instead,
-anew for each answer, so that an offer that is made twice is not answered with the same noise (`NodeSettings.noise`).
+Batches come from the run's seed, so that a round equals the simulator's. Noise must not: the server knows that seed and
+could subtract it. So noise comes from the machine's own randomness, anew for each answer (`NodeSettings.noise`).
 
-The order of an answer: what the policy decides by the offer alone, the data as the policy reads them (training needs
-their number), the ledger's charge. A refusal that one record decides would be an answer without noise, so nothing fails
-for the sake of the data after a charge of a finite epsilon: a training whose numbers overflow leaves the model where it
-was (`_certain`).
+An answer has a fixed order: the policy decides by the offer; the node reads its data, since training needs their
+number; the ledger is charged. A refusal that depends on one record would be an answer without noise. So nothing fails
+because of the data after a charge of finite epsilon: a training that overflows returns the model as it was.
 """
 
 import hashlib
@@ -43,25 +41,22 @@ from shoal_flower.flower_config import NodeSettings
 from shoal_flower.messages import NotAllowedError, Offer, parts_of
 
 _KEPT = 2
-"""Rounds kept: the last, and the one before, should the server go back to it."""
+"""Number of rounds in a client's memory: the last, and the one before, in case the server resumes from it."""
 
 
 @dataclass(frozen=True)
 class ClientMemory:
-    """A client's memory from round to round: the folder of one client in one run, whose states have N = 1.
-
-    It has an algorithm's tensors, the personal model and the client's choice.
-    """
+    """A client's memory between rounds of a run: the algorithm's tensors, the personal model and the choice (N = 1)."""
 
     folder: Path
 
     @staticmethod
     def open(state_dir: Path, config: str) -> "ClientMemory":
-        """The folder under ``state_dir`` of the run with this configuration."""
+        """The memory of the run with this configuration, in a folder under ``state_dir``."""
         return ClientMemory(state_dir / f"run-{hashlib.sha256(config.encode()).hexdigest()[:16]}")
 
     def restore(self, state: State) -> State:
-        """``state`` with the client's own tensors as they were last saved in an earlier or the same round."""
+        """``state`` with the client's own tensors of the last saved round up to this one."""
         tensors = self._last(state.round)
         clients = {name: tensors.get(f"clients/{name}", value) for name, value in state.clients.items()}
         personal = {
@@ -73,7 +68,7 @@ class ClientMemory:
         )
 
     def save(self, state: State) -> None:
-        """Save the client's own tensors after a round, and remove those of older rounds."""
+        """Save the client's own tensors after a round, and delete those of older rounds."""
         tensors = {f"clients/{name}": tensor.contiguous() for name, tensor in state.clients.items()}
         tensors |= {f"personal/{name}": rows.tensor().contiguous() for name, rows in state.personal.items()}
         if not tensors:
@@ -85,22 +80,22 @@ class ClientMemory:
             path.unlink()
 
     def last_choice(self, since: int, models: int) -> int | None:
-        """The model that the client chose in this run with ``since`` or more rounds in its ledger, one of so many."""
+        """The client's choice among ``models`` when its ledger had ``since`` or more rounds; None: there is none."""
         path = self.folder / "choice.json"
         rounds, chosen = json.loads(path.read_text(encoding="utf-8")) if path.exists() else (-1, 0)
         return chosen if rounds >= since and chosen < models else None
 
     def save_choice(self, rounds: int, chosen: int) -> None:
-        """Save a choice that was made with so many ``rounds`` in the ledger before it."""
+        """Save a choice, with the number of ``rounds`` in the ledger before it."""
         private_folder(self.folder)
         write_text(self.folder / "choice.json", json.dumps([rounds, chosen]), mode=PRIVATE)
 
     def _files(self) -> list[Path]:
-        """The files of the client's tensors, those of the last round first."""
+        """The files of the client's tensors, newest first."""
         return sorted(self.folder.glob("round-*.safetensors"), reverse=True)
 
     def _last(self, number: int) -> Tensors:
-        """The tensors of the last round until ``number`` whose file is not damaged; none where there is no such."""
+        """The tensors of the last round up to ``number`` with an intact file; otherwise none."""
         for path in self._files():
             if int(path.stem.rpartition("-")[2]) <= number:
                 try:
@@ -118,26 +113,26 @@ _Answer = TypeVar("_Answer")
 def training_reply(offer: Offer, settings: NodeSettings, *, in_sum: bool = False) -> ClientUpdate:
     """A client's reply to an offer: its model, its cluster and its number of examples.
 
-    One round at a time: a node may be given the next one before it has ended one that the server waits for no more, and
-    what both spend must be in the ledger. ``in_sum``: the reply leaves the node in a secure sum alone.
+    A lock allows one round at a time, since the server may begin the next one before a slow node has finished the last.
+    ``in_sum``: the reply leaves the node in a secure sum only.
 
     Raises:
-        NotAllowedError: the node's policy or its budget does not allow the round.
-        InputError: data that cannot be used, an older ledger than the server has seen, or training that diverged.
+        NotAllowedError: the node's policy, budget or ledger does not allow the round.
+        InputError: unusable data, or training that diverged.
     """
     policy = Policy.read(settings.policy)
     policy.check_question("train", "to train")
-    run = _asked(offer, settings, policy)
+    run = _requested_run(offer, settings, policy)
     config, clusters, training = run.config, len(offer.models), _training(run, settings)
     offered = State(offer.round - 1, offer.models, offer.risks, torch.full((1,), -1), directives=dict(offer.directives))
     phases = client_trainings(training.algorithm, training.local).rounds
-    # Before training, and so before it is known which model is trained: the dearest is charged.
+    # The charge comes before the choice, so it is that of the most expensive model.
     trainings = [[training.local_of(offered, k, phase) for phase in phases] for k in range(clusters)]
     everything = [local for of_model in trainings for local in of_model]
     with FileLock(private_folder(settings.folder) / "lock"):
         ledger = Ledger.newest(settings.folder, offer.ledger)
         policy.check_training(everything, clusters, ledger, in_sum=in_sum)
-        with _opened(run, training, offer.client, policy) as (client, training):
+        with _open_training(run, training, offer.client, policy) as (client, training):
             examples = int(training.federation.clients.sizes[0])
             policy.check_examples(everything, examples)
             shares = parts_of(config.algorithm.value).choice == "shares"
@@ -146,25 +141,25 @@ def training_reply(offer: Offer, settings: NodeSettings, *, in_sum: bool = False
             since = max(0, ledger.rounds + 1 - policy.choice_every)
             chosen = None if shares or clusters == 1 else memory.last_choice(since, clusters)
             copies = client.copies or int(most_copies(training.federation.clients)[0])
-            costs = [ledger.after(of_model, examples, copies=copies, in_sum=in_sum) for of_model in trainings]
+            costs = [ledger.after_training(of_model, examples, copies=copies, in_sum=in_sum) for of_model in trainings]
             if clusters > 1 and chosen is None:
-                costs = [cost.answered("choice", epsilon) for cost in costs]
+                costs = [cost.after_answer("choice", epsilon) for cost in costs]
             dearest = max(costs, key=lambda cost: cost.epsilon(policy.delta))
             _charge(ledger, dearest, policy, settings, f"round {offer.round}")
             finite = math.isfinite(dearest.epsilon(policy.delta))
-            state = _certain(lambda: memory.restore(_state(training, offer, config.seed)), offered, finite=finite)
+            state = _safe_answer(lambda: memory.restore(_state(training, offer, config.seed)), offered, finite=finite)
             fresh = clusters > 1 and chosen is None and not shares
             if settings.risk == "client" or (fresh and epsilon is not None):
-                choice = _certain(lambda: _choice(training, state, offer, settings), 0, finite=finite)
+                choice = _safe_answer(lambda: _choice(training, state, offer, settings), 0, finite=finite)
                 if fresh:
-                    coins = _protecting(config, settings)("choice", offer.round).numpy()
-                    chosen = choice if epsilon is None else randomised(choice, clusters, epsilon, coins)
+                    coins = _noise_stream(config, settings)("choice", offer.round).numpy()
+                    chosen = choice if epsilon is None else randomised_response(choice, clusters, epsilon, coins)
                     memory.save_choice(ledger.rounds, chosen)
-            # Whichever of these the algorithm chooses, it trains that model.
-            state, cluster = (state, 0) if chosen is None else (_repeated(state, chosen), chosen)
+            # All models are now the chosen one, whichever index the algorithm picks.
+            state, cluster = (state, 0) if chosen is None else (_with_one_model(state, chosen), chosen)
             best = torch.tensor([examples]) if shares else None
             unmoved = ClientUpdate(cluster, examples, offer.models[cluster].clone(), best)
-            update, after = _certain(
+            update, after = _safe_answer(
                 lambda: _finite_round(training, state, count_best=shares),
                 (unmoved, replace(state, round=offer.round)),
                 finite=finite,
@@ -179,7 +174,7 @@ def training_reply(offer: Offer, settings: NodeSettings, *, in_sum: bool = False
 
 
 def histograms_reply(offer: Offer, settings: NodeSettings) -> np.ndarray:
-    """A client's histograms (2, B) of the loss of the one model that is offered, with the run's noise.
+    """A client's histograms (2, B) of losses on the offered model, with the run's noise.
 
     Raises:
         NotAllowedError: as `training_reply`.
@@ -187,23 +182,23 @@ def histograms_reply(offer: Offer, settings: NodeSettings) -> np.ndarray:
     """
     policy = Policy.read(settings.policy)
     policy.check_question("histogram", "for a histogram")
-    run, (model,) = _asked(offer, settings, policy), offer.models
+    run, (model,) = _requested_run(offer, settings, policy), offer.models
     epsilon = run.config.red_team.histograms.epsilon
     _charge_answer("histogram", epsilon, offer, policy, settings)
-    with _opened(run, _training(run, settings), offer.client, policy) as (_, training):
+    with _open_training(run, _training(run, settings), offer.client, policy) as (_, training):
         federation = training.federation
         require(len(federation.holdout.indices) > 0, "the client has no hold-out examples for histograms")
         parts, nothing = (federation.clients, federation.holdout, training.engine), np.zeros((2, len(EDGES) + 1))
-        counts = _certain(lambda: client_histograms(model, *parts), nothing, finite=epsilon is not None)
+        counts = _safe_answer(lambda: client_histograms(model, *parts), nothing, finite=epsilon is not None)
         if epsilon is not None:
-            stream = _protecting(run.config, settings)("red team", offer.round, "histograms", "noise")
+            stream = _noise_stream(run.config, settings)("red team", offer.round, "histograms", "noise")
             seed = int(stream.seeds(federation.ids)[0])
             counts = counts + discrete_laplace(epsilon, counts.shape, np.random.default_rng(seed))
         return counts
 
 
 def vote_reply(offer: Offer, settings: NodeSettings) -> bool:
-    """Whether the risk of ``offer`` is above what the client tolerates, by randomised response if the run says so.
+    """Whether the risk of ``offer`` exceeds the client's limit, by randomised response if the run has it.
 
     Raises:
         NotAllowedError: as `training_reply`.
@@ -211,13 +206,13 @@ def vote_reply(offer: Offer, settings: NodeSettings) -> bool:
     """
     policy = Policy.read(settings.policy)
     policy.check_question("vote", "for a vote")
-    run = _asked(offer, settings, policy)
+    run = _requested_run(offer, settings, policy)
     section = run.config.coordinator
-    require(section is not None, "the run has no coordinator, so there is no vote to answer")
+    require(section is not None, "the server asks for a vote, and the run has no [coordinator]")
     assert section is not None
     epsilon = section.coordinator().vote_epsilon
     _charge_answer("vote", epsilon, offer, policy, settings)
-    stream = _protecting(run.config, settings)("coordinator", offer.round)
+    stream = _noise_stream(run.config, settings)("coordinator", offer.round)
     threshold, ids = run.preferences.threshold, torch.tensor([offer.client])
     return bool(over_limit_answers(offer.risks, threshold, ids, epsilon, stream)[0])
 
@@ -225,20 +220,20 @@ def vote_reply(offer: Offer, settings: NodeSettings) -> bool:
 def _charge_answer(
     kind: Literal["histogram", "vote"], epsilon: float | None, offer: Offer, policy: Policy, settings: NodeSettings
 ) -> None:
-    """Charge an answer beside training before it is given; raises `NotAllowedError` where it is not to be given."""
+    """Charge an answer beside training in advance; raises `NotAllowedError`."""
     with FileLock(private_folder(settings.folder) / "lock"):
         ledger = Ledger.newest(settings.folder, offer.ledger)
         policy.check_answer(kind, epsilon, ledger)
-        _charge(ledger, ledger.answered(kind, epsilon), policy, settings, f"a {kind} of round {offer.round}")
+        _charge(ledger, ledger.after_answer(kind, epsilon), policy, settings, f"a {kind} of round {offer.round}")
 
 
 def _charge(before: Ledger, after: Ledger, policy: Policy, settings: NodeSettings, what: str) -> None:
-    """Write down what is spent, unless it is above the budget."""
+    """Write the ledger ``after`` an answer; raises `NotAllowedError` above the budget."""
     epsilon, spent = after.epsilon(policy.delta), before.epsilon(policy.delta)
     if math.isinf(epsilon) and settings.epsilon_budget < math.inf:
         raise NotAllowedError(
-            f"'epsilon-budget' is {settings.epsilon_budget:g}, and {what} has no finite epsilon: training needs "
-            "DP-SGD, a choice among models the policy's 'choice_epsilon', a histogram or a vote the run's noise"
+            f"'epsilon-budget' is {settings.epsilon_budget:g}, and {what} has no finite epsilon; use DP-SGD, the "
+            "policy's 'choice_epsilon' and noise of histograms and votes"
         )
     if epsilon > settings.epsilon_budget:
         raise NotAllowedError(
@@ -248,19 +243,19 @@ def _charge(before: Ledger, after: Ledger, policy: Policy, settings: NodeSetting
     after.save(settings.folder / LEDGER)
 
 
-def _certain(answer: Callable[[], _Answer], otherwise: _Answer, *, finite: bool) -> _Answer:
-    """The ``answer``, or ``otherwise`` where it fails after a charge of a ``finite`` epsilon."""
+def _safe_answer(answer: Callable[[], _Answer], otherwise: _Answer, *, finite: bool) -> _Answer:
+    """The ``answer``; ``otherwise`` if it fails after a charge of ``finite`` epsilon."""
     try:
         return answer()
     except Exception:
         if not finite:
             raise
-        LOG.exception("an answer that was charged failed; the server is sent one that says nothing")
+        LOG.exception("an answer failed after its charge; the server gets one that tells nothing")
         return otherwise
 
 
 def _choice(training: Training, state: State, offer: Offer, settings: NodeSettings) -> int:
-    """The algorithm's choice among K models, by the client's own estimates of risk where it makes some."""
+    """The algorithm's choice among K models, by the client's own estimates of risk if it makes them."""
     if settings.risk == "client":
         risks = own_risks(state.models, training.federation.clients, training.federation.holdout, training.engine)
         _write_risks(settings.folder, offer, risks.tolist())
@@ -276,17 +271,17 @@ def _finite_round(training: Training, state: State, *, count_best: bool) -> tupl
     return update, after
 
 
-def _repeated(state: State, chosen: int) -> State:
-    """``state`` with the model ``chosen`` in the place of every model."""
+def _with_one_model(state: State, chosen: int) -> State:
+    """``state`` with copies of the model ``chosen`` as all its models."""
     same = torch.full((len(state.models),), chosen)
     directives = {name: values[same] for name, values in state.directives.items()}
     return replace(state, models=state.models[same], risks=state.risks[same], directives=directives)
 
 
-def randomised(choice: int, choices: int, epsilon: float, coins: np.random.Generator) -> int:
-    """The choice with probability ``e^epsilon / (e^epsilon + K - 1)``, otherwise any other of the K ``choices``.
+def randomised_response(choice: int, choices: int, epsilon: float, coins: np.random.Generator) -> int:
+    """The choice with probability ``e^epsilon / (e^epsilon + K - 1)``, otherwise another one of K ``choices``.
 
-    >>> randomised(1, 3, 50.0, np.random.default_rng(0))
+    >>> randomised_response(1, 3, 50.0, np.random.default_rng(0))
     1
     """
     if coins.random() < 1 / (1 + (choices - 1) * math.exp(-epsilon)):
@@ -294,8 +289,8 @@ def randomised(choice: int, choices: int, epsilon: float, coins: np.random.Gener
     return (choice + int(coins.integers(1, choices))) % choices
 
 
-def _asked(offer: Offer, settings: NodeSettings, policy: Policy) -> AskedRun:
-    """The run of an offer that the policy allows, as far as the offer alone decides it."""
+def _requested_run(offer: Offer, settings: NodeSettings, policy: Policy) -> AskedRun:
+    """The run of an offer, after the policy's checks of the offer."""
     numbers = (offer.models, offer.risks, *offer.directives.values())
     require(all(bool(torch.isfinite(part).all()) for part in numbers), "the server offers numbers that are not finite")
     run = asked_run(offer.config, settings, offer.classes, offer.scale, offer.features, offer.frozen)
@@ -309,7 +304,7 @@ def _asked(offer: Offer, settings: NodeSettings, policy: Policy) -> AskedRun:
 
 
 def _training(run: AskedRun, settings: NodeSettings) -> Training:
-    """The training of a node, before it opens its data and an engine."""
+    """A node's training, before it opens its data and an engine."""
     config, setup = run.config, run.setup
     steered = () if config.coordinator is None else (config.coordinator.coordinator(),)
     later: Any = None
@@ -318,15 +313,15 @@ def _training(run: AskedRun, settings: NodeSettings) -> Training:
         algorithm=parts_of(config.algorithm.value).client,
         local=setup.local,
         engine=later,
-        stream=_protecting(config, settings) if _noisy(run) else Stream(config.seed),
+        stream=_noise_stream(config, settings) if _has_noise(run) else Stream(config.seed),
         client_filter=setup.client_filter,
         defenses=(*setup.defenses, *steered),
     )
 
 
 @contextmanager
-def _opened(run: AskedRun, training: Training, number: int, policy: Policy) -> Iterator[tuple[Client, Training]]:
-    """The node's client, whose id is ``number``, and its ``training`` on an engine that is closed afterwards."""
+def _open_training(run: AskedRun, training: Training, number: int, policy: Policy) -> Iterator[tuple[Client, Training]]:
+    """The node's client with the id ``number``, and its ``training`` on an engine that is closed afterwards."""
     client = open_client(run, columns=policy.columns, own_classes=policy.classes)
     config = client.config
     backend = None if config.engine.backend == "auto" else config.engine.backend
@@ -337,24 +332,24 @@ def _opened(run: AskedRun, training: Training, number: int, policy: Policy) -> I
         yield client, replace(training, federation=federation, engine=engine)
 
 
-def _protecting(config: Config, settings: NodeSettings) -> Stream:
-    """The stream of the numbers that protect a client; see `NodeSettings.noise`."""
+def _noise_stream(config: Config, settings: NodeSettings) -> Stream:
+    """The stream of a client's noise (`NodeSettings.noise`)."""
     return Stream(secrets.randbits(128) if settings.noise == "secret" else config.seed)
 
 
-def _noisy(run: AskedRun) -> bool:
-    """Whether the client's training or its update has noise, or may be given some; batches are then its secret too."""
+def _has_noise(run: AskedRun) -> bool:
+    """Whether the client's training or update may have noise; batches are then secret too."""
     coordinator, setup = run.config.coordinator, run.setup
     steered = coordinator is not None and coordinator.dp_sgd is not None
     return steered or setup.client_filter is not None or any(isinstance(rule, DPSGD) for rule in setup.defenses)
 
 
 def _state(training: Training, offer: Offer, seed: int) -> State:
-    """The state of a federation of this client alone before the round, as a client begins that remembers nothing."""
+    """The state before the round of a federation of this client alone, without its memory."""
     clusters = len(offer.models)
-    # As many clients as models, all of them this one, since algorithms refuse to begin with fewer.
+    # Algorithms need as many clients as models to begin, so the crowd is copies of this client.
     crowd = training.federation.take(torch.zeros(clusters, dtype=torch.int64))
-    # By the run's seed, as all clients: a stream of the client's own is for its batches and noise.
+    # All clients begin by the run's seed; the client's own stream is for batches and noise.
     first = replace(training, federation=crowd, stream=Stream(seed)).start()
     one = torch.zeros(1, dtype=torch.int64)
     return replace(
@@ -371,7 +366,7 @@ def _state(training: Training, offer: Offer, seed: int) -> State:
 
 
 def _write_risks(folder: Path, offer: Offer, risks: Sequence[float]) -> None:
-    """Add the client's estimates and the server's to the client's ``risks.csv``, where each round stands once."""
+    """Add the estimates of the client and the server to the client's ``risks.csv``, once per round."""
     path = folder / "risks.csv"
     rows = pd.DataFrame(
         {"round": offer.round, "model": range(len(risks)), "own": risks, "server": offer.risks.tolist()}

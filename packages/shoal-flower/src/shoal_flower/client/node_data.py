@@ -50,8 +50,8 @@ LOG = logging.getLogger("shoal")
 class AskedRun:
     """A run as a node knows it before it opens its own data.
 
-    ``classes`` and ``scale`` are the server's, ``mapped`` is what inputs go through before the network, and
-    ``federation`` that of a partition of a named set.
+    ``classes`` and ``scale`` are the server's, ``mapped`` maps inputs to the network's, and ``federation`` is that of a
+    partition of a named set.
     """
 
     node: NodeSettings
@@ -66,9 +66,9 @@ class AskedRun:
 
 @dataclass(frozen=True, eq=False)
 class Client:
-    """A client as its node knows it: the decided configuration, a federation of this client alone, and its training.
+    """A client as its node knows it: its configuration, a federation of this client alone, and its training.
 
-    ``copies`` is how often its data have their most frequent record; None: it is counted as they are trained on.
+    ``copies`` counts the most frequent record in all its data; None: in its training examples.
     """
 
     config: Config
@@ -81,7 +81,7 @@ def run_config(text: str, allow_code: str = "") -> Config:
     """The configuration that a server sent as TOML; ``allow_code`` as in `NodeSettings`.
 
     Raises:
-        InputError: it is none, or it names Python code that the node does not allow.
+        InputError: it is not a configuration, or names Python code that the node does not allow.
     """
     try:
         table = parse_toml(text)
@@ -91,8 +91,8 @@ def run_config(text: str, allow_code: str = "") -> Config:
     code = sorted(own_code(table) - allowed)
     require(
         not code,
-        f"the server's configuration names Python code of its own, {quote(code)}; a node runs what its own "
-        "'allow-code' names, and nothing else",
+        f"the server's configuration names Python code of its own, {quote(code)}; a node runs only code in its "
+        "'allow-code'",
     )
     return parse_config(table, "the server's configuration")
 
@@ -106,19 +106,19 @@ def asked_run(
     features: str = "",
     frozen: str | None = None,
 ) -> AskedRun:
-    """The run that ``text`` configures, without a look at data of the node's own; kept for the next round.
+    """The run that ``text`` configures, before the node's own data are read; cached for the next round.
 
     Args:
         text: the configuration, as TOML.
         settings: of the node.
-        classes: the server's, by number.
-        scale: of the columns of the server's table; None: its data are no table.
-        features: the hash of the map of inputs, which the node keeps; "": there is none.
-        frozen: the hash of the models' frozen tensors, which the node has built or keeps; None: it is not compared.
+        classes: of the server.
+        scale: of the columns of the server's table; None: no table.
+        features: the hash of the map of features; "": none.
+        frozen: the hash of the models' frozen tensors; None: any.
 
     Raises:
-        InputError: a run that the node cannot take part in.
-        NotAllowedError: the node does not have the map or the frozen tensors.
+        InputError: a run that does not suit the node.
+        NotAllowedError: the node lacks the map or the frozen tensors.
     """
     config = run_config(text, settings.allow_code)
     require(
@@ -127,7 +127,7 @@ def asked_run(
         if config.model.features
         else "the server names a map of features, but the run has none",
     )
-    mapped = kept_features(settings.folder, features).mapped if features else None
+    mapped = load_features(settings.folder, features).mapped if features else None
     own = settings.data_path is not None
     run = (_own if own else _partition)(config, settings, classes, scale)
     threshold, beta = run.preferences.threshold, run.preferences.beta
@@ -137,20 +137,19 @@ def asked_run(
     )
     model = run.setup.model
     if frozen not in (None, model.frozen_hash):
-        model = model.with_frozen(kept_frozen(settings.folder, frozen))
+        model = model.with_frozen(load_frozen(settings.folder, frozen))
     return replace(run, setup=replace(run.setup, model=model), preferences=preferences, mapped=mapped)
 
 
 @lru_cache(maxsize=4)
 def open_client(run: AskedRun, *, columns: Columns | None = None, own_classes: tuple[str, ...] | None = None) -> Client:
-    """The client of a node in a run, with its data; kept for the next round.
+    """The client of a node in a run, with its data; cached for the next round.
 
-    With ``columns``, by the node's policy, its table is read as these say, and then seen as the server asks. So a fault
-    of the data is the same whatever the server asks, and what it asks cannot fail. ``own_classes`` are by its policy
-    all that its data may have.
+    With ``columns`` of the node's policy, all columns are read before the server's are selected. So a faulty table
+    fails in the same way for every run. ``own_classes`` are the policy's classes of the data.
 
     Raises:
-        InputError: data that are missing, or that cannot be used.
+        InputError: missing or unusable data.
     """
     scale = run.scale
     if run.federation is not None:
@@ -159,11 +158,11 @@ def open_client(run: AskedRun, *, columns: Columns | None = None, own_classes: t
         data = _own_data(run, columns, own_classes)
         copies = None if columns is None and own_classes is None else _copies(data, run.node.data_path)
         if scale is not None and columns is not None:
-            data = _seen_as(data, scale)
+            data = _with_columns_of(data, scale)
         federation = _federation(run, data)
     federation = replace(federation, preferences=run.preferences)
     if run.mapped is not None:
-        # The client's own examples alone; the server has others.
+        # Only the client's own examples; the server has the others.
         own = {name: getattr(federation, name) for name in ("clients", "holdout")}
         federation = replace(
             federation, **{name: replace(part, x=run.mapped(part.x), mapped=False) for name, part in own.items()}
@@ -174,30 +173,30 @@ def open_client(run: AskedRun, *, columns: Columns | None = None, own_classes: t
 def _partition(
     config: Config, settings: NodeSettings, classes: tuple[str, ...], scale: Standardizer | None
 ) -> AskedRun:
-    """The run of the client that the simulation of ``config`` has at the partition's place."""
+    """The run of the simulation's client at this partition."""
     require(
         config.data.partition is not None,
-        f"'partition-id' is of a set that is partitioned, and '{config.data.source}' has clients; give 'data-path'",
+        f"'partition-id' needs a partitioned set, and '{config.data.source}' has clients; use 'data-path'",
     )
     decided, simulation = build(config, settings.data_dir)
     clients, partition = len(simulation.federation), settings.partition_id
     assert partition is not None
     require(
-        partition < clients, f"--node-config: 'partition-id' must be below 'data.clients' = {clients}; got {partition}"
+        partition < clients, f"--node-config: 'partition-id' must be below 'data.clients' = {clients} (got {partition})"
     )
     federation = simulation.federation.take(torch.tensor([partition]))
-    federation = replace(federation, clients=_copied(federation.clients), holdout=_copied(federation.holdout))
+    federation = replace(federation, clients=_own_shards(federation.clients), holdout=_own_shards(federation.holdout))
     asked = (settings, classes, scale, decided, simulation.setup, federation.preferences)
     return AskedRun(*asked, federation=federation)
 
 
-def _copied(shards: Shards) -> Shards:
-    """``shards`` of one client without the other clients' examples, which the simulation's tensors have."""
+def _own_shards(shards: Shards) -> Shards:
+    """The ``shards`` of one client, without the other clients' examples in the same tensors."""
     return Shards.from_contiguous(gather(shards.x, shards.indices), shards.y[shards.indices], shards.sizes)
 
 
 def _own(config: Config, settings: NodeSettings, classes: tuple[str, ...], scale: Standardizer | None) -> AskedRun:
-    """The run of a client with a folder or table, of the shape that the server says."""
+    """The run of a client with a folder or table, in the server's shape."""
     section, columns, pictures = config.data, config.data.columns, config.data.pictures
     require(
         reading_of(section) is not None and section.split is not None,
@@ -207,7 +206,7 @@ def _own(config: Config, settings: NodeSettings, classes: tuple[str, ...], scale
     assert network.classes is not None
     require(
         network.classes >= len(set(classes)) == len(classes),
-        f"the server's network has {network.classes} classes for {quote(classes)}; each needs one",
+        f"the server's network has {network.classes} classes, and the server names {quote(classes)}",
     )
     if columns is not None:
         _require_usable(scale, columns)
@@ -226,7 +225,7 @@ def _own(config: Config, settings: NodeSettings, classes: tuple[str, ...], scale
     if network.features is not None:
         shape = VectorShape(network.features.width(inputs), network.classes)
     model = fit_features(network, shape)
-    # As the server did, which a client need not trust with what it states to itself as its epsilon.
+    # The server's own check again: the client's epsilon must not rest on the server's word.
     kind = "features" if network.features is not None else "images" if columns is None else "rows"
     algorithm, section, coordinator = config.algorithm.value, config.coordinator, None
     if section is not None:
@@ -239,7 +238,7 @@ def _own(config: Config, settings: NodeSettings, classes: tuple[str, ...], scale
 
 
 def _require_usable(scale: Standardizer | None, columns: Columns) -> None:
-    """Raise `InputError` unless the server's ``scale`` is of these ``columns`` and can transform any row."""
+    """Raise `InputError` unless the server's ``scale`` fits ``columns`` and can transform any row."""
     require(
         scale is not None and columns.inputs in (None, scale.inputs),
         "the server's scale of columns is not that of the inputs in its configuration",
@@ -257,14 +256,14 @@ def _require_usable(scale: Standardizer | None, columns: Columns) -> None:
 
 
 def _own_data(run: AskedRun, columns: Columns | None, own_classes: Sequence[str] | None) -> ClientDataset:
-    """The data of the node, which are of one client and have no other classes."""
+    """The data of the node: one client, and classes that the server or the policy has."""
     section = run.config.data
     reading = reading_of(section) if columns is None else replace(columns, one_hot=True, impute="median")
     data = load_source(section.source, str(run.node.data_path), reading=reading)
     assert isinstance(data, ClientDataset)
     require(
         len(data.client_names) == 1,
-        f"{data.name} has the clients {quote(data.client_names)}; a node's data are of one client",
+        f"{data.name} must have one client (got {quote(data.client_names)})",
     )
     unknown = quote(sorted({*data.class_names} - {*(run.classes if own_classes is None else own_classes)}))
     whose = "the server's data have not" if own_classes is None else "the policy's 'classes' do not name"
@@ -273,12 +272,12 @@ def _own_data(run: AskedRun, columns: Columns | None, own_classes: Sequence[str]
 
 
 def _copies(data: ClientDataset, path: Path | None) -> int:
-    """How often the whole ``data`` have their most frequent record: a row as the policy names it, or a picture's file.
+    """The count of the most frequent record in all ``data``: a row of the policy's columns, or a picture's file.
 
-    It is the same whatever the server asks, which reads off the budget's refusal how much one record was charged.
+    It must not depend on the server's questions, since the budget's refusal tells how much a record was charged.
     """
     if isinstance(data.examples, pd.DataFrame):
-        # Also what is held out; 0.0 and -0.0 are one number.
+        # Including held-out rows; 0.0 and -0.0 are one number.
         return int(data.examples.groupby([*data.examples, data.labels.numpy()], dropna=False).size().max())
     assert path is not None
     folder = path if path.is_dir() else path.parent
@@ -286,18 +285,18 @@ def _copies(data: ClientDataset, path: Path | None) -> int:
     return max(Counter(zip(files, data.labels.tolist(), strict=True)).values())
 
 
-def _seen_as(data: ClientDataset, scale: Standardizer) -> ClientDataset:
-    """The columns of ``data`` that ``scale`` has, in its order, such that it transforms each row by itself.
+def _with_columns_of(data: ClientDataset, scale: Standardizer) -> ClientDataset:
+    """The columns of ``data`` in ``scale``, in its order, such that it can transform each row.
 
-    An empty cell that it does not fill has the mean of numbers, and no word. So has each cell of a column that holds
-    numbers where the scale has words, or the other way round.
+    An empty cell without a fill gets the mean of numbers, or no word. So does each cell of a column with numbers where
+    the scale has words, or with words where it has numbers.
     """
     assert isinstance(data.examples, pd.DataFrame)
     rows = data.examples[[*scale.inputs]].copy()
     for name, mean, words in zip(scale.inputs, scale.mean, scale.words or ((),) * len(scale.inputs), strict=True):
         kind = np.dtype(object if words else np.float64)
         if pd.api.types.is_numeric_dtype(rows[name]) == bool(words):
-            LOG.warning("%s: the column '%s' does not hold what it holds at the server; it is empty", data.name, name)
+            LOG.warning("%s: the column '%s' has another type than at the server and counts as empty", data.name, name)
             rows[name] = pd.Series(np.nan, rows.index, kind)
         if not scale.fill:
             rows[name] = rows[name].fillna("" if words else mean)
@@ -305,31 +304,31 @@ def _seen_as(data: ClientDataset, scale: Standardizer) -> ClientDataset:
 
 
 def _federation(run: AskedRun, data: ClientDataset) -> Federation:
-    """The federation of the one client that has these ``data``, whose classes are numbered as the server's."""
+    """The federation of the client with these ``data``, whose classes are numbered as the server's."""
     section = run.config.data
     assert section.split is not None
     number = torch.tensor([run.classes.index(label) for label in data.class_names])
-    # What is held out for a test or as a shadow set would be lost to the client: the server has these.
+    # The server has the test and shadow set, so the client holds out none.
     least = 1 / max(2, len(data.labels))
     split = replace(section.split, shadow_fraction=0.0, test_fraction=min(section.split.test_fraction, least))
-    # A split may hold out all examples of a class, which the seed of a server would tell how rare it is.
+    # Without labels: a stratified split by the server's seed would tell how rare a class is.
     unlabelled = replace(data, labels=torch.zeros_like(data.labels), class_names=data.class_names[:1])
     indices = split.draw(unlabelled, Stream(run.config.seed, ("data",)))
     numbered = replace(data, labels=number[data.labels], class_names=run.classes)
-    # Numbers that overflow by the server's scale are its own affair; a warning may be an error.
+    # The server's scale may overflow; a warning could become an error that depends on the data.
     with np.errstate(all="ignore"):
         return federation_of_clients(numbered, indices, run.preferences, run.scale)
 
 
 _KINDS = {"features": "a map of features", "frozen": "frozen tensors"}
-"""What the folders of a client hold."""
+"""The content of a client's folders."""
 
 
 def keep_features(folder: Path, digest: str, content: bytes) -> str:
-    """Keep a map, or frozen tensors, that the server sent in a client's ``folder``; returns the hash.
+    """Keep the server's map of features, or frozen tensors, in a client's ``folder``, and return the hash.
 
     Raises:
-        InputError: it is not what the hash says, or no map; nothing is written then.
+        InputError: the content does not fit its hash, or is not a map; nothing is written.
     """
     kind, stated = ("frozen" if digest.startswith(FROZEN) else "features"), digest.removeprefix(FROZEN)
     path = _path(folder, kind, stated)
@@ -337,7 +336,7 @@ def keep_features(folder: Path, digest: str, content: bytes) -> str:
         found = hash_of(parse(content)) if kind == "frozen" else hashlib.sha256(content).hexdigest()
     except SafetensorError as error:
         raise InputError(f"the server sent {_KINDS[kind]} that cannot be read: {error}") from error
-    require(found == stated, f"the server sent {_KINDS[kind]} whose hash is {found}, and not {stated} as it says")
+    require(found == stated, f"the server sent {_KINDS[kind]} whose hash is {found}, not {stated}")
     private_folder(folder)
     write_bytes(private_folder(path.parent) / path.name, content, mode=PRIVATE)
     if kind == "features":
@@ -349,41 +348,41 @@ def keep_features(folder: Path, digest: str, content: bytes) -> str:
     return digest
 
 
-def kept_features(folder: Path, digest: str) -> FeatureMap:
-    """The map of this hash, as the client keeps it.
+def load_features(folder: Path, digest: str) -> FeatureMap:
+    """The client's map of features with this hash.
 
     Raises:
-        NotAllowedError: it does not have it whole; the server then sends it again.
+        NotAllowedError: it is missing or damaged, so that the server sends it again.
     """
     path = _path(folder, "features", digest)
     if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
-        raise NotAllowedError(f"{path}: the map of features of this run is not there, or damaged", NO_FEATURES)
+        raise NotAllowedError(f"{path}: the run's map of features is missing or damaged", NO_FEATURES)
     return _read(path)
 
 
-def kept_frozen(folder: Path, digest: str) -> dict[str, Tensor]:
-    """The frozen tensors of this hash, as the client keeps them.
+def load_frozen(folder: Path, digest: str) -> dict[str, Tensor]:
+    """The client's frozen tensors with this hash.
 
     Raises:
-        NotAllowedError: it does not have them whole; the server then sends them.
+        NotAllowedError: they are missing or damaged, so that the server sends them.
     """
     path = _path(folder, "frozen", digest)
     tensors: dict[str, Tensor] = {}
     with suppress(OSError, SafetensorError):
         tensors = load_file(path)
     if hash_of(tensors) != digest:
-        raise NotAllowedError(f"{path}: the frozen tensors of the server's models are not there, or damaged", NO_FROZEN)
+        raise NotAllowedError(f"{path}: the frozen tensors of the server's models are missing or damaged", NO_FROZEN)
     return tensors
 
 
 def _read(path: Path) -> FeatureMap:
     found = FeatureMap.load(path)
     if found is None:
-        raise InputError(f"{path}: has a module whose code no file has")
+        raise InputError(f"{path}: has a module of its own code")
     return found
 
 
 def _path(folder: Path, kind: str, digest: str) -> Path:
     fits = re.fullmatch("[0-9a-f]{64}", digest) is not None
-    require(fits, f"{digest!r:.80} is no hash of {_KINDS[kind]}")
+    require(fits, f"{digest!r:.80} is not a hash of {_KINDS[kind]}")
     return folder / kind / f"{digest}.safetensors"

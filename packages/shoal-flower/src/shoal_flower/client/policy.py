@@ -1,7 +1,7 @@
-"""A node's own policy, whatever the run's configuration says, and the ledger of what its answers have spent.
+"""A node's own policy, and the ledger of the privacy that its answers have spent.
 
-A server that nobody trusts writes the configuration, the models and the questions. The node's owner writes this file,
-``policy = "/etc/shoal/policy.toml"`` in its ``--node-config``; what it does not allow is refused.
+The server, which a node need not trust, writes the configuration, the models and the questions. The node's owner writes
+the policy (``policy = "/etc/shoal/policy.toml"`` in ``--node-config``); the node refuses everything else.
 """
 
 import hashlib
@@ -36,33 +36,33 @@ Steps = tuple[NonNegativeFloat, Annotated[float, Field(gt=0, le=1, strict=True)]
 """A noise multiplier (0: no differential privacy), a sampling rate, and the number of such steps."""
 
 LedgerEntry = Literal["choice", "histogram", "vote", "leave"]
-"""What leaves the node beside updates; or that the client left for good, which is the last entry and costs nothing."""
+"""A kind of answer beside updates; "leave", the last entry when a client leaves for good, costs nothing."""
 
 Answers = tuple[LedgerEntry, NonNegativeFloat, Count]
-"""A kind, the epsilon of each (0: without noise, and so infinite), and the number of them."""
+"""A kind, the epsilon of each answer (0: no noise, so infinite), and the number of answers."""
 
 
 @settings
 class Ledger:
-    """All that a client has been charged, over all runs: what everything that left the node has spent on its data.
+    """All charges to a client's data, over all runs.
 
-    It has the steps of DP-SGD behind each update, and each choice, histogram and vote, with or without noise. Each is
-    written down before it is computed, so that a client that dies has spent too much and never too little.
+    They are the local steps behind each update, and each choice, histogram and vote. Each is charged before it is
+    computed, so a client that crashes has been charged too much and never too little.
 
-    An older copy of its file would count too little. So each charge is a link in a chain of hashes, whose last link
-    every reply carries, and every offer brings back: a client whose ledger has not that link stops. A link is salted
-    anew with a secret number: it says how many charges there are, and nothing of them, and equal charges after an older
-    copy give other links. A server that lies about the link can stop the client, and nothing else.
+    An older copy of the file would count too little. So each charge is a link in a chain of hashes. Every reply has the
+    last link, every offer returns it, and a client whose ledger lacks it stops. Each link has a new secret salt: it
+    tells the number of charges only, and equal charges after an older copy give different links. A server that lies
+    about the link can stop the client, and nothing else.
 
     Args:
-        steps: local steps on its data, without two of the same noise and rate.
-        answers: without two of the same kind and epsilon.
-        rounds: of training.
+        steps: local steps, summed by noise and rate.
+        answers: summed by kind and epsilon.
+        rounds: number of training rounds.
         chain: the hash of each charge, in hexadecimal.
-        salt: of the last hash, secret.
+        salt: the secret salt of the last hash.
 
-    >>> ledger = Ledger().after([LocalSGD(epochs=1, batch_size=10)], examples=100)
-    >>> ledger = ledger.after([LocalSGD(epochs=1, batch_size=10)], examples=100).answered("vote", 0.5)
+    >>> ledger = Ledger().after_training([LocalSGD(epochs=1, batch_size=10)], examples=100)
+    >>> ledger = ledger.after_training([LocalSGD(epochs=1, batch_size=10)], examples=100).after_answer("vote", 0.5)
     >>> ledger.steps, ledger.answers, ledger.rounds, ledger.stamp[0]
     (((0.0, 0.1, 20),), (('vote', 0.5, 1),), 2, 3)
     """
@@ -74,10 +74,10 @@ class Ledger:
     salt: str = ""
 
     def epsilon(self, delta: float) -> float:
-        """The epsilon that has been spent; infinite once something left the node without noise.
+        """The spent epsilon; infinite after an answer without noise.
 
-        The steps by the "rdp" accountant. An answer of pure epsilon adds at most that, and also no more Renyi
-        divergence than a Gaussian of noise multiplier 1 / epsilon; the smaller total of the two is given.
+        The "rdp" accountant counts the steps. An answer of pure epsilon adds at most epsilon, and at most the Renyi
+        divergence of a Gaussian of noise multiplier 1 / epsilon; the smaller of the two totals counts.
 
         Source: Bun and Steinke 2016, arXiv:1605.02065, Proposition 1.4.
         """
@@ -91,7 +91,7 @@ class Ledger:
 
     @property
     def stamp(self) -> Stamp:
-        """What the server keeps of this ledger."""
+        """The number of charges and the last link."""
         return (len(self.chain), self.chain[-1]) if self.chain else (0, "")
 
     @property
@@ -105,18 +105,17 @@ class Ledger:
         with FileLock(private_folder(folder) / "lock"):
             ledger = Ledger.load(folder / LEDGER)
             if not ledger.closed:
-                ledger.answered("leave", None).save(folder / LEDGER)
+                ledger.after_answer("leave", None).save(folder / LEDGER)
 
     def number_of(self, kind: LedgerEntry) -> int:
-        """How many answers of this kind were given."""
+        """The number of answers of this kind."""
         return sum(count for other, _, count in self.answers if other == kind)
 
     @staticmethod
     def noise_of(local: LocalSGD, *, in_sum: bool = False) -> float:
         """The noise multiplier of a client's own steps; 0 without DP-SGD.
 
-        Where clients share the noise of a sum it is the client's share; ``in_sum``, a secure one, that of the others,
-        who are at least m - 1.
+        With shared noise it is the client's share; ``in_sum``, a secure one, the shares of the other m - 1 or more.
         """
         rule, steps = accounting.private_rule(local), local.gradient_privacy
         if rule is None or steps is None:
@@ -125,46 +124,45 @@ class Ledger:
             return steps.noise_multiplier * math.sqrt((rule.min_clients or 1) - 1)
         return steps.noise_multiplier
 
-    def after(self, trainings: Sequence[LocalSGD], examples: int, *, copies: int = 1, in_sum: bool = False) -> Self:
-        """The ledger with one round more, of these local ``trainings`` on so many examples.
-
-        ``copies`` are those of the most frequent record (`accounting.of_copies`).
-        """
+    def after_training(
+        self, trainings: Sequence[LocalSGD], examples: int, *, copies: int = 1, in_sum: bool = False
+    ) -> Self:
+        """The ledger after a round; ``copies``: of the most frequent record (`accounting.of_copies`)."""
         total = Counter({(noise, rate): count for noise, rate, count in self.steps})
         for local in trainings:
             noise, rate = self.noise_of(local, in_sum=in_sum), local.batch(examples) / examples
             total[accounting.of_copies(noise, rate, copies)] += local.steps_of(examples)
         steps = tuple((noise, rate, count) for (noise, rate), count in sorted(total.items()))
-        return self._linked(replace(self, steps=steps, rounds=self.rounds + 1))
+        return self._add_link(replace(self, steps=steps, rounds=self.rounds + 1))
 
-    def answered(self, kind: LedgerEntry, epsilon: float | None) -> Self:
-        """The ledger with one answer more, of pure ``epsilon``; None: without noise."""
+    def after_answer(self, kind: LedgerEntry, epsilon: float | None) -> Self:
+        """The ledger after one more answer, of pure ``epsilon``; None: without noise."""
         total = Counter({(other, cost): count for other, cost, count in self.answers})
         total[kind, epsilon or 0.0] += 1
-        return self._linked(
+        return self._add_link(
             replace(self, answers=tuple((other, cost, count) for (other, cost), count in sorted(total.items())))
         )
 
-    def _linked(self, charged: Self) -> Self:
+    def _add_link(self, charged: Self) -> Self:
         salted = replace(charged, salt=secrets.token_hex(16))
         return replace(salted, chain=(*self.chain, salted._link(self.chain)))
 
     def _link(self, chain: tuple[str, ...]) -> str:
-        """The hash of these charges after those of ``chain``."""
+        """The hash of these charges after the links of ``chain``."""
         text = json.dumps([chain[-1:], self.salt, self.steps, self.answers, self.rounds])
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def save(self, path: Path) -> None:
-        """Write it, whole or not at all, for its owner alone; the folder's lock must be held."""
+        """Write the file for its owner only; the caller holds the folder's lock."""
         remove_unfinished(private_folder(path.parent))
         write_text(path, json.dumps(vars(self), indent=2) + "\n", mode=PRIVATE)
 
     @staticmethod
     def load(path: Path) -> "Ledger":
-        """The ledger in a file; an empty one where there is none.
+        """The ledger in a file; an empty one without a file.
 
         Raises:
-            InputError: the file is damaged; a client must not go on as if it had spent nothing.
+            InputError: the file is damaged.
         """
         if not path.exists():
             return Ledger()
@@ -178,25 +176,23 @@ class Ledger:
             return ledger
         except (OSError, ValueError, AttributeError) as error:
             raise InputError(
-                f"{path}: is no privacy ledger: {error}; the client stops, and an older copy of the file would count "
-                "too little"
+                f"{path}: is not a privacy ledger: {error}; restore the newest copy, since older ones count too little"
             ) from error
 
     @staticmethod
     def newest(folder: Path, stamp: Stamp) -> "Ledger":
-        """The ledger in a client's ``folder``, which must be open and have every charge that ``stamp`` is of.
+        """The ledger in a client's ``folder``, with every charge up to ``stamp``.
 
         Raises:
-            NotAllowedError: it has not, or it is closed.
+            NotAllowedError: it lacks these charges, or it is closed.
             InputError: it is damaged.
         """
         path, (count, last) = folder / LEDGER, stamp
         ledger = Ledger.load(path)
         if count and ledger.chain[count - 1 : count] != (last,):
-            here = f"others, {ledger.stamp[0]} of them" if ledger.chain else "none"
+            here = f"others ({ledger.stamp[0]})" if ledger.chain else "none"
             raise NotAllowedError(
-                f"the server has seen {count} charges of this client's ledger, and {path} has {here}: it would count "
-                "too little, so the client stops; only the newest ledger lets it go on"
+                f"{path}: the server has seen {count} charges, and the file has {here}; restore the newest ledger"
             )
         if ledger.closed:
             raise NotAllowedError(f"{path} is closed: the client left for good")
@@ -208,38 +204,35 @@ _Question = Literal["train", "choice", "histogram", "vote", "features"]
 
 @settings
 class Policy:
-    """What a node answers. Without a file it has the defaults below.
+    """The questions that a node answers, and their limits over all runs.
 
     Args:
-        delta: of every epsilon of the ledger, which the run's configuration does not change.
-        questions: that are answered: to ``train``; to say the ``choice`` among several models (without it, a round that
-            offers more than one is refused); a ``histogram`` of losses; a ``vote`` for a coordinator; to train on
-            ``features`` by a map of the server's.
-        rounds: most rounds of training, in all runs; left out: any number.
-        min_examples: fewest training examples, which the run's fractions of data held out could make few.
-        min_batch_size: fewest examples in a batch. A model can be made so that one example alone moves it: this bounds
-            what an honest network tells, noise bounds what any tells.
+        delta: of every epsilon of the ledger, whatever the run says.
+        questions: the questions that are answered: ``train``; ``choice`` among several models (without it, the node
+            refuses rounds with more than one); a ``histogram`` of losses; a ``vote`` for a coordinator; training on
+            ``features`` by the server's map.
+        rounds: largest number of training rounds; left out: any.
+        min_examples: smallest number of training examples, which a run's held-out fractions reduce.
+        min_batch_size: smallest batch. It limits what an honest network tells; noise limits what any network tells.
         min_noise_multiplier: least noise of DP-SGD in every local training; 0: any, or none.
         max_grad_norm: largest clipping norm of DP-SGD.
-        sampling: "poisson": batches must be what the accountant assumes; "any": shuffled ones too, for which epsilon is
-            an approximation.
-        choice_epsilon: the choice among K models is randomised at this node: true with probability
-            ``e^epsilon / (e^epsilon + K - 1)``, otherwise any other. Left out: true choices, whose epsilon is infinite.
-        choice_every: rounds from one choice to the next in a run, counted by this node's ledger; between them the
-            client stays with its model, which costs nothing.
-        histogram_epsilon: largest epsilon of a histogram's noise; ``inf``: without noise too, at an infinite epsilon.
-        histograms: most histograms, in all runs.
-        vote_epsilon: largest epsilon of a vote's randomised response; ``inf``: true votes too.
-        votes: most votes, in all runs.
-        classes: of the node's labels, all of which the server must have; left out: those in its data.
+        sampling: "poisson": batches as the accountant assumes; "any": shuffled ones too, whose epsilon is approximate.
+        choice_epsilon: the node randomises its choice among K models: true with probability
+            ``e^epsilon / (e^epsilon + K - 1)``, otherwise any other. Left out: true choices, of infinite epsilon.
+        choice_every: rounds between two choices in a run, by this node's ledger; between them the client keeps its
+            model at no cost.
+        histogram_epsilon: largest epsilon of a histogram's noise; ``inf``: no noise is allowed too.
+        histograms: largest number of histograms.
+        vote_epsilon: largest epsilon of a vote's randomised response; ``inf``: true votes are allowed too.
+        votes: largest number of votes.
+        classes: of the node's labels; the server's classes must include them. Left out: those in its data.
         columns: ``client``, ``label``, ``inputs`` and perhaps ``group`` of the node's table; a run names the same, and
-            some or all inputs. Left out: what the run says.
-        sum_threshold: least share of the clients whose help opens a secure sum. A server that opens sums with fewer
-            unmasks a client with the help of fewer clients.
-        trusts_server: whether the node gives the server updates, choices, histograms and votes without noise; false:
-            also in a secure sum each of them needs noise, since sums of several rounds can be subtracted.
-        networks: a table of the networks that may be trained, by name, and their largest number of parameters; left
-            out: all.
+            some or all inputs. Left out: as the run says.
+        sum_threshold: least share of the clients that can open a secure sum. With a smaller share a server needs fewer
+            helpers to unmask a client.
+        trusts_server: whether updates, choices, histograms and votes may have no noise; false: each needs noise, also
+            in a secure sum, since sums of several rounds can be subtracted.
+        networks: the networks that may be trained, by name, with their largest number of parameters; left out: all.
 
     Source of the randomised choice: Kairouz, Oh, Viswanath 2016, arXiv:1407.1338, section 3.2.
 
@@ -271,7 +264,7 @@ class Policy:
 
     @staticmethod
     def read(path: Path | None) -> "Policy":
-        """The policy in a TOML file; the defaults where ``path`` is None.
+        """The policy in a TOML file; None: the defaults.
 
         Raises:
             InputError: the file is missing, or has an unknown key or a value that is not allowed.
@@ -285,7 +278,7 @@ class Policy:
 
     @staticmethod
     def check_keys(table: Mapping[str, object]) -> None:
-        """Raise `InputError` where ``columns`` are a list."""
+        """Raise `InputError` if ``columns`` are a list."""
         example = '[columns] client = "clinic", label = "ill", inputs = ["age", "dose"]'
         require(not isinstance(table.get("columns"), list), f"'columns' must be a table such as {example}; got a list")
 
@@ -305,11 +298,11 @@ class Policy:
         own, asked = self.columns, config.data.columns
         _allow(
             math.isinf(node.epsilon_budget) or (self.classes is not None and (own is not None or asked is None)),
-            "a node with 'epsilon-budget' and its own data needs 'classes' of its labels in its policy, and [columns] "
-            "of a table: otherwise what it refuses tells the server values, and nothing is charged",
+            "with 'epsilon-budget' and its own data a node's policy needs 'classes', and [columns] for a table; else "
+            "refusals would tell values without a charge",
         )
         missing = quote(sorted({*(self.classes or ())} - {*classes}))
-        _allow(not missing, f"the policy's 'classes' have {missing}, which the server's classes have not")
+        _allow(not missing, f"the policy's 'classes' have {missing}, which the server's classes lack")
         if own is None:
             return
         if asked is None or asked.inputs is None:
@@ -324,9 +317,9 @@ class Policy:
     def check_training(
         self, trainings: Sequence[LocalSGD], models: int, ledger: Ledger, *, in_sum: bool = False
     ) -> None:
-        """Raise `NotAllowedError` unless a round of these local ``trainings`` on one of so many models is allowed.
+        """Raise `NotAllowedError` unless these ``trainings`` of one of ``models`` models are allowed.
 
-        ``in_sum``: what is trained leaves the node in a secure sum alone (`Ledger.noise_of`).
+        ``in_sum``: the update leaves the node in a secure sum only (`Ledger.noise_of`).
         """
         if models > 1:
             self.check_question("choice", f"for a choice among {models} models")
@@ -350,7 +343,7 @@ class Policy:
             )
 
     def check_examples(self, trainings: Sequence[LocalSGD], examples: int) -> None:
-        """Raise `NotAllowedError` unless these local ``trainings`` may be on so many examples."""
+        """Raise `NotAllowedError` unless ``trainings`` on this many ``examples`` are allowed."""
         _allow(
             examples >= self.min_examples,
             f"the policy's 'min_examples' is {self.min_examples}; this run leaves {examples} to train on",
@@ -380,7 +373,7 @@ class Policy:
         _allow(given < most, f"the policy's '{kind}s' is {most}, and the ledger has {given}")
 
     def _check_trust(self, noise: float | None, words: str) -> None:
-        """Raise `NotAllowedError` where there is no ``noise`` and the server is not trusted."""
+        """Raise `NotAllowedError` without ``noise``, unless the server is trusted."""
         _allow(self.trusts_server or bool(noise), f"the policy's 'trusts_server' is false; the server asks for {words}")
 
     def check_question(self, kind: _Question, words: str) -> None:

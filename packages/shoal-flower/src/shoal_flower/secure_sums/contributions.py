@@ -1,4 +1,4 @@
-"""What clients add up: an update or histograms as a block of integers, and what the server makes of the sums."""
+"""Updates and histograms as blocks of integers, and the server's numbers from their sums."""
 
 import hashlib
 import json
@@ -18,21 +18,21 @@ from shoal_flower.messages import Offer, parts_of
 from shoal_flower.secure_sums.protocol_messages import RefusedError
 
 _FINE = 2.0**-18
-"""The largest step with which a mean is off by at most 1.9e-6: half a step a client, by rounding to the nearest."""
+"""The largest step for an error of a mean of at most 1.9e-6: half a step per client, by rounding."""
 
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """Numbers in [-bound, bound] as multiples of ``step``, modulo 2^bits; a sum of so many ``clients`` cannot wrap.
+    """Numbers in [-bound, bound] as multiples of ``step``, modulo 2^bits, whose sum over all clients cannot wrap.
 
     Args:
         bits: 32 or 64.
         step: the value of 1.
-        bound: to which numbers are clipped.
+        bound: numbers are clipped to it.
 
     >>> numbers = FixedPoint.of_sums(clients=20, bound=10.0)
-    >>> total = sum(numbers.encoded(np.array([x])) for x in (0.5, -1.25, -7.0))
-    >>> numbers.bits, np.round(numbers.decoded(total), 6).tolist()
+    >>> total = sum(numbers.encode(np.array([x])) for x in (0.5, -1.25, -7.0))
+    >>> numbers.bits, np.round(numbers.decode(total), 6).tolist()
     (32, [-7.75])
     """
 
@@ -42,12 +42,12 @@ class FixedPoint:
 
     @staticmethod
     def of_sums(clients: int, bound: float, integers: int = 0) -> "FixedPoint":
-        """The form for sums of ``clients`` numbers in [-bound, bound], and of integers up to ``integers`` beside them.
+        """The form for sums of ``clients`` numbers in [-bound, bound], and of ``clients`` integers up to ``integers``.
 
-        32 bits where they are fine and wide enough, else 64.
+        It has 32 bits if they are fine and wide enough, otherwise 64.
         """
         for bits in (32, 64):
-            # A thousandth is left for rounding, also that of floating point.
+            # A thousandth is left for rounding, including floating point.
             step = clients * bound / (0.999 * 2.0 ** (bits - 1))
             if bits == 64 or (step <= _FINE and clients * integers < 2**31):
                 break
@@ -58,17 +58,17 @@ class FixedPoint:
         """The type of encoded numbers, little-endian."""
         return np.dtype(f"<u{self.bits // 8}")
 
-    def encoded(self, values: NDArray[np.float64], *, clipped: bool = True) -> NDArray:
-        """The ``values``, ``clipped`` or not, as multiples of the step, rounded to the nearest.
+    def encode(self, values: NDArray[np.float64], *, clipped: bool = True) -> NDArray:
+        """The ``values`` as the nearest multiples of the step.
 
-        Numbers that are not clipped may be beyond the bound. Their sum is still exact modulo 2^bits.
+        Without clipping they may exceed the bound; their sum is still exact modulo 2^bits.
         """
         bound = self.bound if clipped else 2.0**62 * self.step
         units = np.rint(np.clip(values, -bound, bound) / self.step)
         return units.astype(np.int64).astype(self.dtype)
 
-    def decoded(self, total: NDArray) -> NDArray[np.float64]:
-        """The sum that ``total`` stands for."""
+    def decode(self, total: NDArray) -> NDArray[np.float64]:
+        """The sum of numbers whose integers add up to ``total``."""
         return total.astype(self.dtype).view(f"<i{self.bits // 8}") * self.step
 
 
@@ -77,49 +77,46 @@ HISTOGRAMS = np.dtype("<u4")
 
 
 def check_summable(config: Config) -> SecureAggregationSection:
-    """The section of secure aggregation of a run whose clients need send nothing but sums.
+    """The section of secure aggregation of a run that needs sums only.
 
     Raises:
-        InputError: it has none, or it needs what a single client sends.
+        InputError: it has no such section, or needs single clients' numbers.
     """
     section, where = config.secure_aggregation, "with [secure_aggregation]"
-    require(section is not None, "[secure_aggregation] is missing: the run's server asks for single updates")
+    require(section is not None, "[secure_aggregation] is missing; without it the server asks for single updates")
     assert section is not None
     name, parts = config.algorithm.name, parts_of(config.algorithm.value)
     require(
         parts.choice == "client",
-        f"'algorithm.name' must be one whose clients choose a cluster and average in it {where}, such as ifca or "
-        f"fedavg; {name} needs what single clients send",
+        f"'algorithm.name' must be one whose clients choose a cluster {where} (got {name}); use ifca or fedavg",
     )
     weighs_by_examples(config)
-    require(config.coordinator is None, f"[coordinator] must be left out {where}, since it asks single clients")
+    require(config.coordinator is None, f"[coordinator] must be left out {where}")
     require(
         config.defenses.norm_clipping is None,
-        f"[defenses.norm_clipping] must be left out {where}: the server sees no single update, and clients clip theirs "
-        "to 'secure_aggregation.max_update_norm'",
+        f"[defenses.norm_clipping] must be left out {where}; use 'secure_aggregation.max_update_norm'",
     )
     rule = config.defenses.dp_sgd
     least = 1 if rule is None else rule.min_clients or 1
     require(
         least <= section.min_clients,
-        f"'secure_aggregation.min_clients' must be at least that of [defenses.dp_sgd], by which clients share the "
-        f"noise; got {section.min_clients}",
+        f"'secure_aggregation.min_clients' must be at least 'defenses.dp_sgd.min_clients' = {least} "
+        f"(got {section.min_clients})",
     )
     return section
 
 
 def weighs_by_examples(config: Config) -> bool:
-    """Whether clients of a cluster weigh by their numbers of examples; otherwise they weigh alike.
+    """Whether clients of a cluster weigh by their numbers of examples, and not equally.
 
     Raises:
-        InputError: the algorithm does not say.
+        InputError: the algorithm has no such weights.
     """
     part: object = parts_of(config.algorithm.value).server
     while part is not None and not hasattr(part, "weighting"):
         require(
             not isinstance(part, CoordinateMedian | TrimmedMean | MultiKrum),
-            f"'algorithm.name' cannot be {config.algorithm.name} with [secure_aggregation]: it compares single "
-            "updates, which the server does not see",
+            f"'algorithm.name' cannot be {config.algorithm.name} with [secure_aggregation]: it compares single updates",
         )
         part = getattr(part, "inner", getattr(part, "base", None))
     require(part is not None, f"'algorithm.name': {config.algorithm.name} has no 'weighting' of clients in a sum")
@@ -127,17 +124,17 @@ def weighs_by_examples(config: Config) -> bool:
 
 
 def numbers_of(config: Config, clients: int) -> FixedPoint:
-    """The form of the numbers of an update's block, in a sum of so many ``clients``."""
+    """The form of the numbers of an update's block in a sum over ``clients``."""
     section = check_summable(config)
     largest = section.max_examples if weighs_by_examples(config) else 1
     return FixedPoint.of_sums(clients, section.max_update_norm * largest, section.max_examples)
 
 
 def update_block(update: ClientUpdate, models: Tensor, config: Config, clients: int) -> NDArray:
-    """The block (1 + P,) of an update: number of examples, and the weighted and clipped update.
+    """The block (1 + P,) of an update: the number of examples, and the weighted and clipped update.
 
-    It never fails, since a failure would tell the server about the data. An update that is not finite counts as none.
-    An update with a share of the sum's noise is not clipped, which would make the share too small.
+    It never fails, since a failure would tell the server about the data. An update that is not finite counts as 0. An
+    update with a share of the sum's noise is not clipped, since clipping would reduce the share.
     """
     section, numbers = check_summable(config), numbers_of(config, clients)
     move = (update.end.double() - models[update.cluster].double()).numpy()
@@ -149,15 +146,15 @@ def update_block(update: ClientUpdate, models: Tensor, config: Config, clients: 
         move *= section.max_update_norm / norm
     examples = min(update.examples, section.max_examples)
     weight = examples if weighs_by_examples(config) else 1
-    encoded = numbers.encoded(weight * move, clipped=not shared)
+    encoded = numbers.encode(weight * move, clipped=not shared)
     return np.concatenate([np.array([examples], numbers.dtype), encoded])
 
 
 def summed_update(block: NDArray, members: int, config: Config, clients: int) -> tuple[int, Tensor]:
-    """The number of examples of a cluster's ``members``, and their mean update (P,), float64, from the block's sum.
+    """The number of examples of a cluster's ``members`` and their mean update (P,) float64, from the block's sum.
 
     Raises:
-        RefusedError: honest clients cannot have sent this sum.
+        RefusedError: honest clients cannot send this sum.
     """
     section, examples, numbers = check_summable(config), int(block[0]), numbers_of(config, clients)
     weight = examples if weighs_by_examples(config) else members
@@ -165,7 +162,7 @@ def summed_update(block: NDArray, members: int, config: Config, clients: int) ->
         raise RefusedError(
             f"{examples} examples from {members} clients with 1 to {section.max_examples} each: one client lies"
         )
-    mean = torch.from_numpy(numbers.decoded(block[1:]) / weight)
+    mean = torch.from_numpy(numbers.decode(block[1:]) / weight)
     # Rounding moves each number of the mean by at most half a step.
     reachable, norm = section.max_update_norm + numbers.step * len(mean) ** 0.5, float(mean.norm())
     if not norm <= reachable:
@@ -187,13 +184,13 @@ def summed_histograms(block: NDArray) -> Floats:
 
 
 def models_digest(models: Tensor) -> str:
-    """A digest of models (K, P), by which sums over the same models are known."""
+    """A digest of models (K, P), to recognise sums over the same models."""
     numbers = models.detach().cpu().contiguous().numpy().astype("<f4")
     return hashlib.sha256(str(numbers.shape).encode() + numbers.tobytes()).hexdigest()
 
 
 def offer_digest(offer: Offer) -> bytes:
-    """A digest of what every client is offered alike."""
+    """A digest of the parts of an offer that are equal for all clients."""
     directives = {name: values.tolist() for name, values in sorted(offer.directives.items())}
     scale = None if offer.scale is None else vars(offer.scale)
     known = [list(offer.classes), scale, offer.features, offer.frozen]

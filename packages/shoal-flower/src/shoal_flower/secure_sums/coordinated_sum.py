@@ -1,4 +1,4 @@
-"""The server's side of one secure sum: it carries messages, adds masked numbers, and opens what clients let it."""
+"""The server's side of one secure sum: it passes messages on, adds masked numbers and opens sums."""
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -35,12 +35,12 @@ from shoal_flower.secure_sums.protocol_messages import (
 )
 
 SendQuestions = Callable[[Mapping[str, Question]], Iterator[tuple[str, Answer, bytes]]]
-"""Sends clients their questions, and hands out the answers that come in time: name, answer, and the blocks beside."""
+"""Sends clients their questions and yields the answers in time: name, answer, masked blocks."""
 
 _Kind = TypeVar("_Kind", bound=Answer)
 
 _TRIES = 5000
-"""Subsets of shares that are tried where some are wrong: three wrong holders of 30, or two of 100."""
+"""Largest number of subsets of shares to try if some are wrong: enough for three wrong of 30, or two of 100."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class ClusterSums:
     """The outcome of a sum.
 
     Args:
-        members: the names of the clients that are in it.
-        counts: (K,) how many of them chose each cluster.
-        blocks: the sum of the blocks of each cluster that was opened, (L,) encoded.
+        members: the names of its clients.
+        counts: (K,) number of clients per cluster.
+        blocks: (L,) encoded, the sum of the blocks of each open cluster.
     """
 
     members: tuple[str, ...]
@@ -64,15 +64,15 @@ class CoordinatedSum:
 
     Args:
         session: of the sum.
-        config: that all clients are sent.
+        config: of the run, for all clients.
         clusters: K.
-        form: L, the length of a block, and the little-endian type of its numbers, by the number of clients with cards.
-        share: of the clients, above which their shares open the sum.
-        offer: digest of what all clients are offered.
-        ask: the way to the clients.
-        reject: called with a client's name and why its answer is not taken.
-        culprits: the clients that made it fail, or whose shares are wrong.
-        members: of the sum, once clients are told who they are.
+        form: the length L of a block and the little-endian type of its numbers, by the number of clients with cards.
+        share: more than this share of the clients opens the sum.
+        offer: the digest of the offer to all clients.
+        ask: sends questions.
+        reject: called with a client's name and the reason to reject its answer.
+        culprits: the clients that broke the sum, or gave wrong shares.
+        members: of the sum, once the clients know them.
     """
 
     session: Session
@@ -86,16 +86,13 @@ class CoordinatedSum:
     culprits: set[str] = field(default_factory=set)
     members: tuple[str, ...] = ()
 
-    def carried_out(self, names: Sequence[str], known: KnownKeys, least: int) -> ClusterSums:
-        """The sums over those of the clients that answer.
+    def run(self, names: Sequence[str], known: KnownKeys, least: int) -> ClusterSums:
+        """The sums over the clients of ``names`` that answer; blocks of ``least`` or more members are opened.
 
-        Args:
-            names: of the clients that are asked.
-            known: the clients' keys; new ones are added.
-            least: members of a cluster whose block is opened.
+        New keys of clients are added to ``known``.
 
         Raises:
-            RefusedError: too few clients answered, or gave right shares, so that nothing can be opened.
+            RefusedError: too few clients answered or gave right shares.
         """
         cards = self._cards(names, known)
         threshold = threshold_of(len(cards), self.share)
@@ -130,7 +127,7 @@ class CoordinatedSum:
         return ClusterSums(members, numbers, blocks)
 
     def _cards(self, names: Sequence[str], known: KnownKeys) -> dict[str, Card]:
-        """The cards of the clients that have sent one, sorted by name."""
+        """The valid cards by name, sorted."""
         cards = dict[str, Card]()
         for name, card, _ in self._answers(
             dict.fromkeys(names, Opening(self.session, self.config, self.clusters)), Card
@@ -149,7 +146,7 @@ class CoordinatedSum:
         return dict(sorted(cards.items()))
 
     def _letters(self, cards: Mapping[str, Card]) -> dict[str, dict[str, bytes]]:
-        """The letters of each client that has sent one to each other."""
+        """The letters of each client that sent one to every other client."""
         letters = dict[str, dict[str, bytes]]()
         roster = SumMembers(self.session, tuple(cards.values()))
         for name, answer, _ in self._answers(dict.fromkeys(cards, roster), Letters):
@@ -162,7 +159,7 @@ class CoordinatedSum:
     def _masked(
         self, cards: Mapping[str, Card], letters: Mapping[str, Mapping[str, bytes]], binding: bytes
     ) -> tuple[dict[str, Masked], NDArray]:
-        """The masked counts of each client that has sent its numbers, and the sum of all blocks (K, L)."""
+        """The masked counts of each client that sent its numbers, and the sum of all blocks (K, L)."""
         deliveries: dict[str, Question] = {
             name: Delivery(self.session, {sender: sent[name] for sender, sent in letters.items() if sender != name})
             for name in letters
@@ -181,20 +178,17 @@ class CoordinatedSum:
     def _secrets(
         self, cards: Mapping[str, Card], members: Sequence[str], sharers: Sequence[str], threshold: int
     ) -> tuple[dict[str, bytes], list[str]]:
-        """The seed of the counts of each member and the mask key of each other client; and who gave their shares."""
-        given = dict[str, Mapping[str, bytes]]()
-        for holder, answer, _ in self._answers(
-            dict.fromkeys(members, Members(self.session, tuple(members))), CountShares
-        ):
-            given[holder] = answer.shares
-        # The counts' seed is a member's first one; of others the mask key is asked.
+        """The seed of the counts of each member and the mask key of each other client; and the holders of shares."""
+        questions = dict.fromkeys(members, Members(self.session, tuple(members)))
+        given = {holder: answer.shares for holder, answer, _ in self._answers(questions, CountShares)}
+        # A member's first seed is that of the counts; None is the mask key.
         number = {name: 0 if name in members else None for name in sharers}
         return {name: self._secret(cards, name, given, threshold, which) for name, which in number.items()}, list(given)
 
     def _block_shares(
         self, transcript: Transcript, holders: Sequence[str], clusters: Sequence[int]
     ) -> dict[str, dict[int, dict[str, bytes]]]:
-        """The shares that each client gives, by cluster, by the name of whose they are."""
+        """Each holder's shares, by cluster and by the client whose seed they belong to."""
         shares = dict[str, dict[int, dict[str, bytes]]]()
         for holder, answer, _ in self._answers(dict.fromkeys(holders, transcript), BlockShares):
             if answer.shares.keys() == set(clusters):
@@ -204,7 +198,7 @@ class CoordinatedSum:
         return shares
 
     def _answers(self, questions: Mapping[str, Question], kind: type[_Kind]) -> Iterator[tuple[str, _Kind, bytes]]:
-        """The answers of this ``kind``, one a client."""
+        """The answers of this ``kind``, one per client."""
         asked = set(questions)
         for name, answer, blocks in self.ask(questions):
             if name not in asked:
@@ -223,19 +217,14 @@ class CoordinatedSum:
         threshold: int,
         number: int | None,
     ) -> bytes:
-        """A secret of the client ``name``, from shares of which some may be wrong.
+        """The seed ``number`` (None: the mask key) of the client ``name``, from shares by holder, some perhaps wrong.
 
-        Args:
-            cards: of all clients, in the order in which they were numbered for shares.
-            name: of the client.
-            given: the shares that each holder gave, by whose secret they are of.
-            threshold: shares that give the secret.
-            number: of the seed; None: the mask key.
+        ``cards`` are in the order in which holders were numbered.
         """
         card, holders = cards[name], [holder for holder in given if holder not in self.culprits]
         numbered = {x: holder for x, holder in enumerate(cards, start=1) if name in given.get(holder, {})}
         shares = {x: given[holder][name] for x, holder in numbered.items() if holder not in self.culprits}
-        # More clients lack a share than may help the server: the client has sent them none.
+        # More clients lack a share than may help the server: the client sent them none.
         if len(shares) < threshold and len(holders) - len(shares) > len(cards) - threshold:
             self._accuse(name, "no right shares of its secrets for the others")
         self._enough(shares, threshold, f"gave their shares of the secrets of '{name}'")
@@ -243,7 +232,7 @@ class CoordinatedSum:
             secret = secret_of(right, threshold)
             hashed = hashlib.sha256(secret).digest
             if public_of(secret) == card.mask if number is None else hashed() == card.seeds[number]:
-                # Who is wrong is worth finding out only where somebody must be.
+                # If the first subset fits, no holder is searched for a wrong share.
                 for x in wrong_shares(right, shares) if tried else ():
                     self._accuse(numbered[x], f"a wrong share of a secret of '{name}'")
                 return secret

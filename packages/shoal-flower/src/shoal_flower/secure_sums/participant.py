@@ -1,4 +1,4 @@
-"""A client's side of one secure sum: it answers five questions, each once and in order, and remembers in between."""
+"""A client's side of one secure sum: it answers five questions, each once and in order."""
 
 import hashlib
 from collections.abc import Collection, Sequence
@@ -15,11 +15,11 @@ from shoal_flower.secure_sums.primitives import (
     NodeKey,
     draw_secret,
     is_signed,
-    opened,
     public_of,
-    sealed,
+    seal,
     shared_key,
     shares_of,
+    unseal,
 )
 from shoal_flower.secure_sums.protocol_messages import (
     COUNTS,
@@ -47,25 +47,25 @@ from shoal_flower.secure_sums.protocol_messages import (
 
 @dataclass(frozen=True)
 class Participant:
-    """A client in one sum, after some of its answers; each method gives the next one and the client after it.
+    """A client in one sum, after some of its answers; each method gives the next answer and the client after it.
 
-    A seed and the mask key of one client are never both given away: `count_shares` is answered once, for members or
-    for others. So is everything else, since a second answer with the same secrets could be subtracted from the first.
+    Each question is answered once, since a second answer with the same secrets could be subtracted from the first. So
+    `count_shares` never gives away both a seed and the mask key of one client.
 
     Args:
         session: of the sum.
-        config: of the run, as the server sent it; other clients' signatures are of the same one.
-        card: its own.
-        letters_key: its private key of letters.
-        mask_key: its private key of masks.
+        config: of the run, from the server; the clients' signatures cover it.
+        card: its own card.
+        letters_key: its private key for letters.
+        mask_key: its private key for masks.
         seeds: of its own masks: of the counts, and of each block.
-        share: of the clients, above which their shares open a sum (`threshold_of`).
+        share: more than this share of the clients opens a sum (`threshold_of`).
         stage: number of its answers.
         cards: of all clients, sorted by name.
         sharers: the clients that sent letters.
-        held: the shares that others gave it, by their names: of the mask key, then of the seeds.
+        held: other clients' shares by name: of the mask key, then of the seeds.
         binding: see `binding_of`.
-        subjects: digests of what the sum is about, by which its members are compared with those of other sums.
+        subjects: digests of the models and the choice, to compare the members with those of other sums.
         members: of the sum.
     """
 
@@ -98,9 +98,8 @@ class Participant:
         """Shares of its secrets for each other client of ``roster``, sealed.
 
         Raises:
-            RefusedError: it is not the client's turn; a card is not signed by the node that is known by its name, has
-                keys that cannot be used or is of another sum; the client's own is not there; or so few clients give a
-                sum that fewer than ``least`` of them could open it.
+            RefusedError: a question out of order; a card with another node's signature, unusable keys or of another
+                sum; a missing own card; or a sum that fewer than ``least`` clients could open.
         """
         self._require(roster.session, 1)
         cards = tuple(sorted(roster.cards, key=lambda card: card.name))
@@ -121,12 +120,12 @@ class Participant:
             if card.name == self.card.name:
                 held[card.name] = tuple(shares)
             else:
-                letters[card.name] = sealed(self._letter_key(card, self.card.name, digest), b"".join(shares))
+                letters[card.name] = seal(self._letter_key(card, self.card.name, digest), b"".join(shares))
         known.pin({card.name: card.key for card in cards})
         return replace(self, stage=2, cards=cards, held=held), Letters(letters)
 
     def half(self, delivery: Delivery) -> int:
-        """The half of its cluster, 0 or 1, that the client is in."""
+        """The client's half of its cluster, 0 or 1."""
         sharers = sorted({self.card.name, *delivery.letters})
         digest = binding_of(self.session, self.config, self.cards, sharers, b"")
         return half_of(self.card.name, sharers, digest)
@@ -140,18 +139,12 @@ class Participant:
         key: NodeKey,
         subjects: Sequence[str] = (),
     ) -> tuple["Participant", Masked, NDArray]:
-        """Its counts and its blocks (K, L), masked.
+        """Its masked counts and blocks (K, L); ``block`` (L,) is that of its ``cluster``, and the others are 0.
 
-        Args:
-            delivery: the letters of others.
-            offer: a digest of what the client was offered.
-            cluster: that it chose.
-            block: (L,) of that cluster, encoded; those of others are 0.
-            key: of the node, which signs the counts.
-            subjects: of the sum.
+        ``offer`` is the digest of the client's offer, and ``key`` signs the counts.
 
         Raises:
-            RefusedError: it is not the client's turn, or too few clients have sent letters.
+            RefusedError: a question out of order, or letters of too few clients.
         """
         self._require(delivery.session, 2)
         mine, cards = self.card.name, {card.name: card for card in self.cards}
@@ -161,9 +154,9 @@ class Participant:
         refuse_unless(len(sharers) >= self.threshold, f"letters of {len(sharers)} clients; {self.threshold} are needed")
         held, digest = dict(self.held), binding_of(self.session, self.config, self.cards, (), b"")
         for name, letter in delivery.letters.items():
-            # Of a letter that does not open the client has no share; enough others may.
+            # A letter that does not open gives no share; enough other clients may have theirs.
             try:
-                text = opened(self._letter_key(cards[name], name, digest), letter)
+                text = unseal(self._letter_key(cards[name], name, digest), letter)
             except ValueError:
                 continue
             if len(text) == BYTES * (1 + len(self.seeds)):
@@ -186,16 +179,13 @@ class Participant:
     def count_shares(
         self, question: Members, earlier: Sequence[Collection[str]] = (), least: int = 1
     ) -> tuple["Participant", CountShares]:
-        """Its shares of the members' counts' seeds, and of the mask keys of those that are none.
+        """Its shares of the members' seeds of counts, and of the other clients' mask keys.
 
-        Args:
-            question: the members.
-            earlier: the members of each sum about the same `subjects`.
-            least: the fewest members by which two such sums may differ.
+        ``earlier`` has the members of each sum about the same `subjects`.
 
         Raises:
-            RefusedError: it is not the client's turn; it is no member itself; too few are; or the difference between
-                this sum and an earlier one would be the numbers of fewer than ``least`` clients.
+            RefusedError: a question out of order; the client is not a member; too few are; or this sum and an earlier
+                one differ by fewer than ``least`` clients, whose numbers the difference would tell.
         """
         self._require(question.session, 3)
         members = tuple(sorted(question.names))
@@ -216,7 +206,7 @@ class Participant:
         """Its shares of the seeds of the blocks of each cluster that at least ``least`` members chose.
 
         Raises:
-            RefusedError: it is not the client's turn; the members are not those of before; or as `opened_counts`.
+            RefusedError: a question out of order, other members than before, or as `opened_counts`.
         """
         self._require(transcript.session, 4)
         refuse_unless(transcript.counts.keys() == set(self.members), "other members than before")
@@ -228,8 +218,8 @@ class Participant:
         return replace(self, stage=5), BlockShares(shares)
 
     @property
-    def finished(self) -> bool:
-        """Whether nothing more can be asked, so that its secrets may be forgotten."""
+    def is_finished(self) -> bool:
+        """Whether no question remains, so that the secrets can be deleted."""
         return self.stage == 5
 
     @property
@@ -237,17 +227,17 @@ class Participant:
         """The number of clients whose shares give a secret."""
         return threshold_of(len(self.cards), self.share)
 
-    def written(self) -> str:
-        """As JSON, for the client's own disk."""
+    def to_json(self) -> str:
+        """The client as JSON, for its own disk."""
         return _PARTICIPANTS.dump_json(self).decode()
 
     @staticmethod
     def read(text: str) -> "Participant":
-        """A client as it was written; raises `ValueError` where the text is damaged."""
+        """The client in a text of `to_json`; raises `ValueError` if it is damaged."""
         return _PARTICIPANTS.validate_json(text)
 
     def _letter_key(self, other: Card, sender: str, digest: bytes) -> bytes:
-        """The key of a letter between this client and another, which ``sender`` sends, by the digest of all cards."""
+        """The key of a letter from ``sender`` between this client and another; ``digest`` is of all cards."""
         return shared_key(self.letters_key, other.letters, b"letter", sender.encode(), digest)
 
     def _require(self, session: Session, stage: int) -> None:

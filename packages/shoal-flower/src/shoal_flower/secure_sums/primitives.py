@@ -1,11 +1,11 @@
-"""Keys, masks and shares: long-term keys by which nodes sign, and those that two clients agree on for one sum.
+"""Keys, masks and shares: nodes' long-term signature keys, and the keys of two clients for one sum.
 
-Masks and letters use X25519, HKDF-SHA256, ChaCha20 and ChaCha20-Poly1305. A mask is the key stream of ChaCha20 under a
-key of 256 bits that is used for nothing else. Flower's own masks are of a Mersenne twister that is seeded with 32 bits
-(`flwr.common.secure_aggregation.secaggplus_utils.pseudo_rand_gen`), which a few known numbers and two to the 32 trials
-give away; `packages/shoal-flower/tests/secure_sums` does so.
+Masks and letters use X25519, HKDF-SHA256, ChaCha20 and ChaCha20-Poly1305. A mask is the key stream of ChaCha20 under
+its own key of 256 bits. Flower's masks come from a Mersenne twister with a seed of 32 bits
+(`flwr.common.secure_aggregation.secaggplus_utils.pseudo_rand_gen`); a few known numbers and 2^32 trials reveal the
+seed, as `packages/shoal-flower/tests/secure_sums` shows.
 
-Shares are Shamir's (CACM 22(11), 1979): any t of n give a secret, and t - 1 say nothing. They are integers modulo the
+Shares are Shamir's (CACM 22(11), 1979): any t of n give a secret, and t - 1 tell nothing. They are integers modulo the
 prime 2^255 - 19, as X25519 private keys and seeds are.
 """
 
@@ -36,28 +36,28 @@ _ALGORITHM = ec.ECDSA(hashes.SHA384())
 
 @dataclass(frozen=True)
 class NodeKey:
-    """A node's private key; ``public`` is the line of it that others may have, without a comment."""
+    """A node's private key."""
 
     private: _PrivateKey
 
     @staticmethod
     def load(path: Path) -> "NodeKey":
-        """The key in OpenSSH's form in a file, as Flower's SuperNodes have it (ECDSA, or Ed25519).
+        """The key in a file in OpenSSH's form, as Flower's SuperNodes have it (ECDSA or Ed25519).
 
         Raises:
-            InputError: the file is missing or holds no such key.
+            InputError: the file is missing or has no such key.
         """
         try:
             key = serialization.load_ssh_private_key(path.read_bytes(), password=None)
         except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-            raise InputError(f"{path}: is no private key of OpenSSH without a password: {error}") from error
+            raise InputError(f"{path}: is not a private key of OpenSSH without a password: {error}") from error
         require(isinstance(key, _PrivateKey), f"{path}: must be a key of ECDSA or Ed25519")
         assert isinstance(key, _PrivateKey)
         return NodeKey(key)
 
     @staticmethod
     def load_or_make(path: Path) -> "NodeKey":
-        """The key in ``path``, made there where is none, for its owner alone to read."""
+        """The key in ``path``; without a file, a new one that only its owner can read."""
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             form = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
@@ -68,7 +68,7 @@ class NodeKey:
 
     @property
     def public(self) -> str:
-        """The public key, as a line of OpenSSH."""
+        """The public key as a line of OpenSSH, without a comment."""
         form = serialization.PublicFormat.OpenSSH
         return self.private.public_key().public_bytes(serialization.Encoding.OpenSSH, form).decode()
 
@@ -80,7 +80,7 @@ class NodeKey:
 
 
 def is_signed(public: str, signature: bytes, message: bytes) -> bool:
-    """Whether ``signature`` is of ``message`` by the owner of the ``public`` key."""
+    """Whether ``signature`` of ``message`` is by the owner of the ``public`` key."""
     try:
         key = serialization.load_ssh_public_key(public.encode())
         if isinstance(key, ec.EllipticCurvePublicKey):
@@ -100,8 +100,8 @@ class KnownKeys:
 
     Args:
         keys: by name.
-        path: of the file; one client a line, its name, then its key as OpenSSH writes it.
-        fixed: whether the file is the whole list; otherwise a name that is new is added with its first key.
+        path: the file, with a name and a key in OpenSSH's form per line.
+        fixed: whether the file is the whole list; otherwise a new name is added with its first key.
     """
 
     keys: Mapping[str, str]
@@ -110,10 +110,10 @@ class KnownKeys:
 
     @staticmethod
     def load(path: Path, *, fixed: bool) -> "KnownKeys":
-        """The keys in a file; none where there is no file that is not ``fixed``.
+        """The keys in a file; none without a file, unless it is ``fixed``.
 
         Raises:
-            InputError: it cannot be read, a line is no name and key, or a name or a key is there twice.
+            InputError: the file cannot be read, a line is not a name and a key, or a name or key is repeated.
         """
         if not fixed and not path.exists():
             return KnownKeys({}, path, fixed)
@@ -134,7 +134,7 @@ class KnownKeys:
         return KnownKeys(keys, path, fixed)
 
     def fault(self, presented: Iterable[tuple[str, str]]) -> str:
-        """Why these clients, names and keys, are not those that are known; "" where they are, or are new."""
+        """The reason why these names and keys contradict the known ones; "": they do not."""
         names, keys = set[str](), set[str]()
         for name, key in presented:
             if name in names or key in keys:
@@ -151,7 +151,7 @@ class KnownKeys:
         return ""
 
     def pin(self, presented: Mapping[str, str]) -> None:
-        """Add the clients, name and key, that are new to the file, unless it is the whole list."""
+        """Add new names and keys to the file, unless it is ``fixed``."""
         if not self.fixed and not presented.keys() <= self.keys.keys():
             lines = [f"{name} {key}" for name, key in ({**presented, **self.keys}).items()]
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -164,7 +164,7 @@ def public_of(private: bytes) -> bytes:
 
 
 def is_usable(public: bytes) -> bool:
-    """Whether ``public`` is an X25519 key with which `shared_key` works: no point of small order."""
+    """Whether `shared_key` works with the X25519 key ``public``, which is then not a point of small order."""
     try:
         X25519PrivateKey.from_private_bytes(bytes(31) + b"\1").exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
@@ -173,43 +173,39 @@ def is_usable(public: bytes) -> bool:
 
 
 def shared_key(private: bytes, public: bytes, *labels: bytes) -> bytes:
-    """The key of 32 bytes that two clients share for what ``labels`` name.
+    """The key of 32 bytes that two clients share for the purpose ``labels``.
 
     Raises:
-        ValueError: ``public`` is a point of small order, which any other key would share a known secret with.
+        ValueError: ``public`` is a point of small order, whose secrets with other keys are known.
     """
     agreed = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
-    return derived(agreed, *labels)
+    return derive_key(agreed, *labels)
 
 
-def derived(secret: bytes, *labels: bytes) -> bytes:
-    """A key of 32 bytes from ``secret``, for what ``labels`` name."""
+def derive_key(secret: bytes, *labels: bytes) -> bytes:
+    """A key of 32 bytes from ``secret``, for the purpose ``labels``."""
     info = b"".join(len(label).to_bytes(8, "little") + label for label in (b"shoal secure sum", *labels))
     return HKDF(algorithm=hashes.SHA256(), length=32, salt=None, info=info).derive(secret)
 
 
 def mask_of(key: bytes, shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
-    """Uniform integers of ``dtype``, the same for the same key; a key is of one mask."""
+    """Uniform integers of ``dtype``, determined by ``key``, which must serve one mask only."""
     zeros = bytes(int(np.prod(shape)) * dtype.itemsize)
     stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update(zeros)
     return np.frombuffer(stream, dtype).reshape(shape)
 
 
 _ONCE = bytes(12)
-"""The nonce of every letter, since each has a key of its own."""
+"""The nonce of every letter, since each has its own key."""
 
 
-def sealed(key: bytes, letter: bytes) -> bytes:
-    """The ``letter`` encrypted and authenticated by a key that seals nothing else."""
+def seal(key: bytes, letter: bytes) -> bytes:
+    """The ``letter``, encrypted and authenticated; ``key`` must seal nothing else."""
     return ChaCha20Poly1305(key).encrypt(_ONCE, letter, None)
 
 
-def opened(key: bytes, letter: bytes) -> bytes:
-    """A letter as it was before `sealed`.
-
-    Raises:
-        ValueError: it was sealed by another key, or changed.
-    """
+def unseal(key: bytes, letter: bytes) -> bytes:
+    """The letter before `seal`; raises `ValueError` for another key or a changed letter."""
     try:
         return ChaCha20Poly1305(key).decrypt(_ONCE, letter, None)
     except InvalidTag:
@@ -222,12 +218,12 @@ BYTES = 32
 
 
 def draw_secret() -> bytes:
-    """A secret that can be shared, uniform, from the machine's randomness."""
+    """A uniform secret from the machine's randomness."""
     return secrets.randbelow(PRIME).to_bytes(BYTES, "little")
 
 
 def shares_of(secret: bytes, threshold: int, holders: int) -> list[bytes]:
-    """A share of ``secret`` for each of the holders 1, 2, ..., of which ``threshold`` give it back.
+    """A share of ``secret`` for each of the holders 1, 2, ...; any ``threshold`` shares give it back.
 
     >>> shares = shares_of(b"7" + bytes(31), threshold=2, holders=3)
     >>> secret_of({1: shares[0], 3: shares[2]}, threshold=2)[:1]
@@ -244,12 +240,12 @@ def shares_of(secret: bytes, threshold: int, holders: int) -> list[bytes]:
 
 
 def secret_of(shares: Mapping[int, bytes], threshold: int) -> bytes:
-    """The secret, from at least ``threshold`` shares by their holders' numbers; the first ones are taken."""
+    """The secret, from the first ``threshold`` of ``shares`` by the holders' numbers."""
     return _value_at(0, dict(sorted(shares.items())[:threshold]))
 
 
 def subsets(shares: Mapping[int, bytes], threshold: int, most: int) -> Iterator[dict[int, bytes]]:
-    """At most ``most`` subsets of ``threshold`` shares; the first ones leave out as few holders as possible."""
+    """At most ``most`` subsets of ``threshold`` shares; the first ones omit as few holders as possible."""
     holders = sorted(shares)
     spare = len(holders) - threshold
     left_out = (set(out) for size in range(spare + 1) for out in combinations(holders, size))
@@ -258,7 +254,7 @@ def subsets(shares: Mapping[int, bytes], threshold: int, most: int) -> Iterator[
 
 
 def wrong_shares(right: Mapping[int, bytes], shares: Mapping[int, bytes]) -> list[int]:
-    """The holders whose ``shares`` are not those of the secret that the threshold's ``right`` ones give."""
+    """The holders whose ``shares`` do not fit the polynomial through the ``right`` ones."""
     return [x for x, share in shares.items() if x not in right and _value_at(x, right) != share]
 
 

@@ -24,21 +24,21 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from shoal.core.errors import ShoalError
 from shoal.metrics.intervals import Ints
 from shoal_flower.flower_config import CLIENT_NAME
-from shoal_flower.secure_sums.primitives import derived, is_signed, is_usable, mask_of, public_of, shared_key
+from shoal_flower.secure_sums.primitives import derive_key, is_signed, is_usable, mask_of, public_of, shared_key
 
 _BASE64 = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64", extra="forbid")
 
 Name = Annotated[str, Field(pattern=rf"^{CLIENT_NAME}$")]
 Key = Annotated[bytes, Field(min_length=32, max_length=32)]
 SumKind = Literal["train", "histograms"]
-"""What is summed: updates of a round, or histograms of losses after it."""
+"""The numbers of a sum: a round's updates, or histograms of losses after it."""
 
 COUNTS = np.dtype("<u4")
 """The integers of counts, modulo 2^32."""
 
 
 class RefusedError(ShoalError):
-    """A message that is not answered, or an answer that is not taken; the text says why."""
+    """A question that is not answered, or an answer that is rejected."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Session:
     Args:
         run: a random name of the server's program, 32 hexadecimal digits.
         number: of the sum in the run, from 1.
-        kind: of what is summed.
+        kind: of its numbers.
     """
 
     run: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
@@ -58,9 +58,9 @@ class Session:
 
 @dataclass(frozen=True)
 class Opening:
-    """The server's first question; ``config`` is the run's, as TOML, with so many ``clusters``.
+    """The server's first question, with the run's configuration as TOML and the number of clusters.
 
-    A sum of histograms has two for each of the run's: its clients are divided in two halves (`half_of`).
+    A sum of histograms has two per cluster of the run, one for each half of its clients (`half_of`).
     """
 
     session: Session
@@ -76,10 +76,10 @@ class Card:
     Args:
         name: of the client.
         key: its node's long-term public key, in OpenSSH's form.
-        letters: X25519 public key of its letters.
-        mask: X25519 public key of its masks.
-        seeds: SHA-256 of the seed of its own mask of the counts and of each block.
-        signature: of all that and of the session and the configuration, by ``key``.
+        letters: X25519 public key for its letters.
+        mask: X25519 public key for its masks.
+        seeds: SHA-256 of the seeds of its own masks: of the counts, and of each block.
+        signature: by ``key``, of all these, the session and the configuration.
     """
 
     name: Name
@@ -96,7 +96,7 @@ class Card:
         return is_usable(self.letters) and is_usable(self.mask)
 
     def signed_part(self, session: Session, config: str) -> bytes:
-        """The bytes that are signed."""
+        """The bytes under the signature."""
         fields = (self.name, self.key, self.letters.hex(), self.mask.hex(), [seed.hex() for seed in self.seeds])
         return _canonical("card", asdict(session), config, fields)
 
@@ -121,7 +121,7 @@ class Letters:
 
 @dataclass(frozen=True)
 class Delivery:
-    """The letters of the other clients that have sent some, by their names."""
+    """The other clients' letters, by name."""
 
     session: Session
     letters: dict[Name, bytes]
@@ -131,7 +131,7 @@ class Delivery:
 
 @dataclass(frozen=True)
 class Masked:
-    """Masked counts (K,), and their signature; the masked blocks are beside."""
+    """Masked counts (K,) and their signature; the masked blocks travel beside them."""
 
     counts: bytes
     signature: bytes
@@ -141,7 +141,7 @@ class Masked:
 
 @dataclass(frozen=True)
 class Members:
-    """The names of the clients whose numbers are in the sum."""
+    """The names of the clients in the sum."""
 
     session: Session
     names: tuple[Name, ...]
@@ -150,7 +150,7 @@ class Members:
 
 @dataclass(frozen=True)
 class CountShares:
-    """A share of the counts' seed of each member, and of the mask key of each client that is none, by name."""
+    """A share of each member's seed of counts, and of each other client's mask key, by name."""
 
     shares: dict[Name, Key]
     stage: Literal["count shares"] = "count shares"
@@ -159,7 +159,7 @@ class CountShares:
 
 @dataclass(frozen=True)
 class Transcript:
-    """All that opens the counts: what members sent, their seeds, and the mask keys of those who are none."""
+    """The content that opens the counts: the members' masked counts and seeds, and the other clients' mask keys."""
 
     session: Session
     counts: dict[Name, Masked]
@@ -170,7 +170,7 @@ class Transcript:
 
 @dataclass(frozen=True)
 class BlockShares:
-    """A share of the seed of each block that may be opened, of each member: by cluster, by name."""
+    """A share of each member's seed of each block that may be opened, by cluster and name."""
 
     shares: dict[int, dict[Name, Key]]
     stage: Literal["block shares"] = "block shares"
@@ -183,32 +183,32 @@ _Message = TypeVar("_Message", bound=Question | Answer)
 _QUESTIONS: TypeAdapter[Question] = TypeAdapter(Annotated[Question, Field(discriminator="stage")])
 
 
-def written(message: Question | Answer) -> str:
+def to_json(message: Question | Answer) -> str:
     """The message as JSON."""
     return TypeAdapter(type(message)).dump_json(message).decode()
 
 
 def read_question(text: str) -> Question:
-    """The question in ``text``; raises `RefusedError` where it is none."""
+    """The question in ``text``; raises `RefusedError`."""
     try:
         return _QUESTIONS.validate_json(text)
     except ValidationError as error:
-        raise RefusedError(f"no question of a secure sum: {error.errors()[0]['msg']}") from error
+        raise RefusedError(f"not a question of a secure sum: {error.errors()[0]['msg']}") from error
 
 
 def read_answer(kind: type[_Message], text: str) -> _Message:
-    """The answer of that ``kind`` in ``text``; raises `RefusedError` where it is none."""
+    """The answer of this ``kind`` in ``text``; raises `RefusedError`."""
     try:
         return TypeAdapter(kind).validate_json(text)
     except ValidationError as error:
-        raise RefusedError(f"no {kind.__name__} of a secure sum: {error.errors()[0]['msg']}") from error
+        raise RefusedError(f"not a {kind.__name__} of a secure sum: {error.errors()[0]['msg']}") from error
 
 
 def threshold_of(clients: int, share: float) -> int:
-    """t, the number of clients whose shares give a secret: more than ``share`` of them, so more than half.
+    """The number t of clients whose shares give a secret: more than ``share`` of them, so more than half.
 
-    A server that tells some clients that another is in the sum and others that it is not would need t shares of either
-    secret. So it cannot have both unless at least 2 t - n of the clients help it: a third, with a share of 2 / 3.
+    A server could tell some clients that another one is in the sum, and others that it is not. It needs t shares of
+    each secret, so at least 2 t - n clients must help it: a third, with a share of 2 / 3.
 
     >>> [threshold_of(n, 2 / 3) for n in (3, 4, 20)]
     [3, 3, 14]
@@ -226,42 +226,35 @@ def _canonical(*parts: object) -> bytes:
 
 
 def binding_of(session: Session, config: str, cards: Sequence[Card], sharers: Sequence[str], offer: bytes) -> bytes:
-    """A digest of all that clients must agree on: cards, who has sent letters, and the offer.
+    """A digest of everything that clients must agree on: cards, senders of letters, and the offer.
 
-    Masks are drawn by it: those of clients who were told different things do not cancel, so that such a server, also
-    one that sends them different models (Pasquini et al., CCS 2022), gets noise.
+    Masks depend on it. A server that tells clients different things, such as different models (Pasquini et al., CCS
+    2022), gets noise, since their masks do not cancel.
     """
     roster = [(card.signed_part(session, config).hex(), card.signature.hex()) for card in cards]
     return hashlib.sha256(_canonical("sum", sorted(roster), sorted(sharers), offer.hex())).digest()
 
 
 def half_of(name: str, sharers: Sequence[str], digest: bytes) -> int:
-    """The half of a cluster, 0 or 1, that the client ``name`` is in, in a sum of histograms.
+    """The half of a cluster, 0 or 1, of the client ``name`` in a sum of histograms.
 
-    The ``digest`` is of signed keys that clients have drawn, so the server does not choose the halves.
+    The ``digest`` is of signed keys that clients drew, so the server does not choose the halves.
     """
     order = sorted(sharers, key=lambda other: hashlib.sha256(_canonical("half", digest.hex(), other)).digest())
     return order.index(name) % 2
 
 
 def counts_part(binding: bytes, counts: bytes) -> bytes:
-    """The bytes of masked counts that are signed."""
+    """The bytes under the signature of masked counts."""
     return _canonical("counts", binding.hex(), counts.hex())
 
 
 def pair_mask(
     private: bytes, one: Card, other: Card, binding: bytes, label: bytes, shape: tuple[int, ...], dtype: np.dtype
 ) -> NDArray:
-    """What the client ``one`` adds for its pair with ``other``, whose sum over both is 0.
+    """The mask of the client ``one`` for its pair with ``other``; their two masks cancel.
 
-    Args:
-        private: the private mask key of either.
-        one: whose mask it is.
-        other: with whom.
-        binding: of the sum.
-        label: of the numbers that are masked.
-        shape: of these numbers.
-        dtype: of these numbers.
+    ``private`` is the private mask key of either, and ``label`` names the masked numbers.
     """
     public = other.mask if public_of(private) == one.mask else one.mask
     mask = mask_of(shared_key(private, public, b"pair", label, binding), shape, dtype)
@@ -269,22 +262,16 @@ def pair_mask(
 
 
 def own_mask(seed: bytes, binding: bytes, shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
-    """What a client adds by itself, by a seed of its own."""
-    return mask_of(derived(seed, b"own", binding), shape, dtype)
+    """A client's own mask, by a seed."""
+    return mask_of(derive_key(seed, b"own", binding), shape, dtype)
 
 
 def opened_counts(transcript: Transcript, cards: Mapping[str, Card], sharers: Sequence[str], binding: bytes) -> Ints:
-    """The number of members that chose each cluster (K,), from all that was sent.
-
-    Args:
-        transcript: of the sum.
-        cards: of all clients, by name.
-        sharers: the clients whose masks are in it.
-        binding: of the sum.
+    """The number of members per cluster (K,), from the transcript; ``sharers`` are the clients whose masks are in it.
 
     Raises:
-        RefusedError: something in it is not what the clients signed, or the counts do not add up to the members, since
-            clients were told different things or one of them sends what it should not.
+        RefusedError: the transcript contradicts the clients' signatures, or the counts do not add up to the members,
+            because clients were told different things or one of them breaks the protocol.
     """
     members, left = list(transcript.counts), [name for name in sharers if name not in transcript.counts]
     refuse_unless(set(members) <= set(sharers), "counts of a client that has sent no letters")
@@ -306,7 +293,7 @@ def opened_counts(transcript: Transcript, cards: Mapping[str, Card], sharers: Se
     counts = total.astype(np.int64)
     refuse_unless(
         int(counts.sum()) == len(members),
-        f"counts that do not add up to {len(members)} clients: one was told other things, or sends what it should not",
+        f"counts that do not add up to {len(members)} clients: one was told other things, or breaks the protocol",
     )
     return counts
 
@@ -329,26 +316,26 @@ _KINDS: dict[str, type[Answer]] = {
 
 def pack_question(question: Question, offer: RecordDict | None = None) -> RecordDict:
     """The records of a question, with those of an ``offer``."""
-    return RecordDict({**(offer or {}), _NAME: ConfigRecord({"text": written(question)})})
+    return RecordDict({**(offer or {}), _NAME: ConfigRecord({"text": to_json(question)})})
 
 
 def unpack_question(records: RecordDict) -> Question:
-    """The question in ``records``; raises `RefusedError` where there is none."""
+    """The question in ``records``; raises `RefusedError`."""
     if _NAME not in records.config_records:
         raise RefusedError("no question of a secure sum")
     return read_question(str(records.config_records[_NAME].get("text")))
 
 
 def pack_answer(answer: Answer, blocks: NDArray | None = None) -> RecordDict:
-    """The records of an answer, with masked blocks where it has some."""
-    records = RecordDict({_NAME: ConfigRecord({"text": written(answer)})})
+    """The records of an answer, with its masked ``blocks`` if any."""
+    records = RecordDict({_NAME: ConfigRecord({"text": to_json(answer)})})
     if blocks is not None:
         records[_BLOCKS] = ArrayRecord({_BLOCKS: Array(blocks.view(f"<i{blocks.dtype.itemsize}"))})
     return records
 
 
 def unpack_answer(records: RecordDict, question: Question) -> tuple[Answer, bytes]:
-    """The answer to ``question`` in ``records``, and its masked blocks; raises `RefusedError` where there is none."""
+    """The answer to ``question`` in ``records``, and its masked blocks; raises `RefusedError`."""
     if _NAME not in records.config_records:
         raise RefusedError("no answer of a secure sum")
     answer = read_answer(_KINDS[question.stage], str(records.config_records[_NAME].get("text")))

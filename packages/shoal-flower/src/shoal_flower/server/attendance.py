@@ -5,7 +5,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from flwr.app import RecordDict
 from safetensors.torch import save as serialize
@@ -15,7 +14,7 @@ from shoal.models import FeatureMap, Model
 from shoal_flower.flower_config import RunSettings
 from shoal_flower.messages import FROZEN, LEAVES, RejectedReplyError, Stamp
 from shoal_flower.server.exchange import Exchange, NodeReply, NodeRequest, Registration
-from shoal_flower.server.roster import LOG, Events, LedgerStamps, Member, Roster
+from shoal_flower.server.roster import LOG, Events, LedgerStamps, LossKind, Member, Roster
 from shoal_flower.wire_codec import pack_features, unpack_identity, unpack_kept_features, unpack_stamp
 
 _MAX_IDLE_ROUNDS = 3
@@ -36,9 +35,9 @@ _LATE_REPLIES = 2
 
 @dataclass
 class Attendance:
-    """The attendance of a run: which client each node has, and which clients are waited for.
+    """The attendance of a run: the client of each node, and which clients a round waits for.
 
-    ``idle`` are the last rounds in which clients were asked and no update was merged.
+    ``idle`` counts the last rounds in which clients were asked and no update was merged.
     """
 
     exchange: Exchange
@@ -53,14 +52,12 @@ class Attendance:
     _leavers: list[Member] = field(default_factory=list)
 
     def gather(self, number: int, watch: Callable[[int, tuple[str, ...]], object] = lambda *_: None) -> None:
-        """Wait until enough clients are there for the round ``number``; those that are new join.
+        """Wait for enough clients for the round ``number``; new ones join.
 
-        Args:
-            number: of the round.
-            watch: called while too few are there, with how many are missing and the known clients that are absent.
+        ``watch`` is called while clients are missing, with their number and the names of known clients that are absent.
 
         Raises:
-            InputError: too few came in time.
+            InputError: too few clients came in time.
         """
         began, settings, members, word = time.monotonic(), self.settings, self.roster.members, _FIRST_WORD
         while True:
@@ -83,14 +80,14 @@ class Attendance:
                     "round %d: waiting for %s: %d of 'min-nodes' = %d clients are there; 'wait-timeout' is %g s",
                     *(number, named or "clients", there, settings.min_nodes, settings.wait_timeout),
                 )
-            # Too few are there: those that have not answered are waited for again.
+            # Silent nodes are waited for again.
             self._silent.clear()
             self.exchange.pause()
 
     def ask(
         self, question: NodeRequest, messages: Mapping[int, RecordDict], number: int
     ) -> Iterator[tuple[int, NodeReply]]:
-        """The answers to ``messages``, both by the client's position, within the time of a round."""
+        """The answers to ``messages`` within the time of a round, both by the client's position."""
         members = self.roster.members
         positions = {node: i for i in messages if (node := members[i].node) is not None}
         awaited = {node for node, i in positions.items() if members[i].waits}
@@ -103,24 +100,22 @@ class Attendance:
                 answer = replace(answer, content=None, error=str(error))  # noqa: PLW2901
             yield positions[answer.node], answer
 
-    def reject(
-        self, number: int, member: Member, reason: str, kind: Literal["rejected", "failed"] = "rejected"
-    ) -> None:
-        """Count a reply of round ``number`` that is not taken, and say why."""
-        member.rejected += 1
+    def discard(self, number: int, member: Member, kind: LossKind, reason: str) -> None:
+        """Count a reply of round ``number`` that is missing or not merged.
+
+        Later rounds do not wait for a client that missed a deadline until it replies again. A client that refuses
+        because it leaves does so before the next round.
+        """
+        member.rejected += kind in ("rejected", "failed")
+        member.refused += kind == "refused"
+        member.missed += kind == "missed"
+        member.waits = member.waits and kind != "missed"
+        if kind == "refused" and reason.endswith(LEAVES) and member not in self._leavers:
+            self._leavers.append(member)
         self.events.add(number, kind, member.name, member.node, reason)
 
-    def reject_unread(self, number: int, member: Member, answer: NodeReply) -> None:
-        """Count an answer without content to a question of round ``number``."""
-        self.reject(number, member, answer.error, kind="failed" if answer.failed else "rejected")
-
-    def miss(self, number: int, member: Member, reason: str) -> None:
-        """Count a reply that did not come in time; later rounds do not wait for this client until it is heard from."""
-        member.waits, member.missed = False, member.missed + 1
-        self.events.add(number, "missed", member.name, member.node, reason)
-
     def wait_for_some(self, positions: Collection[int]) -> None:
-        """Wait for all clients at ``positions`` where none of them has been heard from since its last deadline."""
+        """Wait for all clients at ``positions`` if all of them missed their last deadline."""
         asked = [self.roster.members[i] for i in positions]
         if not any(member.waits for member in asked):
             for member in asked:
@@ -130,21 +125,14 @@ class Attendance:
         """Count a round in which clients were asked.
 
         Raises:
-            InputError: in several rounds on end nothing was ``merged``, for the reason ``otherwise``.
+            InputError: nothing was ``merged`` in several consecutive rounds, for the reason ``otherwise``.
         """
         self.idle = 0 if merged else self.idle + 1
         require(
             self.idle < _MAX_IDLE_ROUNDS,
-            f"round {number}: in {_MAX_IDLE_ROUNDS} rounds on end {otherwise}, as 'events.csv' says; the same command "
-            "goes on",
+            f"round {number}: in {_MAX_IDLE_ROUNDS} consecutive rounds {otherwise} (see events.csv); run the same "
+            "command to resume",
         )
-
-    def refuse(self, number: int, member: Member, reason: str) -> None:
-        """Count a question of round ``number`` that a client refused; one that says so leaves before the next round."""
-        if reason.endswith(LEAVES) and member not in self._leavers:
-            self._leavers.append(member)
-        member.refused += 1
-        self.events.add(number, "refused", member.name, member.node, reason)
 
     def leave(self, number: int, member: Member, reason: str) -> None:
         """Let a client leave for good before the round ``number``."""
@@ -157,7 +145,7 @@ class Attendance:
     def _answers(
         self, question: NodeRequest, messages: Mapping[int, RecordDict], awaited: set[int], seconds: float, number: int
     ) -> Iterator[NodeReply]:
-        """The answers that come in time; a node that answers, if late, is waited for again."""
+        """The answers in time; a node that answers, even late, is waited for again."""
         for answer in self.exchange.ask(question, messages, awaited, seconds, str(number)):
             if answer.gone:
                 continue
@@ -174,7 +162,7 @@ class Attendance:
                 yield answer
 
     def _look(self, number: int) -> None:
-        """Find out who is there: nodes that are new say which client they have."""
+        """Ask new nodes for their clients, and note who is disconnected or leaves."""
         nodes = self.exchange.connected()
         while self._leavers:
             self.leave(number, self._leavers.pop(), _SAYS_SO)
@@ -183,14 +171,14 @@ class Attendance:
             if member.node is not None and member.node not in nodes:
                 self.events.add(number, "disconnected", member.name, member.node)
                 self.roster.disconnect(member)
-        # A node that was turned away may come back mended, or find that the one before it has left.
+        # A node that was turned away may reconnect corrected, or after the other node of its client is gone.
         away = {node: name for node, name in self._strangers.items() if node in nodes}
         self._strangers = {node: name for node, name in away.items() if not name or self._is_taken(name)}
         unknown = [node for node in nodes if self.roster.by_node(node) is None and node not in self._strangers]
         new = [node for node in unknown if not self._has_left(number, node, nodes[node])]
         if not new:
             return
-        # One that does not answer is waited for once, and not in each round.
+        # A silent node is waited for once, and not in each round.
         awaited = set(new) - self._silent
         self._silent.update(new)
         identities = list[tuple[int, str, int, bool, Stamp]]()
@@ -208,22 +196,22 @@ class Attendance:
             reason = f"is connected and did not say its client in {seconds:g} seconds: is its task worker running?"
             self.events.add(number, "missed", "unknown", node, reason)
         named = {registered.name: node for node, registered in nodes.items() if registered.name}
-        # Whoever answers first: a run that is done once more has its clients in the same order.
+        # In a fixed order, whoever answers first, so that a repeated run has the same order of clients.
         for partition, name, node, leaves, stamp in sorted(identities):
             self._join(number, name, node, None if partition < 0 else partition, nodes[node], named.get(name))
             member = self.roster.by_node(node)
             if leaves and member is not None:
                 self.stamps.take(name, stamp)
                 self.leave(number, member, _SAYS_SO)
-        # A name belongs to its key from here on, also if the server is killed in this round.
+        # Names keep their keys even if the server is killed in this round.
         self.roster.save(self.settings.out / "nodes.json")
 
     def _join(
         self, number: int, name: str, node: int, partition: int | None, registered: Registration, named: int | None
     ) -> None:
-        """Let the client ``name`` take part at ``node``, unless the name or the key is somebody else's.
+        """Let the client ``name`` take part at ``node``, unless the name or the key belongs to another client.
 
-        ``named`` is the node for which this name was registered, if any was.
+        ``named`` is the node that is registered under this name.
         """
         if self._has_left(number, node, registered, name):
             return None
@@ -253,34 +241,34 @@ class Attendance:
         return False
 
     def _may_move(self, member: Member, registered: Registration) -> bool:
-        """Whether a client that has joined before may be at another node from now on."""
+        """Whether a known client may move to another node."""
         if self.settings.names == "nodes":
             return member.node is None or not member.waits
-        # Who registered a name for a key may do so for another key, where the first is lost.
+        # The operator may register a name for a second key when the first is lost.
         same = member.key in ("", registered.key) or registered.name == member.name
         return member.node is None and same
 
     def _is_taken(self, name: str) -> bool:
-        """Whether the client ``name`` is still where it was when another node was turned away."""
+        """Whether the client ``name`` still has the node for which another one was turned away."""
         member = self.roster.by_name(name)
         return member is not None and member.node is not None and (self.settings.names == "keys" or member.waits)
 
     def _turn_away(self, number: int, node: int, reason: str, name: str = "") -> None:
-        """Ask a node no more that is nobody's; one of a client that is elsewhere, until ``name`` has left."""
+        """Ask a node no more; with ``name``, only until that client is disconnected from its other node."""
         self._strangers[node] = name
         self.events.add(number, "rejected", "unknown", node, reason)
 
 
 @dataclass
 class SentFile:
-    """A file that clients are sent before a round: the map of features, or the frozen tensors of the models.
+    """A file for clients before a round: the map of features, or the frozen tensors of the models.
 
     Args:
         digest: its hash, which every offer names.
         content: makes the file.
-        built: whether clients build it themselves, and lack it only where they say so; otherwise each is sent it.
-        mark: before the hash where it is sent.
-        has: whether a client has it, by its name and node, where it has said so.
+        built: whether clients build it themselves; only those that say they lack it are sent it.
+        mark: prefix of the hash in messages.
+        has: whether a client has it, by its name and node.
     """
 
     digest: str
@@ -297,7 +285,7 @@ class SentFile:
 
     @staticmethod
     def of_frozen(model: Model) -> "SentFile":
-        """The file of a model's frozen tensors: clients build their own, which may be others."""
+        """The file of a model's frozen tensors; those that a client builds may differ."""
 
         def content() -> bytes:
             return serialize({name: tensor.contiguous() for name, tensor in model.frozen.items()})
@@ -305,7 +293,7 @@ class SentFile:
         return SentFile(model.frozen_hash, content, built=True, mark=FROZEN)
 
     def send(self, attendance: Attendance, number: int) -> None:
-        """Send it, before the round ``number``, to those who are there and lack it."""
+        """Send the file to connected clients that do not have it yet."""
         members = attendance.roster.members
         there = {i: (one.name, one.node) for i, one in enumerate(members) if one.node is not None and one.waits}
         lacking = {i: client for i, client in there.items() if not self.has.get(client, self.built)}
@@ -316,13 +304,13 @@ class SentFile:
         for i, answer in attendance.ask("features", dict.fromkeys(lacking, message), number):
             try:
                 if answer.content is None:
-                    attendance.reject_unread(number, members[i], answer)
+                    attendance.discard(number, members[i], answer.kind, answer.error)
                     continue
                 unpack_kept_features(answer.content, self.mark + self.digest)
                 self.has[lacking[i]] = True
             except RejectedReplyError as error:
-                attendance.reject(number, members[i], str(error))
+                attendance.discard(number, members[i], "rejected", str(error))
 
     def forget(self, member: Member) -> None:
-        """Send it to this client before the next round."""
+        """Send the file to this client again before the next round."""
         self.has[member.name, member.node] = False

@@ -1,8 +1,8 @@
 """Messages between the server and its nodes: replies are read object by object, with a bound on each.
 
-Flower's own `Grid.pull_messages` takes whatever a node has pushed, and joins a chunk as often as its array names it. It
-waits two hours for an object that is never uploaded. It ends at the first reply that it cannot read, and all others of
-the call are lost. This file reads the same objects by the same interface (flwr 1.41 and 1.42, `HttpGrid`).
+Flower's own `Grid.pull_messages` takes any number of bytes and joins a chunk as often as its array names it. It waits
+two hours for an object that is never uploaded. It ends at the first reply that it cannot read, and loses all others of
+the call. This file reads the same objects by the same interface (flwr 1.41 and 1.42, `HttpGrid`).
 """
 
 import hashlib
@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal
 
 from flwr.app import ArrayRecord, Message, MessageType, RecordDict
@@ -28,27 +29,27 @@ from flwr.superlink.grid.http_grid import HttpGrid
 from shoal_flower.messages import RejectedReplyError, plain, reject_unless
 
 _HEADER_BYTES = 1 << 20
-"""Bytes that a reply may have beside its arrays' numbers: names, counts, reasons, headers."""
+"""Largest number of bytes of a reply beside its arrays' numbers: names, counts, reasons, headers."""
 
 _CHILDREN = 64
-"""Objects that an object may have below it, but an array, whose chunks are at least `_CHUNK` bytes."""
+"""Largest number of objects below an object; arrays may have one per `_CHUNK` bytes."""
 
 _CHUNK = 1 << 20
 
 
 class NotUploadedError(Exception):
-    """A node has announced its reply, and has not uploaded all of it."""
+    """A reply that its node has announced, but not uploaded as a whole."""
 
 
 @dataclass(frozen=True, eq=False)
 class Reply:
-    """A reply of which the SuperLink has the sender, and of which nothing is read yet.
+    """A reply at the SuperLink, before it is read.
 
     Args:
-        id: its own.
-        answers: the id of the message that it answers, which the SuperLink has checked was sent to this node.
-        error: why there is no content; None: there is some.
-        content: where it is in this process already, as in Flower's own simulation.
+        id: its id.
+        answers: the id of the message that it answers; the SuperLink has checked that this node received it.
+        error: the reason for missing content.
+        content: for Flower's own simulation, which has it in this process.
     """
 
     id: str
@@ -57,8 +58,8 @@ class Reply:
     content: RecordDict | None = None
 
 
-def arrived(grid: Grid, messages: Iterable[str]) -> list[Reply]:
-    """The replies to these ``messages``, by id, that are at the SuperLink and were not handed out before."""
+def new_replies(grid: Grid, messages: Iterable[str]) -> list[Reply]:
+    """The new replies at the SuperLink to ``messages``, by id."""
     if not isinstance(grid, HttpGrid):
         return [
             Reply(
@@ -85,7 +86,7 @@ def content_of(grid: Grid, reply: Reply, largest: int) -> RecordDict:
 
     Raises:
         NotUploadedError: some of it is not at the SuperLink yet.
-        RejectedReplyError: it is larger, or is no records.
+        RejectedReplyError: it is larger, or cannot be read.
     """
     if not isinstance(grid, HttpGrid):
         assert reply.content is not None
@@ -94,17 +95,17 @@ def content_of(grid: Grid, reply: Reply, largest: int) -> RecordDict:
 
     def pull(object_id: str) -> bytes:
         response = client.PullObject(PullObjectRequest(node=grid.node, run_id=run, object_id=object_id))
-        reject_unless(response.object_found, "a reply of which an object is missing")
+        reject_unless(response.object_found, "a reply with a missing object")
         if not response.object_available:
             raise NotUploadedError
         return response.object_content
 
     try:
-        records, contents = _collected(pull, reply.id, largest)
+        records, contents = _collect_objects(pull, reply.id, largest)
         content = inflate_object_from_contents(records, contents)
     except (NotUploadedError, RejectedReplyError):
         raise
-    except Exception as error:  # Whatever Flower finds wrong with the bytes of a stranger.
+    except Exception as error:  # Flower raises anything on a stranger's bytes.
         raise RejectedReplyError(f"a reply that cannot be read: {type(error).__name__}: {error}") from error
     assert isinstance(content, RecordDict)
     return content
@@ -118,11 +119,11 @@ def confirm(grid: Grid, reply: Reply) -> None:
         )
 
 
-def _collected(pull: Callable[[str], bytes], message: str, largest: int) -> tuple[str, dict[str, bytes]]:
+def _collect_objects(pull: Callable[[str], bytes], message: str, largest: int) -> tuple[str, dict[str, bytes]]:
     """The id of a reply's records, and all objects below it.
 
-    The message comes first, which Flower uploads last: where it is there, so is the rest. Numbers are counted as often
-    as an array names their chunk, before the next chunk is taken.
+    The message is read first, since Flower uploads it last. Numbers count as often as an array names their chunk,
+    before the next chunk is read.
     """
     contents, beside, left = dict[str, bytes](), _HEADER_BYTES, largest
 
@@ -132,7 +133,7 @@ def _collected(pull: Callable[[str], bytes], message: str, largest: int) -> tupl
         beside -= len(content)
         reject_unless(beside >= 0, f"a reply with more than {_HEADER_BYTES} bytes beside its arrays")
         kind, children, _ = get_object_head_values_from_object_content(content)
-        reject_unless(kind in kinds, f"an object '{kind}' in the place of {' or '.join(sorted(kinds))}")
+        reject_unless(kind in kinds, f"an object '{kind}' instead of {' or '.join(sorted(kinds))}")
         reject_unless(len(children) <= most, f"an object '{kind}' of {len(children)} parts, above {most}")
         contents[object_id] = content
         return kind, children
@@ -162,12 +163,12 @@ class NodeReply:
     """The outcome of a message.
 
     Args:
-        node: that it was sent to.
-        content: the reply's records; None: there are none that can be read.
-        error: why not.
+        node: that received it.
+        content: the reply's records; None: none that can be read.
+        error: the reason for missing content.
         late: whether it answers a message of an earlier exchange; such a reply is not read.
-        gone: whether nobody will answer: the node is not there any more, or its message has expired.
-        failed: whether the node's program failed; otherwise what it sent was refused unread.
+        gone: whether nobody will answer, because the node is gone or the message has expired.
+        failed: whether the node's program failed; otherwise an unreadable reply was rejected.
     """
 
     node: int
@@ -177,14 +178,19 @@ class NodeReply:
     gone: bool = False
     failed: bool = False
 
+    @property
+    def kind(self) -> Literal["rejected", "failed"]:
+        """The event of a reply without content."""
+        return "failed" if self.failed else "rejected"
+
 
 @dataclass(frozen=True)
 class Registration:
-    """What the SuperLink has checked of a node.
+    """The identity of a node, which the SuperLink has checked.
 
     Args:
-        key: a hash of its public key; "": it has none.
-        name: that it was registered by (``flwr supernode register --name``); "": none.
+        key: a hash of its public key; "": none.
+        name: its registered name (``flwr supernode register --name``); "": none.
     """
 
     key: str = ""
@@ -192,7 +198,7 @@ class Registration:
 
     @staticmethod
     def of(public_key: bytes, name: str) -> "Registration":
-        """The registration of a node with this key, in PEM."""
+        """The registration of a node with a public key in PEM."""
         return Registration(hashlib.sha256(public_key).hexdigest()[:32] if public_key else "", name)
 
 
@@ -202,15 +208,15 @@ _POLL = 0.25
 """Seconds from one look for replies to the next. Flower's own loop takes three."""
 
 _BATCH = 256
-"""Messages whose replies are asked for at once: the SuperLink's work for each look is in proportion."""
+"""Largest number of messages per look for replies; the SuperLink's work is in proportion."""
 
 _HEADERS = 1 << 16
-"""Bytes that the arrays of a reply may have more than those of its message."""
+"""Bytes that a reply's arrays may have beyond those of its message."""
 
 
 @dataclass
 class Exchange:
-    """Sends messages to nodes and brings their answers; it remembers what is unanswered, to know late replies."""
+    """The exchange of messages with nodes; it remembers unanswered messages, to recognise late replies."""
 
     grid: Grid
     _late: dict[str, int] = field(default_factory=dict)
@@ -220,28 +226,29 @@ class Exchange:
     _looked: int = 0
 
     def connected(self) -> dict[int, Registration]:
-        """The nodes that are connected now, as far as is known, and what the SuperLink knows of each."""
+        """The connected nodes and their registrations."""
         nodes = sorted(self.grid.get_nodes(), key=lambda node: node.node_id)
         return {node.node_id: Registration.of(node.public_key, node.name) for node in nodes}
 
     def ask(
         self, question: NodeRequest, messages: Mapping[int, RecordDict], awaited: set[int], seconds: float, group: str
     ) -> Iterator[NodeReply]:
-        """Send each node its message and hand out answers as they come, one in memory at a time.
+        """Send each node its message and yield answers as they come, one in memory at a time.
 
-        An answer's content is emptied when the next one is asked for.
+        An answer's content is cleared when the next answer is requested. A reply's arrays may be as large as its
+        message's, and twice that in secure sums, whose integers may have 64 bits.
 
         Args:
             question: of all messages.
-            messages: by node. A reply's arrays may be as large as its message's, and twice that in secure sums, whose
-                integers may have 64 bits.
-            awaited: the nodes for which this waits.
-            seconds: after which it waits no longer; a message that is not read by then is never delivered.
+            messages: by node.
+            awaited: the nodes to wait for.
+            seconds: the longest wait; a message that is not read by then is never delivered.
             group: names the round in logs.
         """
         kind = MessageType.TRAIN if question == "train" else f"{MessageType.QUERY}.{question}"
         current, ttl = dict[str, int](), max(seconds, 1.0)
-        for nodes in _in_batches(messages, self._together):
+        for first in range(0, len(messages), self._together):
+            nodes = [*islice(messages, first, first + self._together)]
             sent = [
                 Message(content=messages[node], dst_node_id=node, message_type=kind, ttl=ttl, group_id=group)
                 for node in nodes
@@ -260,7 +267,7 @@ class Exchange:
                         left.discard(answer.node)
                     yield answer
                     if answer.content is not None:
-                        # Flower's records refer to themselves: their arrays would wait for the garbage collector.
+                        # Flower's records have reference cycles, so their arrays would wait for the collector.
                         answer.content.clear()
                 if left and not came:
                     time.sleep(_POLL)
@@ -268,23 +275,23 @@ class Exchange:
             self._late.update(current)
 
     def pause(self) -> None:
-        """Wait a moment before looking for nodes again."""
+        """Wait a second before the next look for nodes."""
         time.sleep(1.0)
 
     @property
     def _together(self) -> int:
-        """How many messages go at once: models that they share are then hashed and sent once."""
-        # Flower's own simulation does not say which of several it could not take.
+        """Messages per call; models that they share are hashed and sent once."""
+        # Flower's own simulation does not say which of several messages it rejected.
         return 64 if isinstance(self.grid, HttpGrid) else 1
 
     def _answers(self, current: dict[str, int], largest: Mapping[int, int]) -> Iterator[NodeReply]:
-        """The answers that have come to some of the messages that are unanswered, and will not come again."""
-        # Whose reply is known is asked for no more: the SuperLink has forgotten the message, and would call it lost.
+        """The new answers to some of the unanswered messages."""
+        # A message with a known reply is left out: the SuperLink has forgotten it, and would call it lost.
         known = {reply.answers for reply in (*self._arrived, *self._uploading)}
         pending = [message for message in (*current, *self._late) if message not in known]
         first = self._looked % max(len(pending), 1)
         self._looked += _BATCH
-        self._arrived.extend(arrived(self.grid, (pending[first:] + pending[:first])[:_BATCH]))
+        self._arrived.extend(new_replies(self.grid, (pending[first:] + pending[:first])[:_BATCH]))
         if time.monotonic() >= self._again:
             self._arrived.extend(self._uploading)
             self._uploading, self._again = [], time.monotonic() + 2 * _POLL
@@ -302,11 +309,7 @@ class Exchange:
             yield answer
 
     def _answer(self, reply: Reply, node: int, *, late: bool, largest: int) -> NodeReply:
-        """What a reply says.
-
-        Raises:
-            NotUploadedError: it is not there as a whole.
-        """
+        """The outcome that a reply says; raises `NotUploadedError`."""
         if reply.error is not None:
             gone = reply.error.code in _UNAVAILABLE
             return NodeReply(node, None, plain(reply.error.reason), late, gone, failed=not gone)
@@ -320,13 +323,7 @@ class Exchange:
         return NodeReply(node, content, error, late)
 
 
-def _in_batches(nodes: Iterable[int], size: int) -> Iterator[list[int]]:
-    ordered = list(nodes)
-    for first in range(0, len(ordered), size):
-        yield ordered[first : first + size]
-
-
 def _bytes_of(content: RecordDict) -> int:
-    """The bytes of all arrays in some records."""
+    """The number of bytes of all arrays in ``content``."""
     records = (record for record in content.values() if isinstance(record, ArrayRecord))
     return sum(len(array.data) for record in records for array in record.values())

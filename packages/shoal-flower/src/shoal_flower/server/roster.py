@@ -1,4 +1,4 @@
-"""Clients of a run, by name: their nodes, the last charges of their ledgers, and what happened to them."""
+"""The clients of a run, the last charges of their ledgers, and the events of the run."""
 
 import csv
 import json
@@ -24,20 +24,20 @@ from shoal_flower.messages import Stamp, plain
 
 @dataclass
 class Member:
-    """One client, as the server knows it.
+    """A client, as the server knows it.
 
     Args:
-        name: that its node gave.
-        id: by which its random streams are named: of a partition its number, otherwise the next free one.
-        examples: that it last said it has; 0 before its first update.
+        name: from its node.
+        id: names its random streams: the number of its partition, otherwise the next free one.
+        examples: number of examples that it last stated; 0 before its first update.
         trained: rounds in which its update was merged.
         rejected: replies that were not merged.
-        missed: rounds in which it was asked and did not reply in time.
+        missed: rounds in which it did not reply in time.
         refused: rounds that it refused.
-        node: where it is now; None: nowhere.
-        waits: whether a round waits for it; not since it missed a deadline, until it is heard from again.
-        key: a hash of its node's public key; "": it has none.
-        culprit: whether a secure sum failed by it, or it gave a wrong share; it takes part in no further one.
+        node: its current node; None: it is disconnected.
+        waits: whether a round waits for it: not after a missed deadline, until it replies again.
+        key: a hash of its node's public key; "": none.
+        culprit: whether it broke a secure sum or gave a wrong share; it takes part in no further one.
         last: the last round before it left for good, 0 before the first; None: it has not left.
     """
 
@@ -60,8 +60,8 @@ class Roster:
     """The clients of a run, in the order in which they joined.
 
     Args:
-        clients: all that ever joined; the rows of a run's `State`.
-        members: those that have not left for good, who are the federation of a round.
+        clients: all that ever joined, as the rows of a `State`.
+        members: those that have not left for good: the federation of a round.
     """
 
     clients: list[Member] = field(default_factory=list)
@@ -83,19 +83,19 @@ class Roster:
         return torch.tensor([i for i, client in enumerate(self.clients) if client.last is None], dtype=torch.int64)
 
     def by_name(self, name: str) -> Member | None:
-        """The client of that name; None: it has never joined."""
+        """The client of this name; None: it never joined."""
         return self._names.get(name)
 
     def by_key(self, key: str) -> Member | None:
-        """The client of that key."""
+        """The client of this key; None: it never joined."""
         return self._keys.get(key)
 
     def by_node(self, node: int) -> Member | None:
-        """The client at that node."""
+        """The client at this node; None: nobody."""
         return self._nodes.get(node)
 
     def join(self, name: str, node: int, partition: int | None, key: str = "") -> None:
-        """Add a client, or move one that has joined before to its new node."""
+        """Add a client, or move a known one to its new node."""
         member = self.by_name(name)
         if member is None:
             while self._free in self._ids:
@@ -109,7 +109,7 @@ class Roster:
         self._index(member)
 
     def disconnect(self, member: Member) -> None:
-        """Note that a client is at no node."""
+        """Take a client off its node."""
         if member.node is not None:
             self._nodes.pop(member.node, None)
         member.node = None
@@ -129,17 +129,16 @@ class Roster:
             self._nodes[member.node] = member
 
     def federation(self, of_server: Federation, members: Sequence[Member] | None = None) -> Federation:
-        """The federation of some clients, the ``members`` unless others are given, as the server sees it.
+        """The federation of ``members`` (None: of this roster) as the server sees it.
 
-        It has their numbers of examples, none of the examples, and the server's own shadow and test set.
+        It has their numbers of examples without the examples, and the server's own shadow and test set.
         """
         members, clients = self.members if members is None else members, of_server.clients
-        count = len(members)
+        count, x, y = len(members), clients.x[:0], clients.y[:0]
         sizes = torch.tensor([member.examples for member in members], dtype=torch.int64)
         nobody = torch.zeros(count, dtype=torch.int64)
-        x, y = clients.x[:0], clients.y[:0]
         return Federation(
-            # Sizes are what clients say: nothing of their sum is allocated.
+            # Clients state the sizes, so no memory is in proportion to them.
             clients=Shards.from_indices(x, y, torch.zeros(1, dtype=torch.int64).expand(int(sizes.sum())), sizes),
             holdout=Shards.from_indices(x, y, torch.zeros(0, dtype=torch.int64), nobody),
             ids=torch.tensor([member.id for member in members], dtype=torch.int64),
@@ -159,13 +158,13 @@ class Roster:
         return frame[["client", "name", "cluster", "examples", "rounds", "rejected", "missed", "refused"]]
 
     def save(self, path: Path) -> None:
-        """Write it, whole or not at all; where clients are now is not written."""
+        """Write all clients without their current nodes."""
         rows = [{name: value for name, value in asdict(client).items() if name != "node"} for client in self.clients]
         write_text(path, json.dumps(rows, indent=1) + "\n")
 
     @staticmethod
     def load(path: Path) -> "Roster":
-        """The clients of a run that goes on; nobody where there is no file.
+        """The roster in a file; an empty one without a file.
 
         Raises:
             InputError: the file is damaged.
@@ -175,7 +174,7 @@ class Roster:
         try:
             return Roster([Member(**row) for row in json.loads(path.read_text(encoding="utf-8"))])
         except (OSError, ValueError, TypeError) as error:
-            raise InputError(f"{path}: is no list of clients: {error}; choose another 'out'") from error
+            raise InputError(f"{path}: is not a list of clients: {error}; choose another 'out'") from error
 
 
 _STAMPS = TypeAdapter(dict[str, Stamp])
@@ -185,36 +184,33 @@ _STAMPS = TypeAdapter(dict[str, Stamp])
 class LedgerStamps:
     """The last charge of each client's ledger that the server has seen, by name, in a file that outlives runs.
 
-    A client whose disk went back to an older copy, or lost the ledger, would count too little: the offer says what the
-    server has seen, and the client stops. See `shoal_flower.client.policy.Ledger`.
+    An older copy of a ledger, or a new one, would count too little. Each offer has the client's stamp, and the client
+    stops where its ledger lacks that charge (`shoal_flower.client.policy.Ledger`).
 
     Args:
-        path: of the file, which other runs may have too.
-        last: the stamps.
+        path: the file; several runs may share it.
+        last: the stamps; none without a file.
+
+    Raises:
+        InputError: the file is damaged.
     """
 
     path: Path
-    last: dict[str, Stamp] = field(default_factory=dict)
+    last: dict[str, Stamp] = field(init=False)
 
-    @staticmethod
-    def open(path: Path) -> "LedgerStamps":
-        """The stamps in a file; none where there is none.
-
-        Raises:
-            InputError: the file is damaged.
-        """
-        return LedgerStamps(path, _read(path))
+    def __post_init__(self) -> None:
+        self.last = _read(self.path)
 
     def of(self, name: str) -> Stamp:
-        """The stamp of a client; ``(0, "")`` where none was seen."""
+        """The stamp of a client; ``(0, "")``: none yet."""
         return self.last.get(name, (0, ""))
 
     def take(self, name: str, stamp: Stamp) -> None:
-        """Keep the later one of a client's ``stamp`` and the one that was seen."""
+        """Keep a client's ``stamp`` if it is newer."""
         self.last[name] = max(self.of(name), stamp, key=lambda stamp: stamp[0])
 
     def save(self) -> None:
-        """Write them, each the later of this and of the file's."""
+        """Write the newer one of each stamp and that of the file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{self.path}.lock"):
             for name, stamp in _read(self.path).items():
@@ -226,22 +222,23 @@ def _read(path: Path) -> dict[str, Stamp]:
     try:
         return _STAMPS.validate_json(path.read_text(encoding="utf-8")) if path.exists() else {}
     except (OSError, ValidationError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: is no list of clients' last charges; restore a copy") from error
+        raise InputError(f"{path}: is not a list of clients' last charges; restore a copy") from error
 
 
 LOG = logging.getLogger("shoal")
 
-EventKind = Literal["joined", "returned", "disconnected", "left", "missed", "rejected", "refused", "failed"]
+LossKind = Literal["missed", "rejected", "refused", "failed"]
+EventKind = Literal["joined", "returned", "disconnected", "left"] | LossKind
 COLUMNS = ("time", "round", "kind", "client", "node", "reason")
 
 
 @dataclass
 class Events:
-    """The events of a run's clients: each is a line of the run's log and of ``events.csv``.
+    """The events of a run's clients, each a line of the run's log and of ``events.csv``.
 
     Args:
-        path: of the file; a line is written at once, so that a killed server has lost none.
-        counts: how many there were, by kind, in all of the run.
+        path: the file; each line is written at once, so that a killed server loses none.
+        counts: number of events by kind.
     """
 
     path: Path
@@ -249,7 +246,7 @@ class Events:
 
     @staticmethod
     def open(path: Path) -> "Events":
-        """Go on with a run's file, or begin one; a last line that a kill cut off is dropped."""
+        """Open or begin a run's file; a last line that a kill cut off is dropped."""
         counts: Counter[str] = Counter()
         if path.exists():
             text = path.read_text(encoding="utf-8")
@@ -262,7 +259,7 @@ class Events:
         return Events(path, counts)
 
     def add(self, number: int, kind: EventKind, client: str, node: int | None, reason: str = "") -> None:
-        """Say that something happened in round ``number``; names and reasons may be a stranger's."""
+        """Add an event of round ``number``; names and reasons may come from strangers."""
         where, client, reason = "" if node is None else str(node), plain(client), plain(reason)
         LOG.warning(
             "round %d: client %s (node %s) %s%s", number, client, where or "none", kind, reason and f": {reason}"

@@ -1,10 +1,11 @@
-"""The server's rounds by secure sums: what it knows of clients is the sum over each cluster, in ``sums.csv``."""
+"""The server's rounds by secure sums: it learns the sum over each cluster, and writes it into ``sums.csv``."""
 
 import csv
 import logging
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import isfinite
 from pathlib import Path
 
@@ -57,14 +58,14 @@ COLUMNS = ("round", "kind", "cluster", "clients", "opened", "examples", "norm")
 class SecureRounds:
     """The rounds of a run by secure sums.
 
-    A client has no place in the server's state: of n clients in the sums of a round, the state's first n are said to be
-    in the clusters, in their order, with the cluster's mean number of examples.
+    The server does not know which client is in which cluster. With n clients in the sums of a round, the first n rows
+    of its state stand for them, in the order of the clusters, with the cluster's mean number of examples.
 
     Args:
-        server: of the run.
-        config: of the run.
-        run: the random name of this program's run.
-        means: mean number of examples of a client of each cluster, as they were last opened.
+        server: the run's server.
+        config: the run's configuration.
+        run: a random name of this program's run.
+        means: mean number of examples per client of each cluster, from its last open sum.
         last: the digest of the models of the last sum of updates, and its members.
     """
 
@@ -84,11 +85,11 @@ class SecureRounds:
 
     @property
     def log(self) -> Path:
-        """All that the server has seen of its clients' numbers."""
+        """The file of all sums that the server has seen."""
         return self.server.attendance.settings.out / "sums.csv"
 
     def federation(self, federation: Federation, state: State | None) -> Federation:
-        """The ``federation`` of as many clients, with the examples that `means` says."""
+        """The ``federation`` with numbers of examples by `means`."""
         if state is None:
             return federation
         sizes = torch.tensor([round(self.means.get(k, 0.0)) for k in state.assignment.tolist()], dtype=torch.int64)
@@ -98,10 +99,10 @@ class SecureRounds:
         return replace(federation, clients=Shards.from_indices(clients.x, clients.y, nobody, sizes))
 
     def round(self, training: Training, state: State) -> tuple[State, RoundPlan]:
-        """One round of the clients of its cohort that are there; risks are not estimated yet.
+        """One round of the connected clients of its cohort, before risks are estimated.
 
         Raises:
-            InputError: in several rounds on end nothing was opened.
+            InputError: no sum was opened in several consecutive rounds.
         """
         filtered = training.update_filter is not None
         require(not filtered, "with [secure_aggregation] the server sees no single update that a defence could change")
@@ -110,7 +111,7 @@ class SecureRounds:
         width, attendance = state.models.shape[1] + 1, self.server.attendance
         moves, counts, summed = torch.zeros(state.models.shape, dtype=torch.float64), [0] * clusters, False
         try:
-            asked, sums = self._summed("train", number, cohort, state, width)
+            asked, sums = self._sum("train", number, cohort, state, width)
             for k, block in sums.blocks.items():
                 members = int(sums.counts[k])
                 try:
@@ -128,8 +129,9 @@ class SecureRounds:
             attendance.events.add(number, "failed", "all", None, str(error))
         attendance.end_round(number, merged=summed, otherwise="too few clients took part for a sum")
         assignment = torch.repeat_interleave(torch.arange(clusters), torch.tensor(counts))
-        parts = [_parts(round(self.means[k] * count), count) for k, count in enumerate(counts) if count]
-        sizes = torch.tensor([size for part in parts for size in part], dtype=torch.int64)
+        # A cluster's examples in nearly equal parts.
+        totals = [(round(self.means[k] * count), count) for k, count in enumerate(counts) if count]
+        sizes = torch.tensor([(total + i) // count for total, count in totals for i in range(count)], dtype=torch.int64)
         after, plan = summed_round(training, state, assignment, sizes, moves)
         if len(assignment):
             nobody = torch.full((len(state.assignment) - len(assignment),), -1)
@@ -137,10 +139,10 @@ class SecureRounds:
         return after, plan
 
     def histograms(self, state: State) -> dict[int, Floats]:
-        """The histograms (2, 2, B) of both halves of the clients of each cluster whose halves are opened."""
+        """The histograms (2, 2, B) of both halves of each cluster whose halves are open."""
         everybody = [i for i, member in enumerate(self.server.members) if member.node is not None and member.trained]
         try:
-            _, sums = self._summed("histograms", state.round, everybody, state, 2 * (len(EDGES) + 1))
+            _, sums = self._sum("histograms", state.round, everybody, state, 2 * (len(EDGES) + 1))
         except RefusedError as error:
             self.server.attendance.events.add(state.round, "failed", "all", None, f"histograms: {error}")
             return {}
@@ -154,8 +156,8 @@ class SecureRounds:
     def epsilons(self) -> dict[str, float]:
         """``epsilon`` and ``epsilon.<view>`` of the updates, where clients share the noise of sums; none otherwise.
 
-        Of the client in most sums, for a record without copies, which the server cannot count; the server, which sees
-        sums alone and may know one client's share, has its view.
+        They are for the client in most sums and a record without copies, since the server cannot count copies. The
+        server's view is of sums, and it may know one client's share of the noise.
         """
         rule = self.config.defenses.dp_sgd
         if rule is None or rule.noise != "sum":
@@ -166,10 +168,8 @@ class SecureRounds:
         values = {"epsilon": values["epsilon.client"], **values, "delta": rule.delta}
         return {name: value for name, value in values.items() if isfinite(value)}
 
-    def _summed(
-        self, kind: SumKind, number: int, cohort: list[int], state: State, length: int
-    ) -> tuple[int, ClusterSums]:
-        """The sums over the clients at ``cohort``, and how many of them began; raises `RefusedError`."""
+    def _sum(self, kind: SumKind, number: int, cohort: list[int], state: State, length: int) -> tuple[int, ClusterSums]:
+        """The sums over the clients at ``cohort``, and the number of clients that began; raises `RefusedError`."""
         server, section, began = self.server, check_summable(self.config), 0
         names = {server.members[i].name: i for i in cohort if not server.members[i].culprit}
         digest = models_digest(state.models)
@@ -186,25 +186,54 @@ class SecureRounds:
             return length, HISTOGRAMS if kind == "histograms" else numbers_of(self.config, clients).dtype
 
         def reject(name: str, reason: str) -> None:
-            server.attendance.reject(number, server.members[names[name]], reason)
+            server.attendance.discard(number, server.members[names[name]], "rejected", reason)
 
         if not names:
             raise RefusedError("no client is there")
-        exchange = _Exchange(server, number, names, offers)
         offered = offer_digest(next(iter(offers.values())))
         session, clusters = Session(self.run, number, kind), len(state.models) * (2 if kind == "histograms" else 1)
-        summing = CoordinatedSum(
-            session, server.config, clusters, form, section.threshold, offered, exchange.ask, reject
-        )
+        ask = partial(self._ask, names, offers)
+        summing = CoordinatedSum(session, server.config, clusters, form, section.threshold, offered, ask, reject)
         known = KnownKeys.load(server.attendance.settings.out / "node-keys", fixed=False)
         try:
-            sums = summing.carried_out(list(names), known, section.min_clients)
+            sums = summing.run(list(names), known, section.min_clients)
         finally:
             for name in summing.culprits:
                 server.members[names[name]].culprit = True
             if kind == "train" and summing.members:
                 self.last = digest, summing.members
         return began, sums
+
+    def _ask(
+        self, names: Mapping[str, int], offers: Mapping[int, Offer], questions: Mapping[str, Question]
+    ) -> Iterator[tuple[str, Answer, bytes]]:
+        """The answers in time to ``questions``, by name; a client without an answer is missed."""
+        attendance, members, shared = self.server.attendance, self.server.members, next(iter(offers.values()))
+        positions, number = {names[name]: question for name, question in questions.items()}, shared.round
+        models = pack_models(shared.models)
+        messages = {
+            i: pack_question(question, pack_offer(offers[i], models) if isinstance(question, Delivery) else None)
+            for i, question in positions.items()
+        }
+        attendance.wait_for_some(positions)
+        silent = set(positions)
+        # Nobody knows who trains which model, so a live view has only the clients that the server waits for.
+        self.server.watch(Progress(number, len(positions), 0, tuple(sorted(questions)[:NAMES]), {}))
+        for i, answer in attendance.ask("secure", messages, number):
+            silent.discard(i)
+            member, question = members[i], positions[i]
+            if answer.content is None:
+                attendance.discard(number, member, answer.kind, answer.error)
+            elif (refusal := unpack_refusal(answer.content)) is not None:
+                attendance.discard(number, member, "refused", f"{question.stage}: {refusal.reason}")
+            else:
+                try:
+                    yield member.name, *unpack_answer(answer.content, question)
+                except RefusedError as error:
+                    attendance.discard(number, member, "rejected", f"{question.stage}: {error}")
+        for i in sorted(silent):
+            reason = f"no reply by the deadline of '{positions[i].stage}' in round {number}"
+            attendance.discard(number, members[i], "missed", reason)
 
     def _write(
         self, number: int, kind: SumKind, counts: Sequence[int], opened: Mapping[int, tuple[float, float]]
@@ -218,7 +247,7 @@ class SecureRounds:
 
 @dataclass(frozen=True)
 class SecureHistograms:
-    """Implements the engine's `RiskEstimator` from sums of histograms, over each half of a cluster's clients."""
+    """A `RiskEstimator` from sums of histograms over each half of a cluster's clients."""
 
     rounds: SecureRounds
     team: RedTeam
@@ -231,7 +260,7 @@ class SecureHistograms:
     def estimate(
         self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
     ) -> RiskEstimate:
-        """The estimate of each cluster that is opened; that of any other stays what it was."""
+        """The estimate of each cluster whose sums are open; other risks stay as they are."""
         del federation, engine, local, stream
         sums, half = self.rounds.histograms(state), np.arange(2)
         total = np.zeros((2, len(EDGES) + 1))
@@ -243,53 +272,13 @@ class SecureHistograms:
         return fill_unknown(estimates, state)
 
 
-@dataclass
-class _Exchange:
-    """The way of a sum's questions to clients: by name, through the server's attendance."""
-
-    server: Server
-    number: int
-    names: Mapping[str, int]
-    offers: Mapping[int, Offer]
-
-    def ask(self, questions: Mapping[str, Question]) -> Iterator[tuple[str, Answer, bytes]]:
-        """The answers that come in time; a client that gives none is missed, and not waited for until it answers."""
-        attendance, members, number = self.server.attendance, self.server.members, self.number
-        positions = {self.names[name]: question for name, question in questions.items()}
-        models = pack_models(next(iter(self.offers.values())).models)
-        messages = {
-            i: pack_question(question, pack_offer(self.offers[i], models) if isinstance(question, Delivery) else None)
-            for i, question in positions.items()
-        }
-        attendance.wait_for_some(positions)
-        silent = set(positions)
-        # Who trains what nobody knows, so that a live view has only who is waited for.
-        waiting = tuple(sorted(questions)[:NAMES])
-        self.server.watch(Progress(number, len(positions), 0, waiting, {}))
-        for i, answer in attendance.ask("secure", messages, number):
-            silent.discard(i)
-            member, question = members[i], positions[i]
-            if answer.content is None:
-                attendance.reject_unread(number, member, answer)
-            elif (refusal := unpack_refusal(answer.content)) is not None:
-                attendance.refuse(number, member, f"{question.stage}: {refusal.reason}")
-            else:
-                try:
-                    yield member.name, *unpack_answer(answer.content, question)
-                except RefusedError as error:
-                    attendance.reject(number, member, f"{question.stage}: {error}")
-        for i in sorted(silent):
-            reason = f"no reply by the deadline of '{positions[i].stage}' in round {number}"
-            attendance.miss(number, members[i], reason)
-
-
 def comparable(names: Sequence[str], last: Collection[str], least: int) -> list[str]:
-    """The clients of ``names`` that are asked for a sum about the same models as that of the clients ``last``.
+    """The clients of ``names`` to ask for another sum over the models of the last sum, whose members were ``last``.
 
-    Clients refuse one whose members differ from the last sum's by fewer than ``least``, so some are left out.
+    Clients refuse members that differ from the last ones by fewer than ``least``, so this leaves some clients out.
 
     Raises:
-        RefusedError: too few would be left.
+        RefusedError: too few clients would remain.
 
     >>> comparable("abcdef", "abcdef", 3), comparable("abcdefg", "abcdef", 3), comparable("abcde", "abcdef", 3)
     (['a', 'b', 'c', 'd', 'e', 'f'], ['a', 'b', 'c', 'd', 'e', 'f'], ['a', 'b', 'c'])
@@ -307,8 +296,3 @@ def comparable(names: Sequence[str], last: Collection[str], least: int) -> list[
             f"least {least}; nothing is asked"
         )
     return left
-
-
-def _parts(examples: int, clients: int) -> list[int]:
-    """``examples`` in nearly equal parts for so many clients."""
-    return [(examples + i) // clients for i in range(clients)]

@@ -1,4 +1,4 @@
-"""The ServerApp: a run on several machines from its first round to its files, in a directory as `shoal run` makes."""
+"""The ServerApp: a run on several machines, from its first round to the files of its directory."""
 
 import contextlib
 import json
@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import isnan, nan
+from pathlib import Path
 
 import pandas as pd
 import torch
@@ -20,7 +21,7 @@ from shoal.config.kinds import own_code, title_of
 from shoal.config.schema import Config, read_config
 from shoal.config.toml_files import read_toml
 from shoal.core.atomic_files import write_bytes, write_text
-from shoal.core.errors import ShoalError, quote, require, suggest
+from shoal.core.errors import InputError, ShoalError, quote, require, suggest
 from shoal.core.formats import DASH, csv_text, decimal
 from shoal.core.randomness import Stream
 from shoal.data import ClientDataset, Federation
@@ -48,19 +49,19 @@ LOG = logging.getLogger("shoal")
 app = ServerApp()
 
 _TIMED = ("train", "red_team", "total")
-"""The stages that a server can time: clients choose elsewhere, and nothing is attacked in the end."""
+"""The stages that a server can time: clients choose on their machines, and the end has no attacks."""
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the configured federation with the nodes of ``grid``."""
+    """Run the federation with the nodes of ``grid``."""
     rounds = logging.StreamHandler(sys.stdout)
     rounds.setFormatter(logging.Formatter("%(message)s"))
     LOG.addHandler(rounds)
     try:
         _serve(grid, RunSettings.read(context.run_config))
     except (ShoalError, OSError) as error:
-        # Flower logs what it catches: of these the sentence is enough.
+        # Flower logs the traceback of what it catches; here the sentence is enough.
         sys.tracebacklimit = 0
         if isinstance(error, ShoalError):
             raise
@@ -70,37 +71,38 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """The sentence that says why a run failed."""
+    """The reason of a failure as one sentence."""
     if isinstance(error, OSError):
-        return f"{error.filename or 'a file'}: {error.strerror}; mend that, and the same 'flwr run' command resumes"
+        return f"{error.filename or 'a file'}: {error.strerror}; fix this and resume by the same 'flwr run' command"
     return str(error)
 
 
 def _serve(grid: Grid, settings: RunSettings) -> None:
-    """Run ``settings``, and leave the reason in the run's directory where that fails."""
-    held = False
+    """Run ``settings``, and write the reason of a failure into the run's directory."""
+    is_open = False
 
     def show(progress: object) -> None:
-        nonlocal held
-        held = True
+        nonlocal is_open
+        is_open = True
         write_text(settings.out / "progress.json", json.dumps(progress) + "\n")
 
     try:
         serve(Exchange(grid), settings, lambda progress: show(vars(progress)))
     except Exception as error:
-        # Before the first progress the directory may be another run's, or nobody's. On a full disk this fails too.
-        with contextlib.suppress(OSError), log_to_file(settings.out / "run.log") if held else contextlib.nullcontext():
+        # Until the first progress the directory may belong to another run. On a full disk this fails too.
+        log = log_to_file(settings.out / "run.log") if is_open else contextlib.nullcontext()
+        with contextlib.suppress(OSError), log:
             LOG.error("%s", _reason(error))
-            if held:
+            if is_open:
                 show({"error": _reason(error)})
         raise
 
 
 def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress], object] = lambda _: None) -> None:
-    """Run what ``settings`` names with the nodes of ``exchange``, from its last round if it has begun.
+    """Run ``settings`` with the nodes of ``exchange``, or resume after the last round.
 
     Raises:
-        InputError: a configuration that cannot be run on several machines, another run's directory, or too few clients.
+        InputError: a configuration that cannot run on several machines, another run's directory, or too few clients.
     """
     config = read_config(settings.config)
     choice = parts_of(config.algorithm.value).choice
@@ -108,7 +110,7 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
     resolved = resolve(config, load_data(config.data, settings.data_dir))
     require(
         resolved.simulation.federation.classes is not None,
-        f"{settings.config}: is a regression, which is simulated and not trained on several machines",
+        f"{settings.config}: regressions work in simulations only; use classes",
     )
     decided, simulation = resolved.config, apply_feature_map(resolved.simulation)
     features = SentFile.of_features(simulation.features) if isinstance(simulation.features, FeatureMap) else None
@@ -119,29 +121,25 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
     if out.exists() and is_begun(out) and is_finished(out):
         LOG.info("%s is finished", out)
         return
-    leavers, known = settings.leavers, [client.name for client in Roster.load(out / "nodes.json").clients]
-    for name in leavers:
+    known = [client.name for client in Roster.load(out / "nodes.json").clients]
+    for name in settings.leave:
         have = suggest(name, known) if known else "clients join in the first round"
         require(name in known, f"run config: 'leave' must name clients of this run (got '{name}'); {have}")
     if code := own_code(sent.table()):
         LOG.warning("a node refuses this run unless its 'allow-code' names %s", quote(sorted(code)))
     engine = decided.engine.engine(simulation.setup.model)
-    same = lambda: _require_same(settings, decided)  # noqa: E731
-    with (
-        engine,
-        open_run_dir(out, decided.toml(), same, resume=out.exists()) as checkpoints,
-        log_to_file(out / "run.log"),
-    ):
+    run_dir = open_run_dir(out, decided.toml(), lambda: _require_same(out, decided), resume=out.exists())
+    with engine, run_dir as checkpoints, log_to_file(out / "run.log"):
         watch(Progress(0))
         roster, events = Roster.load(out / "nodes.json"), Events.open(out / "events.csv")
-        attendance = Attendance(exchange, settings, roster, events, LedgerStamps.open(settings.stamps))
+        attendance = Attendance(exchange, settings, roster, events, LedgerStamps(settings.stamps))
         shared = classes, resolved.standardizer, features, watch, SentFile.of_frozen(engine.model)
         server = Server(attendance, sent.toml(), choice, *shared)
         sums = None if decided.secure_aggregation is None else SecureRounds(server, decided)
         run = _Run(server, decided, simulation, engine.prepare(simulation.federation), engine, sums)
         progress = load_checkpoint(checkpoints, engine.model.frozen_hash)
         done = 0 if progress is None else progress.state.round
-        for member in [member for member in roster.members if member.name in leavers]:
+        for member in [member for member in roster.members if member.name in settings.leave]:
             attendance.leave(done + 1, member, "the run config's 'leave'")
         LOG.info("begin after round %d: %s", done, decided.algorithm.name)
         while progress is None or progress.state.round < decided.algorithm.rounds:
@@ -154,15 +152,15 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
             write_text(out / "rounds.csv", pd.DataFrame(list(progress.rows)).to_csv(index=False))
         require(
             attendance.idle == 0,
-            f"in the last {attendance.idle} rounds no client's update was merged, as 'events.csv' says; the same "
-            "command writes the report of the rounds before",
+            f"no update was merged in the last {attendance.idle} rounds (see events.csv); run the same command for the "
+            "report of the rounds before",
         )
         run.finish(progress)
 
 
 @dataclass(frozen=True, eq=False)
 class _Run:
-    """A run in progress; of its simulation's ``federation`` only the server's shadow and test set are used."""
+    """A run in progress; its ``federation`` gives the server's shadow and test set only."""
 
     server: Server
     config: Config
@@ -172,7 +170,7 @@ class _Run:
     sums: SecureRounds | None = None
 
     def round(self, progress: SimulationState | None) -> SimulationState:
-        """The run after one round more."""
+        """The run after one more round."""
         number = 1 if progress is None else progress.state.round + 1
         self.server.gather(number)
         for sent in (self.server.features, self.server.frozen):
@@ -189,7 +187,7 @@ class _Run:
         state, plan = (self.sums or self.server).round(training, state)
         trained = time.perf_counter()
         training = self._training(state)
-        # Until a client has trained nobody has said how many examples there are, on which risks rest.
+        # Risks rest on numbers of examples, which are unknown until a client has trained.
         state, due = training.with_risks(state) if training.federation.clients.sizes.any() else (state, False)
         seconds["train"] += trained - began
         seconds["red_team"] += time.perf_counter() - trained if due else 0.0
@@ -205,7 +203,7 @@ class _Run:
         attendance, config, roster = self.server.attendance, self.config, self.server.attendance.roster
         out, members, state = attendance.settings.out, len(roster.members), progress.state.take(roster.present)
         clients = roster.frame(state.assignment.tolist())
-        if self.sums is not None:  # Which of them is where, and has how many examples, nobody knows.
+        if self.sums is not None:  # Nobody knows a client's cluster and number of examples.
             clients = clients.drop(columns=["cluster", "examples"])
         write_text(out / "clients.csv", csv_text(clients))
         model = self.engine.model
@@ -230,7 +228,7 @@ class _Run:
         LOG.info("done after %d rounds", state.round)
 
     def _training(self, state: State | None) -> Training:
-        """The training of the server with the clients that it knows now."""
+        """The server's training with the present members."""
         server, simulation = self.server, self.simulation
         team, law, defenses = simulation.red_team, simulation.coordinator, simulation.setup.defenses
         federation = server.attendance.roster.federation(self.federation)
@@ -252,18 +250,15 @@ class _Run:
         )
 
 
-def _require_same(settings: RunSettings, config: Config) -> None:
-    """Raise `InputError` where the run's directory holds another run."""
-    out = settings.out
+def _require_same(out: Path, config: Config) -> None:
+    """Raise `InputError` if ``out`` holds another run."""
     if is_begun(out):
         for key, (old, new) in differences(read_toml(out / "config.toml"), config.table()).items():
-            require(
-                False, f"{out}: holds a run with {key} = {old!r}, but the config says {new!r}; choose another 'out'"
-            )
+            raise InputError(f"{out}: holds a run with {key} = {old!r} (got {new!r}); choose another 'out'")
 
 
 def _require_supported(config: Config) -> None:
-    """Raise `InputError` where the configuration asks for what a server without its clients' data cannot do."""
+    """Raise `InputError` if a server without its clients' data cannot run the configuration."""
     team, coordinator = config.red_team, config.coordinator
     require(
         team.every == 0 or team.estimator in ("shadow", "histogram"),
@@ -272,21 +267,20 @@ def _require_supported(config: Config) -> None:
     if coordinator is not None:
         require(
             not coordinator.law.min_clients,
-            "'coordinator.min_clients' sets prices, which choices on several machines do not know; leave it out",
+            "'coordinator.min_clients' works in simulations only; leave it out on several machines",
         )
         require(
             coordinator.pooling is None,
-            "'coordinator.pooling' is steered in simulations alone; leave it out on several machines",
+            "'coordinator.pooling' works in simulations only; leave it out on several machines",
         )
         require(
             coordinator.law.release_on == "estimate",
-            "'coordinator.release_on' must be 'estimate' on several machines, where a client answers one bit",
+            f"'coordinator.release_on' must be 'estimate' on several machines (got '{coordinator.law.release_on}')",
         )
         views = (config.privacy.view,) if isinstance(config.privacy.view, str) else config.privacy.view or ()
         require(
             {*views, config.evaluation.view} == {"outsider"},
-            "'evaluation.view' and 'privacy.view' must be 'outsider' with a coordinator on several machines, which "
-            "steers by what an outsider finds",
+            "'evaluation.view' and 'privacy.view' must be 'outsider' with a coordinator on several machines",
         )
     rule, secure = config.defenses.dp_sgd, config.secure_aggregation
     if secure is not None:
@@ -296,25 +290,24 @@ def _require_supported(config: Config) -> None:
     own = [name for name in (config.model.features.maps if config.model.features else ()) if ":" in name]
     require(
         not own,
-        f"'model.features.maps' has {quote(own)}, whose code no message has; on several machines it takes "
-        "'scattering' and 'pca'",
+        f"'model.features.maps' must be 'scattering' or 'pca' on several machines (got {quote(own)})",
     )
     method = "continue" if config.forgetting is None else config.forgetting.value.name
-    require(config.events is None, "[[events]] works in simulations alone; use 'leave' in the run config, by name")
+    require(config.events is None, "[[events]] works in simulations only; use 'leave' in the run config, by name")
     require(
         method == "continue",
         f"'forgetting.method' must be 'continue' on several machines (got '{method}'); for models that never had a "
         "client, start a new run without it",
     )
     for name in ("property_attack", "canaries", "record", "release"):
-        require(getattr(config, name) is None, f"[{name}] works in simulations alone; leave it out on several machines")
+        require(getattr(config, name) is None, f"[{name}] works in simulations only; leave it out on several machines")
 
 
 def round_rows(training: Training, state: State, plan: RoundPlan, *, evaluated: bool) -> tuple[RoundRow, ...]:
     """One row per cluster: its clients in this round, and its model's risk and accuracy on the server's test set.
 
-    The server does not know the clients' groups: ``accuracy.<group>`` is of the model, on each group's test examples,
-    and ``accuracy`` on all of them; both are NaN in a round that is not ``evaluated``.
+    ``accuracy.<group>`` is the model's on each group's test examples, ``accuracy`` on all of them. Both are NaN in a
+    round that is not ``evaluated``.
     """
     federation, rows = training.federation, []
     present = torch.nonzero(state.trained == state.round)
@@ -338,7 +331,7 @@ def round_rows(training: Training, state: State, plan: RoundPlan, *, evaluated: 
 def summary_of(
     training: Training, state: State, rows: tuple[RoundRow, ...], counts: dict[str, int]
 ) -> dict[str, float]:
-    """The keys of ``summary.json`` that are measured after the last round: of clusters, and ``counts`` of events."""
+    """The keys of ``summary.json`` after the last round: those of clusters, and ``counts`` of events."""
     summary: dict[str, float] = {}
     last = {row["cluster"]: row for row in rows if row["round"] == state.round}
     for k in range(len(state.models)):
@@ -346,32 +339,23 @@ def summary_of(
         summary[f"clusters.{k}.risk"] = float(state.risks[k])
         for name in training.federation.groups:
             value = last.get(k, {}).get(f"accuracy.{name}", nan)
-            if not isnan(value):  # which a summary does not hold
+            if not isnan(value):  # JSON has no NaN.
                 summary[f"clusters.{k}.accuracy.{name}"] = value
     return summary | {f"events.{kind}": count for kind, count in sorted(counts.items())}
 
 
 _KNOWN = (
-    "This page is of a run on several machines, and shows what the server knows: the models on its own test set, the "
-    "risk that it estimates, and what each client's node replied. It has seen no example of a client, and does not "
-    "know what a client tolerates."
+    "This run trained on several machines. The page shows what the server knows: the models' accuracy on its own test "
+    "set, its estimates of risk, and each node's replies. The server sees no client's examples and no client's limit."
 )
 
 
 def deployment_page(rounds: pd.DataFrame, clients: pd.DataFrame, events: pd.DataFrame, config: str, title: str) -> str:
-    """The page.
-
-    Args:
-        rounds: as in ``rounds.csv``: one row per round and cluster.
-        clients: as in ``clients.csv``; without the clusters where they are not known.
-        events: as in ``events.csv``.
-        config: as TOML.
-        title: of the page.
-    """
+    """The page of a run, from the tables of ``rounds.csv``, ``clients.csv`` and ``events.csv``."""
     last = rounds[rounds["round"] == rounds["round"].max()]
     unmerged = events[events["kind"].isin(["rejected", "failed", "missed", "refused"])]
     leavers = events[events["kind"] == "left"].drop(columns=["kind", "node"])
-    # With secure aggregation nobody knows which clients these are.
+    # With secure aggregation nobody knows the clients of a cluster.
     members = clients["cluster"].value_counts() if "cluster" in clients else last.set_index("cluster")["clients"]
     sizes = ", ".join(f"model {k} by {int(members.get(k, 0))}" for k in last["cluster"])
     verdict = (

@@ -1,6 +1,6 @@
-"""The server's rounds: it offers, waits for what clients chose and trained, and merges what it can.
+"""The server's rounds: it offers models, waits for updates, and merges them.
 
-Between rounds it asks for histograms of losses, and whether a risk is over the clients' limits.
+Between rounds it asks for histograms of losses, and for votes on whether a risk is over the clients' limits.
 """
 
 import math
@@ -46,7 +46,7 @@ from shoal_flower.messages import (
     Refusal,
     RejectedReplyError,
     check_histograms,
-    too_long,
+    long_updates,
     with_bounded_shares,
 )
 from shoal_flower.server.attendance import Attendance, SentFile
@@ -64,16 +64,16 @@ from shoal_flower.wire_codec import (
 
 @dataclass(eq=False)
 class UpdateFile:
-    """The models that clients sent in a round, as rows of float32 in a file without a name, until all have come.
+    """The models from the clients of a round, as rows of float32 in a temporary file.
 
-    A client's weight is its share of those who replied, and the order of summation goes by their numbers of examples.
-    So a sum that is the simulation's bit for bit begins when the last reply is there. Memory is that of a few models
-    for any number of clients; disk is 4 bytes a parameter and client.
+    Weights and the order of summation depend on all replies. So the sum begins after the last one, to equal the
+    simulation bit for bit. Memory holds a few models for any number of clients; disk takes 4 bytes per parameter and
+    client.
 
     Args:
         folder: of the file.
-        parameters: P, of a row.
-        order: the rows that stand for positions 0, 1, ... when they are read; empty: all, as they came.
+        parameters: P, the length of a row.
+        order: the rows for positions 0, 1, ...; empty: in order of arrival.
     """
 
     folder: Path
@@ -83,7 +83,7 @@ class UpdateFile:
     _file: IO[bytes] | None = None
 
     def add(self, end: Tensor) -> int:
-        """Add a row (P,); returns its number."""
+        """Add a row (P,) and return its number."""
         if self._file is None:
             self._file = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115 - until `close`
         self._file.seek(0, 2)
@@ -104,13 +104,13 @@ class UpdateFile:
         return torch.from_numpy(rows)
 
     def close(self) -> None:
-        """Give the disk back."""
+        """Delete the file."""
         if self._file is not None:
             self._file.close()
 
 
 NAMES = 100
-"""Clients that a live view names."""
+"""Largest number of clients that a live view names."""
 
 _SHOWN = 0.5
 """Seconds from one `Progress` of a round to the next."""
@@ -118,16 +118,16 @@ _SHOWN = 0.5
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a round, or of the waiting for its clients, for a live view.
+    """The progress of a round, or of the wait for its clients, for a live view.
 
     Args:
-        round: its number; 0: none has begun.
-        asked: how many clients were sent an offer.
-        answered: how many have answered.
-        waiting: the first of those that it waits for.
-        trained: the models that others trained, of the first of them.
-        missing: how many more clients must come before the round begins.
-        waits_for: the first of the known clients that are absent, while some are missing.
+        round: its number; 0: before the first.
+        asked: number of clients with an offer.
+        answered: number of answers.
+        waiting: the first of the clients without an answer.
+        trained: the model of each client with an answer, for the first of them.
+        missing: number of clients that the round needs to begin.
+        waits_for: the first of the absent known clients, while clients are missing.
     """
 
     round: int
@@ -141,7 +141,7 @@ class Progress:
 
 @dataclass(frozen=True, eq=False)
 class _Update:
-    """A client's update, whose model is at a row of an `UpdateFile`."""
+    """A client's update, whose model is a row of an `UpdateFile`."""
 
     update: ClientUpdate
     norm: float
@@ -153,14 +153,14 @@ class Server:
     """The server of a run.
 
     Args:
-        attendance: the clients that are there.
-        config: what clients are sent of the run's configuration, as TOML.
-        choice: who decides which model a client trains; see `RemoteRounds`.
-        classes: names by number, where clients have data of their own.
-        scale: the standardization of columns, where clients have tables of their own.
-        features: the map of inputs that clients are sent; None: there is none.
+        attendance: the connected clients.
+        config: the run's configuration for clients, as TOML.
+        choice: who chooses the model that a client trains (`RemoteRounds`).
+        classes: names of the classes, where clients have their own data.
+        scale: the standardization of columns, where clients have their own tables.
+        features: the map of inputs; None: none.
         watch: called whenever something changes in a round.
-        frozen: the models' frozen tensors, which clients are sent that have others; None: it is not known.
+        frozen: the models' frozen tensors, for clients with different ones; None: unknown.
     """
 
     attendance: Attendance
@@ -187,27 +187,26 @@ class Server:
         return Offer(number, member.id, self.config, models, risks, directives, *known)
 
     def gather(self, number: int) -> None:
-        """Wait until enough clients are there for the round ``number``, and say for whom."""
-
-        def show(missing: int, absent: tuple[str, ...]) -> None:
-            self.watch(Progress(number, missing=missing, waits_for=absent[:NAMES]))
-
-        self.attendance.gather(number, show)
+        """Wait for enough clients for the round ``number``, and report the missing ones."""
+        watch = self.watch
+        self.attendance.gather(
+            number, lambda missing, absent: watch(Progress(number, missing=missing, waits_for=absent[:NAMES]))
+        )
 
     def round(self, training: Training, state: State) -> tuple[State, RoundPlan]:
-        """One round with the clients of its cohort that are there; risks are not estimated yet.
+        """One round of the connected clients of its cohort, before risks are estimated.
 
         Raises:
-            InputError: a merged model is not finite, or in several rounds on end no update was merged.
+            InputError: a merged model is not finite, or no update was merged in several consecutive rounds.
         """
         cohort = [i for i in training.cohort(state.round + 1).tolist() if self.members[i].node is not None]
         with returned_memory(), closing(UpdateFile(self.attendance.settings.out, state.models.shape[1])) as ends:
             updates = self._updates(training, state, cohort, ends)
             for i, sent in updates.items():
                 self.members[i].examples, self.members[i].trained = sent.update.examples, self.members[i].trained + 1
-            # Sizes are known now: weights and the red team go by them.
+            # Weights and the red team need the numbers of examples, which are now known.
             sized = replace(training, federation=self.attendance.roster.federation(training.federation))
-            after, plan = server_round(sized, state, self._received(updates, ends, len(state.models)))
+            after, plan = server_round(sized, state, self._received_updates(updates, ends, len(state.models)))
         for k, model in enumerate(after.models):
             require(
                 bool(torch.isfinite(model).all()),
@@ -217,10 +216,10 @@ class Server:
         return after, plan
 
     def _updates(self, training: Training, state: State, cohort: list[int], ends: UpdateFile) -> dict[int, _Update]:
-        """The updates of the clients at ``cohort`` that can be merged, by position; their models go to ``ends``."""
+        """The updates to merge of the clients at ``cohort``, by position; their models go to ``ends``."""
         number, members, attendance = state.round + 1, self.members, self.attendance
-        offered, messages = self._offered(training, state, cohort), {}
-        # Clients that are offered the same models are sent the same object, which is packed and hashed once.
+        offered, messages = self._offers(training, state, cohort), {}
+        # Offers of the same models share one object, which is packed and hashed once.
         distinct = {id(models): models for models, _ in offered.values()}
         packed = {key: pack_models(models) for key, models in distinct.items()}
         for i, (models, clusters) in offered.items():
@@ -234,7 +233,7 @@ class Server:
         for i, answer in attendance.ask("train", messages, number):
             silent.discard(i)
             models, clusters = offered[i]
-            reply = self._accepted(number, members[i], answer, models)
+            reply = self._accept(number, members[i], answer, models)
             if reply is not None:
                 update, norm = reply
                 chosen = update.cluster if self.choice != "server" else int(clusters[0])
@@ -248,51 +247,47 @@ class Server:
                 break
         self._show(number, len(cohort), silent, updates)
         if len(updates) < enough:
-            self._missed(number, silent)
+            for i in sorted(silent, key=lambda i: self.members[i].node or 0):
+                attendance.discard(number, self.members[i], "missed", f"no reply by the deadline of round {number}")
         self._reject_long(number, updates)
         if cohort:
-            why = "no client's update was merged: all refused, did not reply or were rejected"
-            attendance.end_round(number, merged=bool(updates), otherwise=why)
+            reason = "no client's update was merged: all refused, did not reply or were rejected"
+            attendance.end_round(number, merged=bool(updates), otherwise=reason)
         return updates
 
-    def _missed(self, number: int, silent: set[int]) -> None:
-        """Count the clients that did not reply in time, for which later rounds do not wait."""
-        for member in sorted((self.members[i] for i in silent), key=lambda member: member.node or 0):
-            self.attendance.miss(number, member, f"no reply by the deadline of round {number}")
-
     def _reject_long(self, number: int, updates: dict[int, _Update]) -> None:
-        """Take the updates out of ``updates`` whose norm is far above that of the others."""
+        """Remove updates from ``updates`` whose norm is far above the others'."""
         order, ratio = list(updates), self.attendance.settings.limits.max_norm_ratio
         norms = [sent.norm for sent in updates.values()]
-        for at, limit in too_long(norms, [sent.update.cluster for sent in updates.values()], ratio):
+        for at, limit in long_updates(norms, [sent.update.cluster for sent in updates.values()], ratio):
             reason = f"an update of norm {norms[at]:.4g}, above {limit:.4g}, {ratio:g} times the median of the round"
-            self.attendance.reject(number, self.members[order[at]], reason)
+            self.attendance.discard(number, self.members[order[at]], "rejected", reason)
             del updates[order[at]]
 
-    def _accepted(
+    def _accept(
         self, number: int, member: Member, answer: NodeReply, models: Tensor
     ) -> tuple[ClientUpdate, float] | None:
-        """The update in an answer to an offer of ``models``, and its norm; None, as the events say, for no update."""
+        """The update in an answer to an offer of ``models``, and its norm; None: no update, as the events say."""
         attendance = self.attendance
         if answer.content is None:
-            attendance.reject_unread(number, member, answer)
+            attendance.discard(number, member, answer.kind, answer.error)
             return None
         try:
             limits, counts_best = attendance.settings.limits, self.choice == "shares"
             reply = unpack_reply(answer.content, models, limits, counts_best=counts_best)
         except RejectedReplyError as error:
-            attendance.reject(number, member, str(error))
+            attendance.discard(number, member, "rejected", str(error))
             return None
         if isinstance(reply, Refusal):
-            attendance.refuse(number, member, reply.reason)
+            attendance.discard(number, member, "refused", reply.reason)
             lacked = {NO_FEATURES: self.features, NO_FROZEN: self.frozen}.get(reply.reason)
             if lacked is not None:
                 lacked.forget(member)
             return None
         return reply
 
-    def _offered(self, training: Training, state: State, cohort: list[int]) -> dict[int, tuple[Tensor, Tensor]]:
-        """The models that each client is sent (K, P), and their clusters (K,), by the client's position."""
+    def _offers(self, training: Training, state: State, cohort: list[int]) -> dict[int, tuple[Tensor, Tensor]]:
+        """The models (K, P) for each client and their clusters (K,), by the client's position."""
         clusters = len(state.models)
         if self.choice != "server" or not cohort:
             return dict.fromkeys(cohort, (state.models, torch.arange(clusters)))
@@ -306,8 +301,8 @@ class Server:
             for i, start, cluster in zip(cohort, sent.init_index.tolist(), plan.assignment, strict=True)
         }
 
-    def _received(self, updates: Mapping[int, _Update], ends: UpdateFile, clusters: int) -> ReceivedUpdates:
-        """The updates as a cohort's, in the order of the clients' ids."""
+    def _received_updates(self, updates: Mapping[int, _Update], ends: UpdateFile, clusters: int) -> ReceivedUpdates:
+        """The updates of a cohort, in the order of the clients' ids."""
         order = sorted(updates, key=lambda i: self.members[i].id)
         replies, counts = [updates[i].update for i in order], torch.eye(clusters, dtype=torch.int64)
         best = [counts[update.cluster] * update.examples if update.best is None else update.best for update in replies]
@@ -330,7 +325,7 @@ _Reply = TypeVar("_Reply")
 
 @dataclass(frozen=True, eq=False)
 class RemoteHistograms:
-    """Implements the engine's `RiskEstimator`; every client is sent the one model that it trained last."""
+    """A `RiskEstimator` from clients' histograms, each of the model that the client trained last."""
 
     server: Server
     team: RedTeam
@@ -343,7 +338,7 @@ class RemoteHistograms:
     def estimate(
         self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
     ) -> RiskEstimate:
-        """The estimate as `RedTeam.estimate` makes it; a client that does not answer is one without histograms."""
+        """The estimate of `RedTeam.estimate`; a client without an answer has no histograms."""
         del local, engine
         bins = len(EDGES) + 1
         counts = np.zeros((len(federation), 2, bins))
@@ -363,21 +358,20 @@ class RemoteHistograms:
 
 @dataclass(frozen=True, eq=False)
 class RemoteCoordinator:
-    """Implements the engine's `LimitController`: each client answers one bit, and thresholds stay where they are.
+    """A `SteeringRule` by one bit per client, so that thresholds stay at the clients.
 
-    How good a model is, is measured on the server's shadow set. A prediction before the first round knows of nobody
-    who is over a limit.
+    Accuracy is measured on the server's shadow set. A prediction before the first round counts nobody over a limit.
     """
 
     server: Server
     law: LimitController
 
     def start(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
-        """The state before the first round; nobody is asked, so there are no answers to be randomised."""
+        """The state before the first round; no client is asked, so no answers need noise."""
         return replace(self.law, vote_epsilon=None).start(state, federation, engine, stream)
 
     def update(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
-        """The state with new directives; a client that does not answer says nothing."""
+        """The state with new directives, from the answers that came."""
         del stream
         risks = self.law.reported_risks(state.risks)
         votes = dict(_replies(self.server, "votes", state, risks, lambda _, records: unpack_vote(records)))
@@ -394,7 +388,7 @@ def _replies(
     risks: Tensor,
     unpack: Callable[[int, RecordDict], _Reply],
 ) -> Iterator[tuple[int, _Reply]]:
-    """The replies of all clients that are there and have a model, each asked about its own; by position."""
+    """The replies of all connected clients that have a model, each about its own, by position."""
     messages, attendance, packed = dict[int, RecordDict](), server.attendance, dict[int, ArrayRecord]()
     for i, (member, cluster) in enumerate(zip(server.members, state.assignment.tolist(), strict=True)):
         if member.node is not None and cluster >= 0:
@@ -409,8 +403,8 @@ def _replies(
             if answer.content is None:
                 raise RejectedReplyError(answer.error)
             if (refusal := unpack_refusal(answer.content)) is not None:
-                attendance.refuse(state.round, server.members[i], f"{question}: {refusal.reason}")
+                attendance.discard(state.round, server.members[i], "refused", f"{question}: {refusal.reason}")
                 continue
             yield i, unpack(i, answer.content)
         except RejectedReplyError as error:
-            attendance.reject(state.round, server.members[i], f"{question}: {error}")
+            attendance.discard(state.round, server.members[i], "rejected", f"{question}: {error}")
