@@ -47,7 +47,7 @@ def test_a_table_is_run_through_to_its_page(table, tmp_path, capsys):
     assert "south" in page.text
     for words in ("Test accuracy", "training rows", "held-out rows"):
         assert words in page.text
-    assert "test accuracy" in capsys.readouterr().out
+    assert "Test accuracy" in capsys.readouterr().out
     # The configuration on the page has the key's value.
     assert not re.findall(r"\bimages?\b(?!-)", page.text.replace('shift_per = "image"', ""))
     clients = load(out).clients

@@ -182,7 +182,7 @@ def test_a_regression_can_be_private():
 def test_the_page_names_the_metric_and_speaks_of_no_classes(page):
     assert "Train minus squared error" in page
     for words in (
-        "% test accuracy",
+        "Test accuracy",
         "Gap attack",
         "Demographic parity",
         "three differences",

@@ -103,7 +103,7 @@ def test_a_copied_result_can_be_audited(result):
 
 def test_a_notebook_shows_a_result_and_an_audit_as_tables(result):
     shown, audited = (Page(each._repr_html_()) for each in (result, result.audit(references=0)))
-    assert "test accuracy" in shown.text
+    assert "Test accuracy" in shown.text
     for words in ("few", "many"):
         assert words in shown.text
         assert words in audited.text
