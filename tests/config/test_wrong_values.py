@@ -75,7 +75,7 @@ WRONG = [
     ("red_team.shadow_size='all'", "'red_team.shadow_size' must be an integer or 'cluster'; got 'all'"),
     # keys that contradict each other or the data
     ("data.shadow_examples=1", "ShadowModelAttack with the 'shadow' estimator trains shadow models, so"),
-    ("data.shadow_examples=0; red_team.attack=loss-threshold", "a shadow set of at least 2 examples; got 0; give"),
+    ("data.shadow_examples=0; red_team.attack=loss-threshold", "a shadow set of at least 2 examples; got 0"),
     ("data.shadow_examples=0; red_team.attack=gap", "Gap with the 'shadow' estimator trains shadow models,"),
     ("red_team.estimator=federated", "the 'federated' estimator needs hold-out examples of the clients; got none"),
     ("red_team.estimator=histogram", "the 'histogram' estimator needs hold-out examples"),
@@ -135,7 +135,7 @@ WRONG = [
     ("coordinator.mixup=0.3; defenses.flooding=0.2", "Flooding and Mixup each replace what a local step minimises"),
     ("coordinator.augmentation={}; coordinator.relief.mixup=0.1", "'relief' names 'mixup', which is not steered"),
     ("coordinator.augmentation={}; coordinator.cost.augmentation=0", "'coordinator.cost' must be above 0; got 0"),
-    ("coordinator.augmentation={}; red_team.every=0; algorithm.name=ifca", "so 'every' of the red team must be"),
+    ("coordinator.augmentation={}; red_team.every=0; algorithm.name=ifca", "'every' of the red team must be"),
     ("coordinator.l2=0.1; local.weight_decay=0.01", "an L2 penalty of 0.1 and a weight decay of 0.01 are the same"),
     ("coordinator.share_of_steps=0.5; algorithm.name=scaffold", "coordinator: SCAFFOLD needs all local steps,"),
     ("coordinator.share_of_steps=0.5; algorithm.name=fedopt; algorithm.base.name=scaffold", "SCAFFOLD needs all"),

@@ -336,5 +336,5 @@ class TunesAfterwards(shoal.FedAvg):
 @pytest.mark.parametrize("algorithm", [TrainsTwice(), TunesAfterwards()])
 def test_an_undeclared_training_is_refused_with_dp_sgd(algorithm, build):
     simulate(build(SIZES), MODEL, algorithm, LOCAL, rounds=1)
-    with pytest.raises(InputError, match=r"with DP-SGD every local training must be counted, but T\w+ has"):
+    with pytest.raises(InputError, match="must declare every local training"):
         simulate(build(SIZES), MODEL, algorithm, LOCAL, rounds=1, defenses=[RULE])

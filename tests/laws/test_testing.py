@@ -84,7 +84,7 @@ class Astray(Derived):
 
 ALGORITHMS = [
     (Incomplete(), "Incomplete lacks a method of Algorithm"),
-    (NoValue(), "NoValue is no value"),
+    (NoValue(), "NoValue is not a value"),
     (Unseeded(), "the first state depends on more than the seed"),
     (FewRows(), "a tensor of State.clients lacks a client"),
     (Shared(), "two tensors of the state share memory"),

@@ -53,8 +53,8 @@ def test_a_run_measures_its_canaries(finished):
     assert summary["canaries.epsilon_low"] == pytest.approx(audit.epsilon)
     # The page of the run shows them.
     page = page_of(report_of(out).read_text(encoding="utf-8"))
-    low, high = (100 * summary[f"canaries.found.{end}"] for end in ("low", "high"))
-    assert f"{low:.1f} % to {high:.1f} %" in page.text
+    low, high = (summary[f"canaries.found.{end}"] for end in ("low", "high"))
+    assert f"{low:.3f} to {high:.3f}" in page.text
     assert f"{summary['canaries.epsilon_low']:.3f}" in page.text
     # The scores are those of the final models.
     _, simulation = build(config)
@@ -150,5 +150,5 @@ def test_figures_are_of_the_canaries_with_a_score():
 
 def test_canaries_of_another_federation_are_refused(mlp: Model, planted, build):
     _, canaries = planted
-    with pytest.raises(InputError, match="'canaries' refers to client 3, which is not in 'federation'"):
+    with pytest.raises(InputError, match="'canaries' has client 3, which is not in 'federation'"):
         simulated(mlp, build((9, 12, 7)), canaries)

@@ -34,11 +34,10 @@ def audited(run: Path, out: Path, rounds: int = ROUNDS, *gates: str) -> str:
 
 def test_the_findings_of_an_audit_replace_those_of_the_run_s_own_attack(run: Path) -> None:
     before = report_text(run)
-    assert "are exposed to an outsider: attack accuracy 0.562 (" in before
     assert "audit.html" not in before
     audited(run, run)
     after = report_text(run)
-    assert "Records of minority are exposed to an outsider: attack accuracy 0.720 (" in after
+    assert "attack accuracy 0.720 (" in after
     assert "by the configured attack" not in after
     assert '<a href="audit.html">' in after
     assert "LiRA, view: outsider, on minority" in after

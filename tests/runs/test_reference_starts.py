@@ -108,7 +108,7 @@ def test_other_clients_than_in_the_start_are_refused_where_not_all_take_part():
     for clients in (federation(5), federation().take(torch.tensor([1, 0, 2, 3, 4, 5]))):
         assert simulated(rounds=1, start=begun, federation=clients, reference_federations=2).summary.clients >= 5
         some = {"rounds": 1, "start": begun, "federation": clients, "participation": 0.5}
-        with pytest.raises(InputError, match=r"other clients or examples need participation = 1; got 0\.5"):
+        with pytest.raises(InputError, match=r"need participation = 1, .*; got 0\.5"):
             simulated(**some, reference_federations=2)
         with pytest.raises(InputError, match="need participation = 1"):
             simulated(**some).audit(references=2)
@@ -116,7 +116,7 @@ def test_other_clients_than_in_the_start_are_refused_where_not_all_take_part():
 
 def test_a_start_on_the_same_examples_in_another_form_is_refused():
     begun = simulated(rounds=3, federation=federation(move=0.5))
-    with pytest.raises(InputError, match="none of the clients' examples is among those that it was trained on"):
+    with pytest.raises(InputError, match="none of the clients' examples is among those"):
         simulated(rounds=1, start=begun, reference_federations=2)
 
 

@@ -152,9 +152,9 @@ def test_a_run_from_python_is_repeated_once_its_parts_have_names(saved, result, 
     monkeypatch.setitem(sys.modules, "own", own)
     command = ["run", str(saved / "config.toml"), "--out", str(tmp_path / "again"), "--quiet", "--allow-code"]
     assert main(command) == 2
-    assert "parts that have no name in a file: 'data.source', 'model.name'; name each" in capsys.readouterr().err
+    assert "'data.source', 'model.name'" in capsys.readouterr().err
     assert main([*command, "--set", "data.source=own:source"]) == 2
-    assert "parts that have no name in a file: 'model.name'; name each" in capsys.readouterr().err
+    assert "parts 'model.name' have no name" in capsys.readouterr().err
     (tmp_path / "sweep.toml").write_text(f'base = "{saved}/config.toml"\nseeds = [0]\n[grid]\n"local.epochs" = [1]\n')
     assert main(["sweep", str(tmp_path / "sweep.toml"), "--out", str(tmp_path / "swept")]) == 2
     assert "have no name in a file: 'data.source', 'model.name'" in capsys.readouterr().err
@@ -408,11 +408,11 @@ def test_a_start_serves_other_clients(result):
     [
         (
             {"model": shoal.Model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 2)))},
-            r"'start' has models of another network: for '1.weight' they have \(4, 16\), but the model has \(2, 16\)",
+            r"'start' has models of another network: their '1.weight' is \(4, 16\), but the model has \(2, 16\)",
         ),
         (
             {"model": shoal.Model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 4, bias=False)))},
-            r"for '1.bias' they have \(4,\), but the model has no such tensor",
+            r"their '1.bias' is \(4,\), but the model has no such tensor",
         ),
         ({"algorithm": shoal.IFCA(clusters=3)}, "'start' has 2 models, but the algorithm begins with 3"),
         ({"algorithm": shoal.FedAvg()}, "'start' has 2 models, but the algorithm begins with 1"),

@@ -74,7 +74,7 @@ def test_the_page_of_the_run_says_which_rounds_are_recorded_and_how_large_they_a
     assert known.size == sum(map(len, recorded(watched).values()))
     words = page_of(report_of(watched).read_text(encoding="utf-8")).text
     assert known.sentence in words
-    assert "shoal audit --trace DIR" in words
+    assert f"shoal audit --trace {watched}" in words
     assert load(plain).recorded is None
 
 
