@@ -152,3 +152,13 @@ def test_what_it_lacks_is_named():
     ):
         with pytest.raises(InputError, match=missing):
             UpdateJoint().score(updates, changed, engine, known)
+
+
+def test_rounding_below_a_semidefinite_gram_is_no_failure():
+    """A Gram matrix of rank 1 whose rounding gives it an eigenvalue below 0 decides as the exact one."""
+    gram = 1e12 * torch.ones(3, 3, dtype=torch.float64)
+    target = gram[:, 0] / 3
+    rounded = gram - torch.diag(torch.tensor([0.0, 0.0, 300.0], dtype=torch.float64))
+    assert torch.linalg.cholesky_ex(rounded + 4 * torch.eye(3, dtype=torch.float64)).info
+    odds = joint._Unknown(torch.arange(3), 0.5, rounded, target).log_odds()
+    assert torch.isfinite(odds).all()

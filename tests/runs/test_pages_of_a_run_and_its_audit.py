@@ -37,7 +37,7 @@ def test_the_findings_of_an_audit_replace_those_of_the_run_s_own_attack(run: Pat
     assert "audit.html" not in before
     audited(run, run)
     after = report_text(run)
-    assert "attack accuracy 0.720 (" in after
+    assert "Exposed: majority and minority to an outsider" in after
     assert "by the configured attack" not in after
     assert '<a href="audit.html">' in after
     assert "LiRA, view: outsider, on minority" in after

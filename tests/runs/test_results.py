@@ -157,7 +157,7 @@ def test_a_run_from_python_is_repeated_once_its_parts_have_names(saved, result, 
     assert "parts 'model.name' have no name" in capsys.readouterr().err
     (tmp_path / "sweep.toml").write_text(f'base = "{saved}/config.toml"\nseeds = [0]\n[grid]\n"local.epochs" = [1]\n')
     assert main(["sweep", str(tmp_path / "sweep.toml"), "--out", str(tmp_path / "swept")]) == 2
-    assert "have no name in a file: 'data.source', 'model.name'" in capsys.readouterr().err
+    assert "'data.source', 'model.name' have no name" in capsys.readouterr().err
     assert main([*command, "--set", "data.source=own:source", "--set", "model.name=own:network"]) == 0
     require_same_models(result, shoal.load(tmp_path / "again", allow_code=True))
 

@@ -193,8 +193,14 @@ class _Unknown:
     def log_odds(self) -> Tensor:
         """Return log P(member) / P(non-member), (m,) float64, without the prior's."""
         precision = 1 / (self.prior * (1 - self.prior))
-        factor = torch.linalg.cholesky(self.gram + precision * torch.eye(len(self.rows), dtype=torch.float64))
-        inverse = torch.cholesky_inverse(factor)
+        identity = torch.eye(len(self.rows), dtype=torch.float64)
+        factor, failed = torch.linalg.cholesky_ex(self.gram + precision * identity)
+        if failed:
+            # Rounding of large products can leave eigenvalues below 0.
+            values, vectors = torch.linalg.eigh(self.gram)
+            inverse = vectors / (values.clamp(min=0) + precision) @ vectors.T
+        else:
+            inverse = torch.cholesky_inverse(factor)
         mean, variance = inverse @ (self.target + precision * self.prior), inverse.diagonal()
         # The posterior without the record's prior, so that the moves alone decide.
         evidence = (1 / variance - precision).clamp(min=0)
