@@ -198,7 +198,7 @@ def test_what_is_wrong_with_a_round_is_one_sentence_with_its_file(written):
         ({"clients": np.array([0, 5, 6])}, "client 6 has no records"),
         ({"assignment": np.array([0, 1, 0])}, "'assignment' must be numbers of the 1 models, from 0"),
         ({"assignment": np.array([0, 0])}, "'assignment' must be 3 integers"),
-        ({"models": None}, "lacks the array 'models'"),
+        ({"models": None}, "the array 'models' is missing"),
         ({"clients": np.array(["a", None, 1], dtype=object)}, "is damaged or has other than arrays: Object arrays"),
     ]:
         np.savez(path, **whole)
@@ -226,7 +226,7 @@ def test_what_is_wrong_with_the_records_is_one_sentence_with_their_file(written)
         ({"y": whole["y"][1:]}, "has 8 examples but 7 labels"),
         ({"client": whole["client"] - 1}, "'client' must be numbers from 0, or -1 for non-members"),
         ({"client": whole["client"][1:]}, "'client' must be 8 integers"),
-        ({"client": None}, "lacks the array 'client'"),
+        ({"client": None}, "the array 'client' is missing"),
         ({"group": np.arange(8)}, "'group' must be 8 texts, .* got int64"),
         ({"group": np.array(["a", "all"] * 4)}, "'all' cannot be the name of one of several groups"),
         ({key: each[:0] for key, each in whole.items()}, "has no records"),

@@ -35,7 +35,7 @@ class ProjectedGradientAscent:
     With w the leaver's model of today, w_i what it sent in its last round and W_i its weight then, the reference is
     ``w_ref = (w - W_i w_i) / (1 - W_i)``. The squared radius of the ball is a third of the mean squared distance of
     w_ref to random models. From w_ref the leaver takes gradient steps up its own loss; each is followed by a projection
-    onto the ball. It stops as soon as the squared distance to w_i is above ``stop_distance``, or after its epochs.
+    onto the ball. It stops when the squared distance to w_i exceeds ``stop_distance``, or after its epochs.
 
     It is an approximation, and nothing says how much the others learnt from the leaver's earlier updates. The leaver
     must still be there to take these steps. Ours: each cluster that a leaver trained, one leaver after another; where

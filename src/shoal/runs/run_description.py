@@ -156,7 +156,10 @@ def _defenses(defenses: Sequence[Defense]) -> DefensesSection:
 
 def _coordinator(coordinator: LimitController) -> CoordinatorSection:
     knobs = coordinator.knobs
-    require("pooling" not in knobs and not coordinator.min_clients, "a file wraps the algorithm for these directives")
+    require(
+        "pooling" not in knobs and not coordinator.min_clients,
+        "'pooling' and 'min_clients' of the coordinator need a wrapper of the algorithm in a file",
+    )
     shipped: dict[str, Any] = {name: knob.defense for name, knob in knobs.items() if name in PRIOR_EFFECTS}
     custom: dict[str, Any] = {name: knob.defense for name, knob in knobs.items() if name not in shipped}
     relief = {name: knob.risk_reduction for name, knob in knobs.items()}

@@ -43,7 +43,10 @@ class Regression:
         """
         from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - takes a second to import
 
-        require(bool(member.any() and not member.all()), "the records must have members and non-members; got one kind")
+        require(
+            bool(member.any() and not member.all()),
+            "the records must include both members and non-members; got one kind",
+        )
         centre, spread = features.mean(axis=0), features.std(axis=0)
         # The deviation of a constant feature is a rounding error, not always 0.
         spread = np.where(spread > 1e-9 * (1 + abs(centre)), spread, 1.0)

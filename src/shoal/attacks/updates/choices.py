@@ -114,7 +114,7 @@ class ClusterIdentity:
             "needs at least two clients per group, one whose group is known and one to guess; a group has 1",
         )
         clusters = len(np.unique(choices[choices >= 0]))
-        require(clusters > 1, f"needs clients that chose at least two clusters; they chose {clusters}")
+        require(clusters > 1, f"all clients together must have chosen at least two clusters; they chose {clusters}")
         last_choice = len(choices) - 1 - (choices[::-1] >= 0).argmax(axis=0)
         right, last = np.zeros((2, len(used)))
         margin = np.zeros(len(choices))

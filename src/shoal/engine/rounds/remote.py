@@ -208,7 +208,10 @@ def summed_round(
         if isinstance(rule, PlanRule):
             plan = rule.planned(plan, sizes)
     (sent,) = plan.trainings
-    require(sent.weights is not None and sent.keep is None, "the algorithm needs single updates, and there are sums")
+    require(
+        sent.weights is not None and sent.keep is None,
+        "the algorithm needs each client's update, but secure sums reveal none",
+    )
     assert sent.weights is not None
     models = state.models.double() + sent.weights.sum(dim=1, keepdim=True) * moves
     return training.merged(state, cohort, plan, Aggregate(models.float(), (None,))), plan

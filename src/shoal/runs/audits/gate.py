@@ -190,7 +190,7 @@ def _parse_gate(expression: str) -> Gate:
     most = inf if key == LOWER_BOUND else 1.0
     allowed = "give a number of at least 0" if key == LOWER_BOUND else "give a number between 0 and 1"
     always = limit > most or (limit == most and not gate.strict)
-    require(not always, f"the gate '{gate}' always holds, since '{gate.metric}' is at most {most:g}; {allowed}")
+    require(not always, f"the gate '{gate}' always holds, since '{gate.metric}' cannot exceed {most:g}; {allowed}")
     never = limit < 0 or (limit == 0 and gate.strict)
     require(not never, f"the gate '{gate}' never holds, since '{gate.metric}' is at least 0; {allowed}")
     return gate

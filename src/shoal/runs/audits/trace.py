@@ -296,5 +296,5 @@ def parse_arrays(path: Path, required: Sequence[str], allowed: str) -> dict[str,
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {read_error(path, error)}") from error
     missing = [name for name in required if name not in arrays]
-    require(not missing, f"{path}: lacks the array '{(missing or [''])[0]}'; it must have {allowed}")
+    require(not missing, f"{path}: the array '{(missing or [''])[0]}' is missing; the file must have {allowed}")
     return arrays

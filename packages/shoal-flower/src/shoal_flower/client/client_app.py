@@ -216,10 +216,10 @@ def require_plain(offer: Offer, settings: NodeSettings) -> Offer:
     Raises:
         InputError: the run, or this node, answers secure sums only.
     """
-    alone = "the server asks for this client's own numbers"
-    require(not settings.answers_sums_alone, f"{alone}; 'secure-aggregation' allows secure sums only")
+    request = "the server asks for this client's own numbers"
+    require(not settings.answers_sums_alone, f"{request}; 'secure-aggregation' allows secure sums only")
     secure = run_config(offer.config, settings.allow_code).secure_aggregation
-    require(secure is None, f"{alone} in a run with [secure_aggregation]")
+    require(secure is None, f"{request}, which a run with [secure_aggregation] does not allow")
     return offer
 
 
