@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from shoal.audit.finding import Finding
-from shoal.core.formats import number, percent
+from shoal.core.formats import decimal, number, percent
 from shoal.metrics.intervals import Estimate
 from shoal.reports import plotting as plot
 from shoal.reports.audit.audit_charts import by_view
@@ -25,6 +25,12 @@ _VIEWS = {
     "pair": "kept the old models",
 }
 """The views in words, in the order of the figure."""
+
+_TITLES = {
+    "score": "plain confidence", "rmia": "RMIA", "lira": "LiRA", "drop": "lost confidence", "span": "span attack",
+    "joint": "joint attack, with a list",
+}  # fmt: skip
+"""The attacks in words, by their keys without the view."""
 
 _LIMITS = (
     "The server received the client's updates, and no method takes these back.",
@@ -78,7 +84,13 @@ def _exposed(flat: Mapping[str, Any], view: str) -> bool:
 
 def _figure(flat: Mapping[str, Any], view: str) -> str:
     key = f"views.{view}.leaver"
-    return f"AUC {Estimate.of(flat, f'{key}.auc').figure} by '{flat[f'{key}.attack']}'"
+    return f"AUC {Estimate.of(flat, f'{key}.auc').figure} by {_title(flat[f'{key}.attack'], view)}"
+
+
+def _title(name: str, view: str) -> str:
+    """The name of an attack in a view in words."""
+    key = name.removesuffix(f"-{view}")
+    return _TITLES.get(key, key)
 
 
 def _attacks(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
@@ -96,7 +108,7 @@ def _by_view(flat: Mapping[str, Any], title: str) -> Sequence[plot.Figure]:
     asked = Counter(view for view, _ in attacks.values())
     found = [
         Finding(
-            _VIEWS[view], name.removesuffix(f"-{view}"), name, Estimate.of(flat, key).among(asked[view]), title=name
+            _VIEWS[view], _title(name, view), name, Estimate.of(flat, key).among(asked[view]), title=_title(name, view)
         )
         for name, (view, key) in attacks.items()
     ]
@@ -109,7 +121,7 @@ def leaver_page(flat: Mapping[str, Any], notes: Sequence[str] = ()) -> str:
     """The page; ``flat`` has the keys of audit.json, ``notes`` are sentences on gates and records."""
     verdict, *further = answers(flat)
     lead = [("verdict", verdict), *(("", sentence) for sentence in further), *(("warning", note) for note in notes)]
-    figures = {(name.removesuffix(f"-{view}"), _VIEWS[view]): key for name, (view, key) in _attacks(flat).items()}
+    figures = {(_title(name, view), _VIEWS[view]): key for name, (view, key) in _attacks(flat).items()}
     figures["the client as a whole", _VIEWS["outsider"]] = "client-membership.outsider.auc"
     figures["held-out examples", _VIEWS["outsider"]] = "control.outsider.held_out_auc"
     rows = [row(*names, Estimate.of(flat, key).text, Estimate.of(flat, key).interval) for names, key in figures.items()]
@@ -120,15 +132,15 @@ def leaver_page(flat: Mapping[str, Any], notes: Sequence[str] = ()) -> str:
     )
     worst = ()
     if "worst.record" in flat:
-        ends = number(flat["worst.exposure"]), number(flat["worst.exposure.low"])
+        ends = decimal(flat["worst.exposure"]), decimal(flat["worst.exposure.low"])
         worst = (f"Most exposed: {flat['worst.record']}, attack accuracy {ends[0]}, at least {ends[1]} (95 %).",)
     stay = list[Any]()
     for key in (key.removesuffix(".before") for key in flat if key.startswith("others.") and key.endswith(".before")):
         change = Estimate.of(flat, f"{key}.difference")
-        ends = [number(flat[f"{key}.{when}"]) for when in ("before", "after")]
+        ends = [decimal(flat[f"{key}.{when}"]) for when in ("before", "after")]
         stay.append(row(*key.split(".")[1:3], *ends, Cell(f"{change.value:+.3f}", change.interval)))
     sections = (
-        Section("views", "What each view tells", figures=_by_view(flat, verdict.removesuffix("."))),
+        Section("views", "What each view tells", figures=_by_view(flat, verdict.partition(";")[0].removesuffix("."))),
         Section(
             "attacks", "Attacks", worst,
             table=ReportTable(heads(["attack", "view"], ["AUC", "95 %"]), tuple(rows), note=note),

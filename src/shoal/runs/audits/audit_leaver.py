@@ -118,7 +118,7 @@ def audit_leaver(
         left = LeaverRun.from_run(move_to_engine(simulation, engine), progress, str(client), engine)
         folder = run / f"left-{left.simulation.federation.ids[left.leaver]}" if out is None else path_of("out", out)
         make_directory(folder)
-        with lock_folder(folder), log_to_file(folder / "audit.log"):
+        with lock_folder(folder), log_to_file(folder / "run.log"):
             wanted: dict[str, Any] = {"rounds": False, "watch": watch, "workers": workers}
             target, at = left.scores(engine), folder / "references"
             trained = reference_scores(left, target, 2 * references, engine, folder=at, **wanted)
