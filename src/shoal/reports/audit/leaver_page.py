@@ -28,7 +28,7 @@ _VIEWS = {
 
 _TITLES = {
     "score": "plain confidence", "rmia": "RMIA", "lira": "LiRA", "drop": "lost confidence", "span": "span attack",
-    "joint": "joint attack, with a list",
+    "joint": "joint attack",
 }  # fmt: skip
 """The attacks in words, by their keys without the view."""
 
