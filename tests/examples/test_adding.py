@@ -103,11 +103,11 @@ def test_a_source_returns_arrays_a_table_or_a_federation(examples, monkeypatch, 
 @pytest.mark.parametrize(
     ("source", "keys", "sentence"),
     [
-        ("wine:load", {}, "'wine:load' is one set, which is partitioned across clients; set 'data.clients'"),
+        ("wine:load", {}, "'wine:load' is one set for all clients; set 'data.clients'"),
         ("wine:load", {"client": "a", "label": "b"}, "'wine:load' returned no table, so 'client' and 'label' must be"),
         ("wine:by_strength", ONE_SET, "'wine:by_strength' returned a table, so 'client' and 'label' must name"),
-        ("made:load", ONE_SET, "the clients of 'made:load' have their examples already; leave 'data.clients' and"),
-        ("made:load", {"test_fraction": 0.5}, "it says what is held out; leave 'data.test_fraction' and"),
+        ("made:load", ONE_SET, "'made:load' states each client's examples; leave 'data.clients' and"),
+        ("made:load", {"test_fraction": 0.5}, "the held-out ones; leave 'data.test_fraction' and"),
     ],
 )
 def test_keys_that_do_not_fit_a_source_are_one_sentence(examples, monkeypatch, tmp_path, source, keys, sentence):
@@ -232,4 +232,4 @@ def test_the_command_line_finds_them_in_the_current_folder(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "Sticky IFCA has" in done.stdout
+    assert "Test accuracy: 1.000" in done.stdout

@@ -109,7 +109,7 @@ class Federation:
 
     @property
     def group_shares(self) -> Tensor:
-        """(N, G) float64, each group's fraction of a client: 1 for its group, or its share of training examples."""
+        """The fraction of each client in each group, (N, G) float64; with row groups by its training examples."""
         if not self.row_groups:
             return torch.eye(len(self.groups), dtype=torch.float64)[self.group]
         counts = group_counts(self.clients.owners(), self.groups_of("clients"), (len(self), len(self.groups)))

@@ -36,7 +36,7 @@ class NoiseShare:
 
     @property
     def poisson(self) -> bool:
-        """False: every step is on all examples."""
+        """Whether batches are Poisson subsamples."""
         return False
 
 

@@ -27,14 +27,12 @@ class Algorithm(Protocol):
     A frozen dataclass of hyper-parameters implements it; `shoal.algorithms.FedAvg` is the shortest example. A wrapper
     calls its base's methods and adds its own tensors to the state. Three optional attributes describe an algorithm:
 
-    - ``moves_by_average = False``: the server moves models by another rule than the weighted mean of their updates,
-    such
-      as an optimizer; property attacks refuse it.
+    - ``moves_by_average = False``: the server does not move models by the weighted mean of their updates, but, say, by
+      an optimizer; property attacks refuse it.
     - ``fixed_clients``: half a sentence on why clients cannot leave or join, such as "decides clusters in its first
       round"; empty: they can.
     - ``trains_clusters_alone = True``: given the clients' choices, a model depends on its own clients only, and
-    training
-      changes only models; exact forgetting then retrains only the leaver's clusters.
+      training changes only models; exact forgetting then retrains only the leaver's clusters.
     """
 
     def check(self, local: LocalSGD, risk_period: int) -> None:

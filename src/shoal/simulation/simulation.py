@@ -369,7 +369,7 @@ class Simulation:
 
     @property
     def first_round(self) -> int:
-        """The number of the first round: 1, or the one after ``start``."""
+        """The number of the first round, which is 1 unless there is a ``start``."""
         return 1 if self.start is None else self.start.state.round + 1
 
     @property
