@@ -36,7 +36,7 @@ class NoiseShare:
 
     @property
     def poisson(self) -> bool:
-        """Whether batches are Poisson subsamples."""
+        """Whether batches are Poisson subsamples; here every step is on all examples."""
         return False
 
 
