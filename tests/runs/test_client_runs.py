@@ -94,3 +94,16 @@ def test_a_table_that_cannot_be_used_is_one_sentence_and_leaves_nothing(table, t
     assert "has 1 of 25 rows without a value in the column 'clinic', the first in row 25" in printed
     assert len(printed.splitlines()) == 1
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_groups_within_clients_are_run_through_to_report_audit_and_comparison(tmp_path, capsys):
+    rows = [f"{'ab'[i % 2]},{'fm'[i // 2 % 2]},{i % 7},{'no' if i % 3 else 'yes'}" for i in range(64)]
+    (tmp_path / "t.csv").write_text("\n".join(["client,sex,x,label", *rows]))
+    data = {"source": "table", "path": "t.csv", "client": "client", "group": "sex", "label": "label"}
+    path, out = written(tmp_path / "t.toml", data, "mlp"), tmp_path / "run"
+    assert main(["run", str(path), "--out", str(out)]) == 0
+    assert main(["report", str(out)]) == 0
+    assert main(["audit", str(out), "--references", "1"]) == 0
+    assert main(["compare", str(out), str(out)]) == 0
+    assert "another group is in the majority" not in capsys.readouterr().out
+    assert "migrated" not in load(out).summary.overall

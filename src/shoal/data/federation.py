@@ -146,17 +146,24 @@ class Federation:
         return self.clients if self.schedule is None else self.schedule.in_round(self.clients, self.ids, number)
 
     def positions(self, clients: Sequence[str | int]) -> Tensor:
-        """Return the positions (n,) int64 of clients by their names or numbers.
+        """Return the positions (n,) int64 of clients by their names or numbers; a text is a name before a number.
 
         Raises:
-            InputError: an unknown client.
+            InputError: an unknown client, or an integer that is the number of one client and the name of another.
         """
-        known = {str(client): i for i, client in enumerate(self.ids.tolist())}
-        known |= {name: i for i, name in enumerate(self.names or ())}
+        by_name = {name: i for i, name in enumerate(self.names or ())}
+        by_number = {str(client): i for i, client in enumerate(self.ids.tolist())}
+        places = list[int]()
         for client in clients:
-            hint = suggest(str(client), self.names or known)
-            require(str(client) in known, f"client '{client}' is not in the federation; {hint}")
-        return torch.tensor([known[str(client)] for client in clients], dtype=torch.int64)
+            key = str(client)
+            hint = suggest(key, self.names or by_number)
+            require(key in by_name or key in by_number, f"client '{client}' is not in the federation; {hint}")
+            place = by_name.get(key, by_number.get(key, 0))
+            unclear = f"{key} is the name of client {self.ids[place]} and the number of another"
+            clear = isinstance(client, str) or by_number.get(key, place) == place
+            require(clear, f"{unclear}; write names in quotes, such as '{key}'")
+            places.append(place)
+        return torch.tensor(places, dtype=torch.int64)
 
     def take(self, clients: Tensor) -> "Federation":
         """Select the clients at positions (n,) int64, in that order; examples are shared."""

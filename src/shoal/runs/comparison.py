@@ -230,7 +230,8 @@ def describe_difference(
         parts.append(
             f"exceeds the limits of {after[1]} of {other.clients} clients at 95 % confidence (against {before[1]})"
         )
-    parts.append(f"has {after[2]} of {other.clients} {minority} (against {before[2]})")
+    if "migrated" in first.overall and "migrated" in other.overall:
+        parts.append(f"has {after[2]} of {other.clients} {minority} (against {before[2]})")
     drained = [str(k) for k, metrics in other.by_cluster.items() if metrics.get("clients") == 0]
     if drained:
         parts.append(f"leaves cluster {', '.join(drained)} empty")

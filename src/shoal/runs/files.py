@@ -35,7 +35,6 @@ REQUIRED_KEYS = (
     "rounds",
     "accuracy.overall",
     "violations.total",
-    "migrated",
     "seconds.total",
 )
 """Keys that every summary has."""

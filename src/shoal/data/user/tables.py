@@ -301,8 +301,9 @@ def _inputs(name: str, table: pd.DataFrame, columns: Columns) -> tuple[list[str]
     if columns.inputs is not None:
         require(bool(asked), "'inputs' must name at least one column")
         for column, kind in kinds.items():
-            fault = f": {_not_numbers(table[column])}" if kind == "numbers and others" else ""
-            remedy = "choose others as 'inputs', or set 'one_hot' for words"
+            fault, remedy = "", "choose others as 'inputs', or set 'one_hot' for words"
+            if kind == "numbers and others":
+                fault, remedy = f": {_not_numbers(table[column])}", "correct these cells, or write every cell as a word"
             require(column in usable, f"{name} has not only numbers in the column '{column}'{fault}; {remedy}")
         return inputs, []
     require(
@@ -334,7 +335,8 @@ def _left_out(name: str, table: pd.DataFrame, columns: Columns, kinds: dict[str,
     for column, kind in kinds.items():
         if kind == "numbers and others":
             fault = _not_numbers(table[column])
-            yield f"{name}: the column '{column}' is left out, since {fault}; correct it or name 'inputs'"
+            remedy = "correct these cells, or write every cell as a word"
+            yield f"{name}: the column '{column}' is left out, since {fault}; {remedy}"
     words = [column for column, kind in kinds.items() if kind == "words"]
     others = [column for column, kind in kinds.items() if kind == "other" or (kind == "words" and not columns.one_hot)]
     if others:

@@ -1,6 +1,7 @@
 """`shoal audit RUN --left CLIENT`: whether a client that left a finished run was forgotten."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +85,8 @@ def audit_leaver(
         run: directory of a finished run of a configuration with events.
         client: name or number of a client that left.
         references: R, the federations of each kind, an even number.
-        out: where files are written; None: into ``run/left-NUMBER``. An interrupted audit resumes there.
+        out: where files are written; None: into ``run/left-CLIENT``, by number if the name cannot be part of a path. An
+            interrupted audit resumes there.
         data_dir, jobs, cluster, watch, gates, allow_code: as of `audit_run`.
 
     Raises:
@@ -116,7 +118,11 @@ def audit_leaver(
     workers = Workers(integer("jobs", jobs, "such as 2", 1), cluster)
     with config.engine.engine(simulation.setup.model) as engine:
         left = LeaverRun.from_run(move_to_engine(simulation, engine), progress, str(client), engine)
-        folder = run / f"left-{left.simulation.federation.ids[left.leaver]}" if out is None else path_of("out", out)
+        federation = left.simulation.federation
+        name = federation.names[left.leaver] if federation.names else ""
+        # A name that cannot be part of a path gives way to the number.
+        name = name if re.fullmatch(r"\w[\w.-]*", name) else str(int(federation.ids[left.leaver]))
+        folder = run / f"left-{name}" if out is None else path_of("out", out)
         make_directory(folder)
         with lock_folder(folder), log_to_file(folder / "run.log"):
             wanted: dict[str, Any] = {"rounds": False, "watch": watch, "workers": workers}
