@@ -71,13 +71,13 @@ class Audit:
         records: one row per record with `RECORD_COLUMNS`, the most exposed first: the score of the strongest attack,
             and the record's exposure over reference models with its lower end (`record_exposure`).
         references: R, the number of reference models.
-        members, non_members: how many records of each kind.
+        members, non_members: the number of records of each kind.
         empirical_epsilon: a lower bound, at 95 % confidence, on the epsilon of (epsilon, delta)-differential privacy of
             a record, by the attack that was chosen beforehand; as if the records of one run were independent.
-        delta: of that epsilon.
-        omitted: attacks that were not computed, and why.
+        delta: the delta of that epsilon.
+        omitted: reasons for missing attacks, by attack.
         guesses: further keys and values of audit.json: what the server guesses beside membership.
-        notes: what must be known of the records, in sentences without a full stop.
+        notes: caveats about the records, in sentences without a full stop.
     """
 
     attacks: pd.DataFrame
@@ -181,10 +181,11 @@ def audit_records(
     the records members (`reference_thresholds`); so no attack knows the attacked model's members.
 
     Args:
-        records: at least two members and two non-members.
-        stream: of the halves of the empirical epsilon, and of what no record exceeds by chance (`record_exposure`).
-        attacks: on the matrix of scores.
-        delta: of the empirical epsilon.
+        records: the attacked records, with at least two members and two non-members.
+        stream: the stream for the halves of the empirical epsilon, and for the level that no record exceeds by chance
+            (`record_exposure`).
+        attacks: attacks on the matrix of scores.
+        delta: the delta of the empirical epsilon.
 
     Raises:
         InputError: too few members or non-members.

@@ -52,8 +52,8 @@ class CanaryExposure:
     """The measurement of a run's canaries: `canary_summary`, the table of canaries, and `CLIENT_CANARY_COLUMNS`.
 
     Args:
-        canaries: of the federation.
-        delta: of the audit.
+        canaries: the federation's canaries.
+        delta: the audit's delta.
     """
 
     canaries: Canaries
@@ -89,8 +89,9 @@ class CanaryExposure:
 def canary_summary(table: pd.DataFrame, delta: float) -> Summary:
     """Return the metrics of a run with canaries, from the rows of `canaries.csv`; rates with their limits.
 
-    ``canaries.found`` is the share that scores above every left-out canary. ``canaries.epsilon_low`` is what one audit
-    proves: with 95 % confidence training is not (epsilon, delta)-DP towards one record for any smaller epsilon.
+    ``canaries.found`` is the fraction that scores above every left-out canary. ``canaries.epsilon_low`` is a lower
+    bound from one audit. With 95 % confidence training is not (epsilon, delta)-DP towards one record for any smaller
+    epsilon.
     """
     scores, member = table["score"].to_numpy(), table["member"].to_numpy(dtype=bool)
     audit, scored = one_run_audit(scores, member, delta=delta), ~np.isnan(scores)
@@ -109,10 +110,11 @@ class OneRunAudit:
     """A lower bound on epsilon from one training run, by guessing which canaries were trained on.
 
     Args:
-        epsilon: at least 0: with probability ``confidence`` training is not (e, delta)-DP for any e below.
-        delta, confidence: of the bound.
+        epsilon: the lower bound, at least 0: with probability ``confidence`` training is not (e, delta)-DP for any e
+            below.
+        delta, confidence: the delta and the confidence of the bound.
         canaries: m, the canaries with an inclusion drawn at random, probability 1/2.
-        guesses, correct: numbers of guesses, and of right ones, of the choice with the best bound.
+        guesses, correct: the numbers of guesses and of right guesses, for the choice with the best bound.
     """
 
     epsilon: float
@@ -134,15 +136,16 @@ def one_run_audit(
 ) -> OneRunAudit:
     """Bound epsilon from below by the scores of m canaries.
 
-    The highest scores are guessed "in", the lowest "out", and the rest is left open. Of several choices of how many
-    the best bound counts, each at its share of the error probability (Bonferroni), so that looking costs nothing. Where
-    scores are equal, ranks go against the auditor, since the order of the canaries may tell who is included.
+    The highest scores are guessed "in", the lowest "out", and the rest is not guessed. Several choices of the number of
+    guesses are tried, and the best bound counts. Each choice gets a part of the error probability (Bonferroni), so the
+    confidence holds. Ranks of equal scores go against the auditor, since the order of the canaries may tell who is
+    included.
 
     Args:
-        scores: (m,), higher where a canary looks trained on; NaN: it is not guessed.
+        scores: (m,), higher if a canary looks trained on; NaN: not guessed.
         included: (m,) whether each was trained on, by independent fair coins.
-        delta, confidence: of the (epsilon, delta) that is tested, and that the bound holds.
-        guesses: choices (in, out) of how many to guess; None: those of `default_guesses`.
+        delta, confidence: the delta of the tested (epsilon, delta), and the confidence of the bound.
+        guesses: choices (in, out) of the numbers of guesses; None: those of `default_guesses`.
 
     Example:
         >>> import numpy as np

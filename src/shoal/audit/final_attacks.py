@@ -57,12 +57,13 @@ class FinalAttacks:
     """The outcome of all attacks on the final models.
 
     Args:
-        predictions: of the deployed models.
-        fits: scores of the deployed models by each fit of each attack, by the attacks' names; the configured one first.
+        predictions: the deployed models' predictions.
+        fits: scores of the deployed models by each fit of each attack, by the attacks' names; the configured attack
+            first.
         shared: scores of the clusters' models by each fit of the configured attack.
-        titles: of the attacks by their names.
-        references: records with reference models, attacked; None: there are none.
-        view: whose exposure the run's figures are.
+        titles: the attacks' titles, by their names.
+        references: attacked records with reference models; None: no reference models.
+        view: the view that decides the run's exposure.
     """
 
     predictions: Predictions

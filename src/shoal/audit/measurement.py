@@ -48,14 +48,14 @@ class FinishedTraining:
     Members of a model are the clients that trained it, not those that choose it at the end.
 
     Args:
-        state: after the last round.
-        training: that led to it, with the federation and the engine.
-        red_team: whose attack is configured.
+        state: the state after the last round.
+        training: the finished training, with its federation and engine.
+        red_team: the red team with the configured attack.
         deployed: the S models that clients use.
-        losses: (N,), of each client's model on all its training examples.
-        members: who trained which of the deployed models.
-        attacks: what every attack says of them.
-        tables: what measurements give beside metrics, by the names of their files.
+        losses: (N,), the loss of each client's model on all the client's training examples.
+        members: the clients that trained each deployed model.
+        attacks: the outcome of every attack on the deployed models.
+        tables: tables of measurements beside the metrics, by the names of their files.
     """
 
     state: State
@@ -182,8 +182,8 @@ def measurement(
 
     Args:
         name: the key of `summary.json`, or what the keys have in common.
-        title: what tables call it.
-        metrics: how tables show each key; by default one of the name and the title.
+        title: the name in tables.
+        metrics: the headings of each key in tables; by default one of the name and the title.
 
     Example:
         >>> from shoal.audit import measurement

@@ -38,9 +38,9 @@ def record_exposure(
     exceeds 0.5. With fewer than `MIN_MODELS` a record's deviation is unknown, and lower ends are NaN.
 
     Args:
-        scores: of the attacked and of the reference models.
-        stream: of the assignments that are drawn; None: lower ends are not computed, and are NaN.
-        pair: (M,) which pair each record is of; of a pair each model trained on one at most.
+        scores: the scores on the attacked model and on the reference models.
+        stream: the stream of the assignments that are drawn; None: lower ends are NaN.
+        pair: (M,), the pair of each record; each model trained on at most one record of a pair.
 
     Returns:
         The exposures (M,) and their lower ends (M,); NaN where a record has scores of one kind only, where no record

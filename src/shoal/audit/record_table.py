@@ -38,10 +38,10 @@ class RecordTable:
     """One row per record, attacked model and attack. Every column is an array (M,).
 
     Args:
-        score: higher for members.
+        score: the attack's score, higher for members.
         member: whether the model was trained on the record.
-        threshold: the attack calls records above it members.
-        weight: of the row.
+        threshold: the threshold; the attack calls records above it members.
+        weight: the row's weight.
         record, client, group, model: names or numbers of the record, of its real or would-be client (`NOBODY`: none),
             of its group, and of the model or update behind the score.
         attack, view: the attack's name, and the narrowest `View` that can run it.
@@ -146,7 +146,7 @@ def measure(records: RecordTable, by: str | None = None) -> MembershipMetrics | 
     Rates are NaN without members or without non-members.
 
     Args:
-        records: of one attack, or with ``by="attack"`` of several.
+        records: the records of one attack, or of several with ``by="attack"``.
         by: a column, to measure each of its values in order of appearance. None: all rows together.
     """
     if by is None:
@@ -194,15 +194,16 @@ def rank_attacks_for_view(
 ) -> list[str]:
     """List the attacks of a view, the chosen one first.
 
-    For an outsider it is the first of ``order``. For a wider view it is its exact attack (`CHOSEN_OF_VIEW`) if most of
-    its calls are exact, which needs no members and never happens in null runs; else its joint attack (`JOINT_OF_VIEW`)
-    if the lower end of its AUC, simultaneous for two attacks, is above 0.5. Either needs an AUC of at least that of the
-    narrower view's deciding attack, which decides otherwise. So the AUC never falls for a wider view.
+    For an outsider the chosen attack is the first of ``order``. For a wider view it is the view's exact attack
+    (`CHOSEN_OF_VIEW`) if most of that attack's calls are exact, which needs no members and never happens in null runs;
+    else the view's joint attack (`JOINT_OF_VIEW`) if the lower end of its AUC, simultaneous for two attacks, is above
+    0.5. Either needs an AUC of at least that of the narrower view's deciding attack, which decides otherwise. So the
+    AUC never falls for a wider view.
 
     Args:
-        view: of the attacker.
+        view: the attacker's view.
         needed: the narrowest view of each attack, by name.
-        order: of choice.
+        order: the attacks in order of choice.
         measured: metrics of each attack, by name.
 
     Example:

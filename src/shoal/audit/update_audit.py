@@ -62,11 +62,11 @@ UPDATE_ATTACKS: tuple[UpdateAttack, ...] = (FedMIALoss(), FedMIACosine(), GradCo
 
 @dataclass(frozen=True, eq=False)
 class ScoredUpdates:
-    """An attack on updates that was made elsewhere, since it needs more than `UpdateScores`.
+    """An attack on updates whose scores were computed elsewhere, because it needs more than `UpdateScores`.
 
     Args:
-        name, title, view: as of an `UpdateAttack`.
-        values: (N, M) scores of the clients of `UpdateScores` and its records; NaN as there.
+        name, title, view: the attack's name, title and view, see `UpdateAttack`.
+        values: (N, M), the scores for the clients and the records of `UpdateScores`; NaN where that has NaN.
         threshold, exact: (N, M); see `RecordTable`.
     """
 
@@ -221,14 +221,14 @@ def audit_server(
 ) -> Audit:
     """Attack every client whose updates were recorded.
 
-    In `Audit.attacks` each attack of the server stands twice: against records that nobody trained on, and, with
+    `Audit.attacks` has each attack of the server twice: against records that nobody trained on, and, with
     `AGAINST_CLIENTS` in its name, against other clients' examples. `Audit.guesses` has the server's guesses beside
-    membership: the client of a record, the group of a client, and the half of its group, stricter or laxer.
+    membership: each record's client, each client's group, and the stricter or laxer half of that group.
 
     Args:
-        scores: of the recorded rounds.
-        preferences: threshold and beta of each client, by its id; None: unknown, and not inferred.
-        attacks: on membership.
+        scores: the scores of the recorded rounds.
+        preferences: threshold and beta of each client, by the client's id; None: unknown, and not inferred.
+        attacks: attacks on membership.
 
     Raises:
         InputError: no record of a client whose updates were recorded, or none of its group and label that nobody

@@ -18,14 +18,14 @@ _COMMON_KEYS = ("name", "rounds", "participation")
 def require_own_keys(
     table: Mapping[str, Any], where: str = "algorithm", by: str = "name", kind: Kind = _KIND, default: object = None
 ) -> None:
-    """Raise `InputError` where a table, or a base in it, has a key of another algorithm than the named one.
+    """Raise `InputError` if a table, or a base in it, has a key of a different algorithm than the named one.
 
     Args:
-        table: of an algorithm, or another kind of settings.
-        where: its dotted key.
-        by: the key that names one of the kind.
+        table: an algorithm's table, or that of other settings.
+        where: the table's dotted key.
+        by: the key with the algorithm's name.
         kind: the shipped classes.
-        default: value of a table without that key.
+        default: the name in a table without that key.
 
     >>> require_own_keys({"name": "fedavg", "rounds": 2, "alpha": 0.1})
     Traceback (most recent call last):

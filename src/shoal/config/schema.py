@@ -282,12 +282,12 @@ class SecureAggregationSection:
 class Config:
     """A run's configuration.
 
-    Its other fields are the tables of a file: `data`, `model`, `algorithm`, `local`, `red_team`, `privacy`,
+    The other fields are the tables of a file: `data`, `model`, `algorithm`, `local`, `red_team`, `privacy`,
     `property_attack`, `defenses`, `engine`, `evaluation`, `checkpoint`, `record`, `release`, `coordinator`, `canaries`,
     `secure_aggregation`, `forgetting`.
 
     Args:
-        seed: of all random draws.
+        seed: the seed of all random draws.
         events: clients that leave for good or join later, one table ``[[events]]`` each; None: all clients stay.
 
     Example:

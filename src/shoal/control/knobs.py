@@ -18,10 +18,9 @@ class Knob:
     """A means whose strength u in [0, 1] is decided anew for each cluster.
 
     Args:
-        defense: of local training, at full strength. None: an algorithm's own means, such as `Pooling`, which reads the
-            directive of this knob's name.
-        risk_reduction: the fall of a model's risk at full strength, in balanced accuracy as the risk estimator gives
-            it.
+        defense: a defence of local training, at full strength. None: an algorithm's own means, such as `Pooling`, which
+            reads the directive of this knob's name.
+        risk_reduction: the fall of a model's risk at full strength, in balanced accuracy by the risk estimator.
         accuracy_cost: the fall of accuracy on held-out examples at full strength.
 
     Both are prior means, which measured changes correct (`Sensitivity`). At the start their ratio decides the knob that

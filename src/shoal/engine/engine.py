@@ -109,7 +109,7 @@ class Engine:
     manager, or call `close`.
 
     Args:
-        model: to be trained and evaluated.
+        model: the model to train and evaluate.
         device: "cpu" or "cuda".
         threads: worker threads on the CPU; None: one for each core that the process may use.
         precision: "fp32", or "bf16" for computing (parameters stay float32).
@@ -221,15 +221,15 @@ class Engine:
         """Train every owner from its start, and yield the results as they come, in a fixed order.
 
         Args:
-            starts: (S, P) parameter vectors to start from.
+            starts: (S, P), the parameter vectors at the start.
             index: (n,) int64, the index of each owner's start; or (n, S) float, the weights of a mixture of starts.
             shards: the n owners' examples.
-            randomness: from `LocalSGD.randomness`.
-            local: local training at the learning rate of the round (`LocalSGD.at_round`).
-            term: added to every gradient; None: none.
+            randomness: the owners' randomness, from `LocalSGD.randomness`.
+            local: the local training, at the round's learning rate (`LocalSGD.at_round`).
+            term: a linear term, added to every gradient; None: none.
 
         Yields:
-            Owners (u,) int64 and their results (u, P); together every owner once. Only a few are in memory at a time.
+            Owners (u,) int64 and their results (u, P), every owner once in total. Only a few are in memory at a time.
 
         Raises:
             DivergenceError: a result is not finite.

@@ -203,7 +203,8 @@ class ScalableDefense(LocalDefense, Protocol):
         """Return the defence at a fraction of its strength.
 
         Args:
-            strength: in [0, 1]; with 0 local training is bit-identical to training without it, 1 is full strength.
+            strength: the fraction, in [0, 1]; 0 leaves local training bit-identical to training without the defence, 1
+                is full strength.
 
         Raises:
             InputError: a strength outside [0, 1].
@@ -229,13 +230,13 @@ class MaliciousTraining:
     """The training of a malicious client in a round.
 
     Args:
-        state: before the round, with ``adversary`` as updated by earlier malicious clients of the round.
-        cluster: the cluster of its choice.
-        client: its id.
-        shards: one owner, the client's examples of this round.
-        randomness: of that owner.
+        state: the state before the round, with ``adversary`` as updated by earlier malicious clients of the round.
+        cluster: the cluster that the client chose.
+        client: the client's id.
+        shards: the client's examples of this round, as one owner.
+        randomness: the randomness of that owner.
         local: an honest client's local training.
-        engine: of the training.
+        engine: the engine of the training.
     """
 
     state: State
@@ -333,10 +334,10 @@ def require_counted_trainings(
     """Raise `InputError` where clients have local trainings beyond those that an algorithm declares.
 
     Args:
-        algorithm: of the run.
+        algorithm: the run's algorithm.
         local: the run's local training.
         trained: sequences of trainings of clients in a round; None stands for the run's.
-        final: whether they follow the last round.
+        final: whether these trainings follow the last round.
     """
     declared = client_trainings(algorithm, local)
     sequences = (declared.final,) if final else (declared.rounds, declared.first or ())

@@ -50,14 +50,14 @@ class VisibleMoves:
     """The layers, sizes and local training of a federation before its first round.
 
     Args:
-        federation: that is trained on, with the features of its inputs if the network takes features.
-        algorithm: who trains which model.
+        federation: the federation to train on, with the features of its inputs if the network takes features.
+        algorithm: the algorithm, which decides who trains which model.
         setup: the network, and local training with its defences.
         rounds: number of rounds.
         participation: fraction of the clients that take part in a round.
-        seed: of the initial model.
-        start: parameters (P,) that training goes on from; None: random ones.
-        max_grad_norm: the length that gradients of examples are clipped to; None: as ``setup`` says.
+        seed: the seed of the initial model.
+        start: parameters (P,) from which training continues; None: random ones.
+        max_grad_norm: the largest length of each example's gradient, by clipping; None: as ``setup`` says.
     """
 
     federation: Federation
@@ -187,14 +187,14 @@ class VisibleMoves:
     def noise(
         self, size: int, steps: int, passes: int, clients: float, multiplier: float | None = None
     ) -> tuple[float, float]:
-        """Return the noise of a move in units of what one example adds at most, and of gradients.
+        """Return a move's noise in two units: the most that one example adds to the move, and gradients.
 
         Args:
-            size: of each client's examples.
-            steps: of each client.
-            passes: of them.
-            clients: of the sum.
-            multiplier: of DP-SGD; None: as it is configured.
+            size: the number of examples per client.
+            steps: the number of steps per client.
+            passes: the number of passes per client.
+            clients: the number of clients in the sum.
+            multiplier: the noise multiplier of DP-SGD; None: the configured one.
         """
         rule = self.local.gradient_privacy
         if multiplier is None:
@@ -233,12 +233,12 @@ class VisibleMoves:
 class RecognisedRisks:
     """The risk that records certainly have by the rule of exposure, which no red team's queries show.
 
-    It is the risk of a cluster as it is now, over all rounds of the simulation. An attack that recognises records is
-    taken to have a balanced accuracy of the least AUC that the rule then predicts.
+    This is the risk of a cluster as it is now, over all rounds of the simulation. The balanced accuracy of an attack
+    that recognises records is taken to be the lowest AUC that the rule predicts for it.
 
     Args:
-        seen: what each view will see.
-        view: of the clients whose limits name none.
+        seen: the moves that each view will see.
+        view: the view of clients whose limits name none.
     """
 
     seen: VisibleMoves
@@ -279,10 +279,10 @@ def layer_shapes(model: Model, x: Tensor, *, ranks: bool = True) -> tuple[LayerS
     A convolution is a dense layer on patches, an embedding one on words as unit vectors. Other layers are not judged.
 
     Args:
-        model: whose network is built, with random weights.
-        x: examples (B, ...); the rank of what a dense layer reads is at most B.
-        ranks: whether a dense layer's inputs are as many as their rank over ``x``, where that is lower; otherwise all
-            of them.
+        model: the model whose network is built, with random weights.
+        x: examples (B, ...); the rank of a dense layer's inputs is at most B.
+        ranks: whether to count a dense layer's inputs by their rank over ``x``, if that is lower; otherwise all of them
+            count.
 
     Example:
         >>> import torch, shoal

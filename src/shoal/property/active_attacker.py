@@ -113,8 +113,8 @@ def active_property_attacker(
     """Return the active attacker of a federation, which minimises ``alpha * main loss + (1 - alpha) * property loss``.
 
     Args:
-        model: the federation's.
-        federation: with a property schedule.
+        model: the federation's model.
+        federation: a federation with a property schedule.
         alpha: the weight of the main loss, in [0, 1] (the paper: 0.9; Melis et al.'s alpha is 1 minus this).
         gamma, train_head: see `ActivePropertyAttacker`.
 

@@ -41,11 +41,11 @@ MEAN = "#222222"
 def property_sections(
     scenario: Sequence[str], summary: Summary, updates: pd.DataFrame, clusters: int
 ) -> tuple[Section, ...]:
-    """The sections on a property attack: its outcome with the AUC over rounds, and the rest, folded.
+    """The sections on a property attack: the outcome with the AUC over rounds, and the rest, folded.
 
     Args:
         scenario: paragraphs on the victim and the attacker.
-        summary: of the run.
+        summary: the run's summary.
         updates: one row per aggregated update, as in property.csv.
         clusters: K, the number of models.
     """

@@ -67,11 +67,12 @@ class Rung:
     """A protection.
 
     Args:
-        name: in tables.
-        words: its change, the rest of a sentence after "the federation with".
-        changes: values, or whole tables, by dotted key.
+        name: the name in tables.
+        words: the protection's change, as the rest of a sentence after "the federation with".
+        changes: new values, or whole tables, by dotted key.
         rates: learning rates of local training to try; the most accurate one is used. Empty: that of ``changes``.
-        slow: whether it trains the configuration's own network or a larger one; quicker ones are tried first.
+        slow: whether the protection trains the configuration's own network or a larger one; quicker protections are
+            tried first.
 
     Example:
         >>> from shoal.protection import Rung

@@ -182,13 +182,13 @@ class _Search:
     """The runs of a search in its directory, and its stages.
 
     Args:
-        place: whose directory has the runs.
+        place: the place with the runs' directory.
         config: the federation without a protection, as it is measured.
-        groups: with clients.
-        demand: what is searched for.
-        rows: of results, by run.
+        groups: groups with clients.
+        demand: the demand on the protection.
+        rows: the rows of results, by run.
         tried: the candidates that may be judged, by name.
-        fronts: `Figures.means` of what was screened and attacked.
+        fronts: `Figures.means` of the settings that were screened and attacked.
     """
 
     place: Workplace[SweepWatch]

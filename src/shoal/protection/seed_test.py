@@ -44,8 +44,8 @@ class SeedTest:
     """Intervals of mean exposures that hold at all looks at once.
 
     Args:
-        most: seeds, at least 2.
-        level: of each end, over all looks.
+        most: the largest number of seeds, at least 2.
+        level: the error probability of each end, over all looks.
 
     Example:
         >>> from shoal.protection.seed_test import SeedTest

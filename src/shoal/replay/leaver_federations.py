@@ -43,11 +43,11 @@ class LeaverRun:
     """A run that a client left.
 
     Args:
-        simulation: with its data where the engine wants them.
-        progress: after its last round.
-        state: the same with the models as they are released.
+        simulation: the simulation, with its data moved to the engine.
+        progress: the simulation's state after its last round.
+        state: the same state with the released models.
         leaver: the client's position.
-        records: Q pairs of one of its training examples and a held-out example.
+        records: Q pairs of one of the leaver's training examples and a held-out example.
         population: Z examples that nobody trained on.
     """
 

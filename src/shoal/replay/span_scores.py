@@ -42,10 +42,10 @@ class SpansOfRun(NamedTuple):
     """The attacks on a run's rounds.
 
     Args:
-        scores: of the attacks that could be asked, by name.
-        omitted: why others could not, by name.
-        notes: what must be known of them, in sentences without a full stop.
-        repeat: the names of those that are worth asking of reference federations.
+        scores: the scores of the possible attacks, by name.
+        omitted: reasons for missing attacks, by name.
+        notes: caveats about the attacks, in sentences without a full stop.
+        repeat: the names of the attacks that are worth repeating on reference federations.
     """
 
     scores: Mapping[str, RecordTable]
@@ -176,14 +176,14 @@ def _of_models(seen: FirstRounds, asked: Candidates, engine: Engine, knowledge: 
 def largest(found: SpanScores, candidates: Candidates) -> RecordTable:
     """Return the largest of each record's scores by K models, its threshold, and whether that model's span is exact.
 
-    Scores of different models are compared by how far they are from those of known non-members, in standard deviations;
-    of residuals it is their number of digits that is compared, since exact ones have five more than others. The largest
-    of several scores exceeds a threshold more often than one does: where spans are not exact, thresholds are of the
-    largest scores of the known ones.
+    Scores of different models are compared by their distance from those of known non-members, in standard deviations.
+    Residuals are compared by their number of digits, since exact residuals have five more than others. The largest of
+    several scores exceeds a threshold more often than one score does, so thresholds are those of the largest scores of
+    known records if spans are not exact.
 
     Args:
         found: the scores of ``candidates``.
-        candidates: that were asked. Without known non-members they are compared by themselves.
+        candidates: the attacked records. Without known non-members they are compared by themselves.
     """
     of_model = np.flatnonzero(~np.isnan(found.score).all(axis=1))
     judged = ~np.isnan(found.known[of_model]).any(axis=0)

@@ -170,10 +170,10 @@ def extend_rounds(
     """Extend a run to more rounds; return its state as if it had been the longer run from the start.
 
     Args:
-        out: its directory.
-        description: of the longer run.
-        progress: state of the shorter run; None without a checkpoint.
-        before: rounds of the shorter run.
+        out: the run's directory.
+        description: the longer run's description.
+        progress: the shorter run's state; None without a checkpoint.
+        before: the number of rounds of the shorter run.
         every: rounds between evaluations.
 
     Raises:

@@ -19,10 +19,10 @@ class LiveBar:
     """A count while it is open: one line that updates on a terminal, elsewhere at most ``lines`` lines per count.
 
     Args:
-        console: where to.
-        unit: what is counted.
-        lines: of a log.
-        refresh_per_second: of the terminal.
+        console: the console to write to.
+        unit: the name of what is counted.
+        lines: the largest number of lines in a log.
+        refresh_per_second: the terminal's updates per second.
     """
 
     def __init__(self, console: Console, unit: str, *, lines: int = 10, refresh_per_second: int = 4) -> None:

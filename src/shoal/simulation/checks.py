@@ -30,7 +30,7 @@ def checked_setup(
 
     Args:
         setup: training without defences.
-        defenses: in order of application.
+        defenses: the defences, in order of application.
         algorithm: its method ``check_layout``, if any, checks the network's parameters; so do wrapped ones.
         coordinator: None without one.
         risk_period: rounds between estimates of risk; 0: never.

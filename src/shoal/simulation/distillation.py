@@ -45,11 +45,11 @@ class Distillation:
     Args:
         distil: "end": students replace the models after the last round; "round": they replace the models of every
             round, and clients train them; "never": no students, and the averages are released.
-        average: N, rounds of the average; None: no average.
-        steps: of SGD.
+        average: N, the number of rounds in the average; None: no average.
+        steps: the number of SGD steps.
         batch_size: public examples per step.
-        learning_rate: of the steps.
-        temperature: T.
+        learning_rate: the learning rate of these steps.
+        temperature: T, the temperature of the posteriors.
 
     Raises:
         InputError: neither students nor averages.

@@ -123,8 +123,8 @@ class SweepProgress:
 
     Args:
         runs: all of them.
-        finished: how many are done, before and now.
-        failed: how many failed now.
+        finished: the number of finished runs, before and now.
+        failed: the number of runs that failed now.
         done: the share of the work that is done, in [0, 1]: rounds (of an unfinished run, those up to its last
             checkpoint, and those of its reference federations), each weighted by its training examples.
 

@@ -38,7 +38,7 @@ class SweepResult:
 
     Args:
         report: its page.
-        finished: how many runs are done.
+        finished: the number of finished runs.
         failed: the reason for each run that failed, by its settings and seed in words.
     """
 
@@ -70,10 +70,10 @@ def run_sweep(
     """Do the unfinished runs of a sweep in the directory ``out``, then write its tables, figures and page.
 
     Args:
-        sweep: what to run.
+        sweep: the sweep to run.
         out: its directory; where it exists already, the runs in it are kept.
-        workers: where runs are done; by default one after the other in this process.
-        data_dir: where to look for data first.
+        workers: the processes that carry out the runs; by default this process, one run at a time.
+        data_dir: the first directory to search for data.
         watch: shown the progress.
 
     Raises:
@@ -115,12 +115,12 @@ def run_sweep(
 
 @dataclass(frozen=True)
 class FinishedRuns:
-    """The planned runs after they were done.
+    """The finished ones of the planned runs.
 
     Args:
-        rows: of results.csv, one for each that is finished.
-        missing: the settings and seed of each other one, and the reason.
-        failed: as in `SweepResult`.
+        rows: the rows of results.csv, one per finished run.
+        missing: the settings and seed of each unfinished run, and the reason.
+        failed: see `SweepResult`.
     """
 
     rows: Sequence[Mapping[str, Any]]

@@ -69,17 +69,17 @@ class SweepPoint:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Many runs.
+    """A sweep of many runs.
 
     Args:
-        name: of its file.
-        title: what it asks.
-        axes: what varies, in the order of the file.
-        seeds: of each setting.
-        runs: the product of both.
-        shown: the tables and figures it asks for.
+        name: the name of the sweep's file.
+        title: the question of the sweep.
+        axes: the settings that vary, in the order of the file.
+        seeds: the seeds of each setting.
+        runs: the product of the axes and the seeds.
+        shown: the requested tables and figures.
         base: the table that all runs change.
-        asked: the file's own table, with what it takes over from another file to show.
+        asked: the file's own table, with the tables and figures that it takes over from a different file.
     """
 
     name: str

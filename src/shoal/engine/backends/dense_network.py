@@ -42,9 +42,9 @@ class DenseNetwork:
     """The batched gradients of a model that is Linear or Linear-ReLU-Linear on flattened inputs, in float32.
 
     Args:
-        layers: the names of the weight and of the bias (None: there is none) of each layer.
+        layers: the names of each layer's weight and bias (None: a layer without a bias).
         loss: `cross_entropy` or `squared_error`.
-        layout: of the model.
+        layout: the model's layout.
     """
 
     layers: tuple[tuple[str, str | None], ...]

@@ -46,9 +46,9 @@ class PerExampleClipper:
     """Sums of clipped gradients of one network, for one thread.
 
     Args:
-        network: in training mode when it is used, without batch norm.
+        network: the network, without batch norm; callers set it to training mode.
         loss: per-example loss.
-        dtype: of the network's computations; sums are float32.
+        dtype: the type of the network's computations; sums are float32.
 
     Raises:
         InputError: the network has batch norm.
@@ -74,7 +74,7 @@ class PerExampleClipper:
             forward: runs the network: inputs to float32 outputs (B, C).
             x: inputs (B * M, ...) of at least one example, its M copies in consecutive rows.
             y: labels (B * M,).
-            bound: on the L2 norm of one example's gradient; may be infinite.
+            bound: the largest L2 norm of each example's gradient; may be infinite.
             multiplicity: M; an example's gradient is the mean of its copies', clipped once.
         """
         found = None

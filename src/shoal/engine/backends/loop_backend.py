@@ -51,17 +51,17 @@ class LoopBackend:
         *,
         rule: StepRule | None = None,
     ) -> None:
-        """Train some owners: each of the ``rows`` (u, P) becomes the result of training it on its owner's examples.
+        """Train some owners, and replace each of the ``rows`` (u, P) by the result of training on its owner's examples.
 
         Args:
             bound: this thread's network.
-            rows: changed in place.
+            rows: parameters, changed in place.
             shards: all owners' examples.
-            owners: (u,) int64.
-            randomness: of all owners, as `LocalSGD.randomness`.
-            local: at the learning rate of the round.
-            term: of all owners; None: none.
-            rule: replaces the gradient step; rows are then (u, R). None: no rule.
+            owners: (u,) int64, the owner of each row.
+            randomness: the randomness of all owners, as from `LocalSGD.randomness`.
+            local: the local training, at the round's learning rate.
+            term: the linear term of all owners; None: none.
+            rule: a rule in place of the gradient step; rows are then (u, R). None: no rule.
         """
         constants = None if term is None else term.constants(owners)
         for i, (row, owner) in enumerate(zip(rows, owners.tolist(), strict=True)):
@@ -87,13 +87,13 @@ class _Batches:
     """The batches of an owner's local training.
 
     Args:
-        bound: the network that they are for.
+        bound: the network that trains on the batches.
         shards: all owners' examples.
         local: local training.
         examples: (m,), the owner's indices into the examples.
         orders: (passes, m or more), the order of the examples in each pass.
-        weights: (m,) of the examples; None: all 1.
-        seed: of the owner's own streams: "augmentation", "objective", "noise" and "coins".
+        weights: (m,), the examples' weights; None: all 1.
+        seed: the seed of the owner's own streams "augmentation", "objective", "noise" and "coins".
     """
 
     bound: BoundNetwork

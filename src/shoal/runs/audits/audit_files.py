@@ -65,7 +65,7 @@ class AuditFiles:
         audit: the findings.
         flat: the keys and values of audit.json.
         page: the path of audit.html.
-        gates: of the request.
+        gates: the requested gates.
     """
 
     audit: Audit
@@ -80,7 +80,7 @@ class AboutAudited:
     """Facts in an audit's files beside the findings.
 
     Args:
-        title: of the page.
+        title: the page's title.
         stated: "epsilon", "delta" and "bound.*" of the run's guarantee; see `stated_guarantee`.
         seconds: wall times, by key of audit.json.
         pictures: images (channels, height, width) uint8 of some records, by their names.

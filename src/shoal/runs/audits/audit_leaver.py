@@ -49,13 +49,13 @@ OTHER_COLUMNS = ("client", "group", "accuracy_before", "accuracy_after", "exposu
 
 @dataclass(frozen=True, eq=False)
 class LeaverFiles:
-    """An audit of a leaver that was written.
+    """The written audit of a leaver.
 
     Args:
         flat: the keys and values of audit.json.
         answer: the verdicts in sentences.
         page: the path of audit.html.
-        gates: that were asked for.
+        gates: the requested gates.
     """
 
     flat: Mapping[str, Any]
@@ -78,14 +78,14 @@ def audit_leaver(
     gates: Sequence[str] = (),
     allow_code: bool = False,
 ) -> LeaverFiles:
-    """Audit whether a run forgot a client: compare federations that had it until it left with some that never had it.
+    """Audit whether a run forgot a client, by federations that had the client until it left and some that never had it.
 
     Args:
         run: directory of a finished run of a configuration with events.
         client: name or number of a client that left.
-        references: R, the federations of each kind, an even number.
-        out: where files are written; None: into ``run/left-NUMBER``. An interrupted audit resumes there.
-        data_dir, jobs, cluster, watch, gates, allow_code: as of `audit_run`.
+        references: R, the number of federations of each kind, an even number.
+        out: the directory to write to; None: ``run/left-NUMBER``. An interrupted audit resumes there.
+        data_dir, jobs, cluster, watch, gates, allow_code: see `audit_run`.
 
     Raises:
         InputError: no finished run, a client that did not leave, or clients with models of their own.

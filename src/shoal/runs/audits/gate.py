@@ -200,7 +200,7 @@ def require_measurable(gates: Sequence[Gate], non_members: Mapping[str, int]) ->
     """Refuse gates on figures that an audit cannot measure, before its reference federations are trained.
 
     Args:
-        gates: of the audit.
+        gates: the audit's gates.
         non_members: number of non-members by group.
 
     Raises:
