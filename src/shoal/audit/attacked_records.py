@@ -232,7 +232,7 @@ def threshold_cells(group: Ints, model: Ints) -> tuple[Ints, Ints]:
 def leave_one_out_scores(attack: ReferenceAttack, records: ReferenceScores) -> Floats | None:
     """Attack each reference model with the others as references; return scores (M, R).
 
-    Their members are known (``records.reference_member``), so these scores tell an attack's strength and threshold.
+    The reference models' members are known (``records.reference_member``), so these scores show an attack's strength.
     None with too few reference models, or too few with members among the records.
 
     Reference federations come in pairs with opposite records, and the partner is left out too. Otherwise members would

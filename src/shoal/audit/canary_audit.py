@@ -9,9 +9,10 @@ v of at most r guesses are right with probability at most
 
     f(v) + 2 m delta max_{i = 1..m} (f(v - i) - f(v)) / i,    f(v) = P[Binomial(r, e^epsilon / (1 + e^epsilon)) >= v].
 
-With delta = 0 it is f(v), which randomized response attains: it is exact. What `tests/audit/test_canary_audit.py`
-verifies of the other term: with it the bounds are those that the paper prints, and it is never below the exact
-probability for randomized response that also reveals a random set of coins now and then. Its proof is the paper's.
+With delta = 0 the bound is f(v), which randomized response attains, so f(v) is exact.
+`tests/audit/test_canary_audit.py` verifies two facts about the other term: with it the bounds are those that the paper
+prints, and the sum is never below the exact probability for randomized response that also reveals a random set of coins
+now and then. The proof is the paper's.
 """
 
 from collections.abc import Sequence

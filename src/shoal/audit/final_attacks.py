@@ -1,10 +1,10 @@
 """The membership-inference attacks at the end of a run, and the exposure of models, groups and clients.
 
-The configured attack is fitted as often as the red team says; the gap attack and a threshold on the loss stand beside
-it. With reference models, attacks on records join them.
+The configured attack is fitted as often as the red team asks; the gap attack and a threshold on the loss are run too.
+With reference models, attacks on records join them.
 
-A personal model is attacked by what was fitted on its cluster's model: shadow models of every client would cost N times
-as much. It may understate the exposure of personal models.
+A personal model is attacked by the fit on its cluster's model, because shadow models of every client would cost N times
+as much. This fit may understate the exposure of personal models.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -243,8 +243,8 @@ def findings(attacks: pd.DataFrame) -> list[Finding]:
 def every_attack(attacks: pd.DataFrame, scope: str) -> dict[str, list[Finding]]:
     """Return every attack on each name of a scope, in the order of the audit; the attack that decides comes first.
 
-    The others follow by their balanced accuracy; attacks that were not measured come last. The intervals of groups are
-    those of `findings`, the intervals of models hold for all models at once, and those of clients for one client.
+    The other attacks follow by their balanced accuracy; unmeasured attacks come last. The intervals of groups are those
+    of `findings`, the intervals of models hold for all models at once, and those of clients for one client.
 
     Args:
         attacks: `Audit.attacks`.
@@ -371,7 +371,7 @@ def exposure_summary(found: Sequence[Finding], *, unasked: bool = True) -> str:
 
     Args:
         found: one finding per view and group.
-        unasked: whether views without a finding are named.
+        unasked: whether to name views without a finding.
 
     >>> ends = {"few": Estimate(0.7, 0.6, 0.8), "many": Estimate(0.51, 0.49, 0.53)}
     >>> exposure_summary([Finding("client", name, "", accuracy) for name, accuracy in ends.items()])

@@ -257,7 +257,7 @@ def _mean(values: pd.Series, weight: Floats | None = None) -> float:
 def _accuracies(clients: pd.DataFrame, metric: ModelMetric, weight: Floats | None = None) -> dict[str, float]:
     """Means over clients, each on its own group's test examples and on its own training examples.
 
-    The gap is the balanced accuracy of an attack only where the metric is the share of examples that are right.
+    The gap is the balanced accuracy of an attack only where the metric is the fraction of examples that are right.
     """
     test, train = _mean(clients["accuracy"], weight), _mean(clients["train_accuracy"], weight)
     return {"accuracy": test, "train_accuracy": train, "gap": gap_accuracy(train, test) if metric is accuracy else nan}
@@ -274,7 +274,7 @@ def group_fairness(finished: FinishedTraining) -> Summary:
 
 
 def _differences(finished: FinishedTraining) -> Metrics:
-    """On each group's test examples, predicted by each model, weighted by the share of the group that uses it."""
+    """On each group's test examples, predicted by each model, weighted by the fraction of the group that uses it."""
     test, predicted = finished.federation.test, finished.predictions.predicted
     shares, model = finished.federation.group_shares.numpy(), finished.deployed.model.numpy()
     assert predicted is not None
@@ -293,9 +293,10 @@ def _differences(finished: FinishedTraining) -> Metrics:
 
 
 def _most_frequent_class(federation: Federation) -> Mapping[str, Metrics]:
-    """The share of a class among each group's test examples: of the most frequent one of its training examples.
+    """Each group's fraction of test examples in the class that is most frequent among the group's training examples.
 
-    It is the accuracy of always naming that class. The most frequent class of the test examples would be so by chance.
+    This is the accuracy of always naming that class. The most frequent class of the test examples would be so by
+    chance.
     """
     test, labels, clients = federation.test, federation.test.y.cpu(), federation.clients
     trained, trained_group = clients.y.cpu()[clients.indices], federation.groups_of("clients")
@@ -372,9 +373,10 @@ def _interval(metric: str, measured: MembershipMetrics) -> dict[str, float]:
 
 
 def _warn_of_one_answer(scores: ModelScores, federation: Federation) -> None:
-    """Say for which groups an attack gives every example the same answer, and so measures nothing.
+    """Warn of groups for whose examples an attack always gives the same answer, and so measures nothing.
 
-    Losses without a bound lead to that: a few shadow models that fit badly move the mean loss beyond all others.
+    Losses without a bound have this effect, since a few shadow models that fit badly move the mean loss beyond all
+    others.
     """
     same = []
     for g in federation.groups_with_clients:

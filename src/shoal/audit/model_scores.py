@@ -308,9 +308,9 @@ class ModelScores:
     attack: str = ""
 
     def of_model(self, k: int, *, population: bool = False) -> RecordTable:
-        """Model k: training examples of the clients that trained it, against as many test examples.
+        """Return the training examples of the clients that trained model k, against as many test examples.
 
-        They have the members' mix of groups and labels; with ``population`` test examples of all groups, in the
+        The test examples have the members' mix of groups and labels; with ``population`` they are of all groups, in the
         proportions of the groups among the clients. Members without test examples of their group and label are left
         out.
         """
@@ -330,7 +330,7 @@ class ModelScores:
         last.
 
         ``mix`` (G,) are the proportions of the groups among the test examples; None: of group g alone, which measures
-        memorisation. With others, an attack that only recognises groups has an advantage too.
+        memorisation. With other groups, an attack that only recognises groups has an advantage too.
         """
         shares = np.eye(len(self.federation.groups))[g] if mix is None else mix
         latest, parts = self.members.latest.numpy(), []

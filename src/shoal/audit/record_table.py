@@ -94,7 +94,7 @@ class RecordTable:
         level: Floats | None = None,
         reference: Floats | None = None,
     ) -> "RecordTable":
-        """Create a table from columns (M,); a single value stands for all rows and takes no memory.
+        """Create a table from columns (M,); one value in place of an array counts for all rows and takes no memory.
 
         Without ``member``, `AuditRecords.rows_of` must fill the column before a measurement.
         """
@@ -129,7 +129,7 @@ def _rows_of(column: NDArray[Any], positions: NDArray[Any]) -> NDArray[Any]:
 
 
 def _concatenate(columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Concatenated columns; a single value stays one."""
+    """Concatenated columns; equal single values stay one value."""
     filled = [column for column in columns if len(column)]
     if filled and all(column.strides == (0,) and column[0] == filled[0][0] for column in filled):
         return np.broadcast_to(filled[0][:1], sum(map(len, filled)))
@@ -243,9 +243,9 @@ def strongest(attacks: Mapping[str, MembershipMetrics]) -> tuple[str, float]:
     """Return the attack that decides the exposure of records, and the lower end of its balanced accuracy.
 
     The first measured attack decides, chosen without the members, since the largest of many figures is above chance
-    even without a leak. Another decides if its AUC is certainly above 0.5 and above the first's, by the lower end of
-    intervals that are simultaneous for all attacks (`at_once`); of several, the one with the highest lower end. The AUC
-    is compared, since the balanced accuracy depends on the threshold.
+    even without a leak. A different attack decides if its AUC is certainly above 0.5 and above the first attack's, by
+    the lower end of intervals that are simultaneous for all attacks (`at_once`); of several such attacks, the one with
+    the highest lower end. The AUC is compared, since the balanced accuracy depends on the threshold.
 
     Returns:
         The attack, and the lower end: the first's own, or the simultaneous one.

@@ -1,8 +1,9 @@
-"""Attacks of an honest-but-curious server on the updates of single clients.
+"""Attacks of an honest-but-curious server on clients' updates.
 
-A client's update says which labels and groups its examples have. If the non-members had another mix, an attack would be
-right by that alone: with 30 examples of ten labels, the number that the client has of a record's label has an AUC of
-0.651 against records of all labels alike. So non-members are weighted to the mix of the client's members, for client i:
+A client's update shows which labels and groups its examples have. If the non-members had a different mix, an attack
+would be right because of that mix alone: with 30 examples of ten labels, the number of the client's examples with a
+record's label has an AUC of 0.651 against records of all labels alike. So non-members are weighted to the mix of the
+client's members, for client i:
 
     weight of a non-member x = (members of i with x's group and label) / (non-members with x's group and label)
 
@@ -120,13 +121,13 @@ def all_attacks(further: Sequence[object] = ()) -> AllAttacks:
 
 @dataclass(frozen=True)
 class UpdateAudit:
-    """The outcome of an attack on the updates of every client in turn: M records asked of each of N clients.
+    """The outcome of an attack on the updates of every client in turn, with M records per client and N clients.
 
     Args:
-        unused: members against records that nobody trained on, the comparison that says what is exposed.
-        other_clients: members against other clients' records. In the null of FedMIA these have their owner, a member of
-            its own update, so they look less like members than records that nobody trained on.
-        by_client: `unused` of each client, by its id.
+        unused: members against records that nobody trained on, the comparison that decides what is exposed.
+        other_clients: members against other clients' records. In the null of FedMIA these records have their owner, a
+            member of its own update, so they look less like members than records that nobody trained on.
+        by_client: `unused` of each client, by the client's id.
     """
 
     unused: MembershipMetrics
@@ -137,8 +138,8 @@ class UpdateAudit:
 def audit_updates(attack: UpdateAttack, scores: UpdateScores, group: str | None = None) -> UpdateAudit:
     """Attack every client that was seen, or those with records of a ``group``.
 
-    A member whose group and label no non-member has is left out. A record that nobody trained on is asked of many
-    clients, so intervals over all clients are somewhat too narrow.
+    Members whose group and label no non-member has are left out. The attack tests each record that nobody trained on
+    against many clients, so intervals over all clients are somewhat too narrow.
 
     Example:
         >>> import numpy as np
@@ -303,7 +304,7 @@ def with_server(audit: Audit, server: Audit) -> Audit:
 def _guesses(
     scores: UpdateScores, preferences: Mapping[int, tuple[float, float]] | None
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """The keys and values of audit.json beside membership, and why others are missing."""
+    """The keys and values of audit.json beside membership, and reasons for missing ones."""
     group = client_groups(scores)
     sources = {
         "source-inference": SourceInference().guess(scores),

@@ -77,7 +77,7 @@ def _order(parts: list[str]) -> tuple[bool, int]:
 def _foreign_keys(
     table: Mapping[str, Any], where: str, default: object = None, by: str = "name", kind: Kind = _KIND
 ) -> Iterator[tuple[Any, str, str, str]]:
-    """The keys that the named class lacks and others of its kind have: their table, key, path, and the class's name."""
+    """The keys that the named class lacks and other classes of its kind have: their table, key, path, and class."""
     if by not in table and not isinstance(default, kind.protocol):
         return
     try:

@@ -289,7 +289,7 @@ def over_limit_shares(
     stream: Stream,
     known: Tensor | None = None,
 ) -> Tensor:
-    """Return the share (K,) of each model's members with a risk above their threshold; NaN without members.
+    """Return the fraction (K,) of each model's members with a risk above their threshold; NaN without members.
 
     Thresholds stay with the clients, because each answers one bit. With ``epsilon`` the answers are by randomised
     response (Warner 1965), true with probability p = e^epsilon / (1 + e^epsilon), which is epsilon-differentially
@@ -337,8 +337,8 @@ def _flip_probability(epsilon: float | None) -> float:
 def utilities(state: State, federation: Federation, engine: Engine) -> tuple[Tensor, Tensor]:
     """Accuracy of each model for its members, and its standard error, (K,) float64 each; NaN without members.
 
-    It is measured on the hold-out examples of its members, who send counts, or where clients have none on the server's
-    shadow set. In a regression it is minus the mean loss.
+    The accuracy is measured on the hold-out examples of the model's members, who send counts; if clients have none, on
+    the server's shadow set. In a regression it is minus the mean loss.
     """
     metric = NegativeLoss(engine.model.loss) if federation.classes is None else accuracy
     values, errors = [], []

@@ -27,7 +27,7 @@ class Algorithm(Protocol):
     A frozen dataclass of hyper-parameters implements it; `shoal.algorithms.FedAvg` is the shortest example. A wrapper
     calls its base's methods and adds its own tensors to the state. Three optional attributes describe an algorithm:
 
-    - ``moves_by_average = False``: the server moves models by another rule than the weighted mean of their updates,
+    - ``moves_by_average = False``: the server moves models by a different rule than the weighted mean of their updates,
     such
       as an optimizer; property attacks refuse it.
     - ``fixed_clients``: half a sentence on why clients cannot leave or join, such as "decides clusters in its first
@@ -156,8 +156,8 @@ class ClusterRound:
 
     Args:
         round: number of the round, from 1.
-        cluster: its index.
-        risk: the last estimate of its model's risk.
+        cluster: the cluster's index.
+        risk: the last estimate of the cluster's model's risk.
         directive: `State.directives` of this cluster, by name.
     """
 
@@ -306,7 +306,7 @@ class ClientTrainings:
 class HasClientTrainings(Protocol):
     """An algorithm whose clients have other trainings than the run's local training once per round.
 
-    It declares them for the privacy account, which is made before the first round.
+    The algorithm declares these trainings for the privacy account, which is made before the first round.
     """
 
     def client_trainings(self, local: LocalSGD) -> ClientTrainings:
@@ -336,7 +336,7 @@ def require_counted_trainings(
     Args:
         algorithm: the run's algorithm.
         local: the run's local training.
-        trained: sequences of trainings of clients in a round; None stands for the run's.
+        trained: sequences of trainings of clients in a round; None: the run's local training.
         final: whether these trainings follow the last round.
     """
     declared = client_trainings(algorithm, local)

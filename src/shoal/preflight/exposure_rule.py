@@ -1,4 +1,4 @@
-"""The rule that says from shapes whether a layer's moves give single records away; nothing is trained.
+"""The rule that predicts from shapes whether a layer's moves give records away; nothing is trained.
 
 The move of a dense layer is a sum of (error x input), so its rows lie in the span of the inputs that it was trained on.
 Rows of several rounds are stacked. While the rows span all inputs, and these do not span everything, a record is a
@@ -36,9 +36,9 @@ with ``m(g)`` the mean of ``g_i' C^-1 g / u`` over other examples, so that
 
     d' = u / v(r)^(1/2),   AUC = E Phi(d' / 2^(1/2)).
 
-H x A is only nearly the covariance of g, so the variances are of examples and not 1. They are the federation's own,
-seen by an initial model: during training errors shrink, and features move. Noise alone, without other examples, leaves
-``d' <= |g| r^(1/2) / s`` to any linear test.
+H x A is only nearly the covariance of g, so the variances are of examples and not 1. They are those of the federation's
+own examples on an initial model: during training errors shrink, and features move. Noise alone, without other examples,
+leaves ``d' <= |g| r^(1/2) / s`` to any linear test.
 
 Source: the span check of gradient inversion, SPEAR (Dimitrov et al., NeurIPS 2024, arXiv:2403.03945), and as membership
 inference ProjRes (arXiv:2604.21197); the bounds and the filter's AUC are
@@ -184,7 +184,7 @@ class InitialGradients:
     common: float = 0.0
 
     def update_length(self, examples: int) -> float:
-        """Return the length of the sum of so many gradients."""
+        """Return the length of the sum of the gradients of ``examples`` examples."""
         return (examples * self.length + examples * max(0, examples - 1) * self.common) ** 0.5
 
 
@@ -247,7 +247,7 @@ def _places(values: Tensor) -> Tensor:
 
 
 def _spread(count: int, most: int) -> Tensor:
-    """At most so many of 0 to count - 1, evenly."""
+    """At most ``most`` of the numbers 0 to count - 1, evenly spaced."""
     return torch.arange(count) if count <= most else torch.linspace(0, count - 1, most).long()
 
 

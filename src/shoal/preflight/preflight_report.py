@@ -136,7 +136,7 @@ def predicted_exposure(seen: VisibleMoves, view: str, group: int) -> GroupExposu
 
 @dataclass(frozen=True)
 class _Option:
-    """A setting that could be changed, the values that are tried, mildest first, and what the rule then says."""
+    """A setting that could be changed, the values that are tried, mildest first, and the rule's verdict for each."""
 
     what: str
     bound: str
@@ -313,7 +313,7 @@ class Preflight:
         yield "What this assumes", self.assumptions
 
     def _promise_words(self, view: str, epsilon: float) -> str:
-        """What an epsilon says of membership, in words."""
+        """The meaning of an epsilon for membership, in words."""
         accuracy, auc = self.bounds[view]
         bound = (
             f"no attack on a record has a balanced accuracy above {decimal(accuracy)} or an AUC above {decimal(auc)}"
@@ -330,7 +330,7 @@ def preflight(seen: VisibleMoves, *, first_round: int = 1, steered: bool = False
     """Return the rule of exposure on every view and group.
 
     Args:
-        seen: what each view will see.
+        seen: the moves that each view will see.
         first_round: the number of the first round.
         steered: whether a coordinator steers defences.
 

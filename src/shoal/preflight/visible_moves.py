@@ -57,7 +57,7 @@ class VisibleMoves:
         participation: fraction of the clients that take part in a round.
         seed: the seed of the initial model.
         start: parameters (P,) from which training continues; None: random ones.
-        max_grad_norm: the largest length of each example's gradient, by clipping; None: as ``setup`` says.
+        max_grad_norm: the largest length of each example's gradient, by clipping; None: that of ``setup``.
     """
 
     federation: Federation
@@ -90,7 +90,7 @@ class VisibleMoves:
 
     @property
     def nothing(self) -> str:
-        """Why the rule says nothing."""
+        """The reason why the rule gives no verdict."""
         if self.has(LocalOnly):
             return "nothing is sent, so there is nothing to see but the models that clients release."
         return "no dense layer, convolution or embedding is sent, and the rule is of no other."
@@ -144,10 +144,10 @@ class VisibleMoves:
         return x[:_EXAMPLES], y[:_EXAMPLES]
 
     def sum_of_clients(self, group: int) -> tuple[int, int]:
-        """Return the clients behind the model of a group's clients, and their examples.
+        """Return the number of clients behind the model of a group's clients, and the number of their examples.
 
-        These are the group's own clients, or its part of them where clusters split groups, and all clients where there
-        is one model. With fewer models than groups others may share the cluster; nobody counts on them.
+        These are the group's own clients, or some of them if clusters split groups, or all clients if there is one
+        model. With fewer models than groups, other groups may share the cluster, but the rule does not rely on that.
         """
         sizes = self.federation.clients.sizes
         own = sizes[self.federation.with_group(group)]
@@ -162,7 +162,7 @@ class VisibleMoves:
         return clients, ceil(int(own.sum()) * clients / len(own))
 
     def moves(self, view: str, size: int, clients: int, examples: int | None = None) -> Moves:
-        """What a view sees of clients with ``size`` examples: of one, or of a sum of so many.
+        """The moves that a view sees of clients with ``size`` examples, of one client or of a sum over clients.
 
         ``examples`` is their number in the sum; None: ``size`` per client.
         """
@@ -336,7 +336,7 @@ def _note(
 
 
 def _rank(rows: Tensor) -> int:
-    """The rank of rows (B, d) in float32, at least 1; d where B says nothing of it."""
+    """The rank of rows (B, d) in float32, at least 1; d if B is too small to determine it."""
     # Of the smaller of both products; its eigenvalues are squares.
     wide = rows.double()
     product = wide @ wide.T if len(rows) < rows.shape[1] else wide.T @ wide

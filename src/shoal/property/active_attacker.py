@@ -37,7 +37,7 @@ class ActivePropertyAttacker:
     ``train_head`` = False).
 
     Args:
-        client: its id.
+        client: the attacker's id.
         model: the network with the head, and the loss on both tasks; see `active_property_attacker`.
         plain: the federation's model.
         labels: (M,) int64, of every training example of the clients: the main label, plus the number of classes for

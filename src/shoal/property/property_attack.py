@@ -58,7 +58,7 @@ class PropertyAttack:
             published codes do. The subtraction needs the number of the model's clients, which an attacker knows in FL;
             the paper does not state it.
         warm_up: rounds before the first attacked one.
-        forests: a "single" random forest for all models (the paper), or one "per-cluster".
+        forests: "single": one random forest for all models (the paper); "per-cluster": one per model.
         trees: the number of trees per random forest.
         tsne: whether to embed the updates in the plane by t-SNE at the end.
 

@@ -294,7 +294,7 @@ def control_auc_over_rounds(updates: pd.DataFrame) -> pd.Series:
 
 
 def half_window(rounds: int) -> int:
-    """Rounds to either side that `rolling_mean` takes, in a training of so many."""
+    """Rounds to either side that `rolling_mean` takes, in a training of ``rounds`` rounds."""
     return max(2, rounds // 50)
 
 

@@ -184,7 +184,7 @@ class Figures:
 
     @property
     def exposures(self) -> pd.DataFrame:
-        """The groups' exposures, a row a run; 0.5 where nobody trained on a group's records."""
+        """The groups' exposures, one row per run; 0.5 where nobody trained on a group's records."""
         return self._exposures_of(self.attacked)
 
     @property
@@ -198,7 +198,7 @@ class Figures:
 
     @property
     def deviations(self) -> pd.DataFrame:
-        """The standard deviations of the groups' exposures over records, a row a run, by their 95 % intervals."""
+        """The standard deviations of the groups' exposures over records, one row per run, by their 95 % intervals."""
         ends = [
             self.attacked.reindex(columns=[f"mia_{end}.{group}" for group in self.groups]).astype(float).to_numpy()
             for end in ("low", "high")
@@ -237,7 +237,7 @@ class Figures:
         )
 
     def _changes(self) -> pd.DataFrame:
-        """Accuracies less the unprotected federation's of the same seed, a row a run; of a group without any: 0."""
+        """Accuracies minus the unprotected federation's on the same seed, one row per run; 0 where it has none."""
         names = ["overall", *self.groups]
         columns = [f"accuracy.{name}" for name in names]
         before = self.plain.drop_duplicates("seed").set_index("seed").reindex(columns=columns).astype(float)

@@ -69,7 +69,7 @@ def protect(config: Config, place: Workplace[SweepWatch], demand: Demand) -> Pro
     with all seeds.
 
     Raises:
-        InputError: a federation that cannot be repeated, or a directory of another search; nothing is written.
+        InputError: a federation that cannot be repeated, or the directory of a different search; nothing is written.
         ShoalError: a run failed; finished runs stay.
     """
     require(config.property_attack is None, "'property_attack' cannot be protected against here; leave it out")
@@ -248,7 +248,7 @@ class _Search:
     def best(self, fitting: Sequence[Candidate], as_it_is: Protection | None) -> Protection:
         """Return the first protection that is judged to be within the limit, or else the least exposed of those judged.
 
-        ``as_it_is`` is the judgement of the unprotected federation; None: a promise is asked for.
+        ``as_it_is`` is the judgement of the unprotected federation; None if the demand is a promise.
         """
         judgements = [] if as_it_is is None else [as_it_is]
         most, attacked = MAX_JUDGED + len(judgements), list[pd.DataFrame]()

@@ -214,8 +214,8 @@ class LeaverRun:
         return there[torch.isin(there, last)]
 
     def deployed(self, engine: Engine) -> tuple[Training, list[Deployed]]:
-        """The training of those who stay, and the models that they use: of those before the client left, and of the
-        final ones. They choose among both by the rule and risks of the last round. Empty where the number of models
+        """The training of those who stay, and the models that they use: of the models before the client left and the
+        final ones. They choose among both by the rule and risks of the last round. Empty if the number of models
         changed or the client never took part.
         """
         departure, rest = self.departure, self.staying

@@ -6,7 +6,7 @@ clusters. Source: Carlini et al. 2022, arXiv:2112.03570, section IV, for
 centralised training.
 
 Risks and directives of the attacked run are replayed: steered by its own risks, a reference federation would train
-under another defence.
+under a different defence.
 """
 
 import time
@@ -286,8 +286,8 @@ class AttackedRun:
     def first_rounds(self, engine: Engine, rounds: int = ROUNDS) -> tuple[FirstRounds | None, Knowledge]:
         """Repeat the first rounds of the run after its ``start``; return them and the attacker's knowledge.
 
-        None where the repeated rounds differ, as on another machine. Training stops after `MAX_SECONDS`, but not before
-        `ROUNDS` rounds.
+        None if the repeated rounds differ, as on a different machine. Training stops after `MAX_SECONDS`, but not
+        before `ROUNDS` rounds.
         """
         training = replace(self.simulation.on(engine), risk_estimator=self.risks, coordinator=self.directives)
         state, seen = initial_state(self.simulation, engine).state, FirstRounds(most=rounds)

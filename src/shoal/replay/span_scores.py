@@ -59,7 +59,7 @@ TOO_LARGE = f"the updates of one round take more than {MAX_BYTES / 1e6:,.0f} MB 
 
 
 def on_list(asked: Candidates, further: Candidates | None) -> Candidates:
-    """Return the records that are asked, and then what else is on the list of a joint attack."""
+    """Return the attacked records, followed by the other records on the list of a joint attack."""
     names = ("x", "y", "client", "examples")
     columns = [[getattr(part, name) for part in (asked, further) if part is not None] for name in names]
     return Candidates(**{name: torch.cat(parts) for name, parts in zip(names, columns, strict=True)})
@@ -73,13 +73,14 @@ def span_scores(
     names: Collection[str] = SPAN_NAMES,
     listed: Mapping[str, Candidates] | None = None,
 ) -> SpansOfRun:
-    """Return the scores (M,) of each of `SPANS` and `JOINTS` of these ``names`` that can be asked, and why others
-    cannot.
+    """Return the scores (M,) of each possible attack of `SPANS` and `JOINTS` with these ``names``, and reasons for
+    missing ones.
 
-    A record is asked of its own client's updates. The span attack asks it of the moves of every cluster's model, as
-    whoever does not know its cluster would; the joint attack knows which clients trained which model. A record has no
-    score (NaN) where its client sent nothing in these rounds. ``listed`` is what else is on the list of a joint attack,
-    by its name: the clients' other examples, and further non-members. Without records, ``asked`` is None.
+    A record is tested on its own client's updates. The span attack tests it on the moves of every cluster's model, as
+    an attacker who does not know the client's cluster would; the joint attack knows which clients trained which model.
+    A record has no score (NaN) if its client sent nothing in these rounds. ``listed`` has the other records on the list
+    of a joint attack, by name: the clients' other examples, and further non-members. Without records, ``asked`` is
+    None.
     """
     chosen = [attack for attack in (*SPANS, *JOINTS) if attack.name in names]
     if asked is None or asked.client is None or not bool(torch.isin(asked.client, seen.senders).any()):

@@ -27,7 +27,7 @@ class RecordedRisks:
 
     Args:
         every: rounds from one estimate to the next; 0: never.
-        by_round: (K,) float64 of each round with an estimate. Where a round is missing, or K is another, risks stay.
+        by_round: (K,) float64 of each round with an estimate. Where a round is missing, or K differs, risks stay.
 
     Example:
         >>> from shoal.replay.stages import RecordedRisks

@@ -107,7 +107,7 @@ class _RecordedRounds:
         return self._table(places, found.score, found.threshold, found.exact[:, None])
 
     def joint_models(self) -> _Scores:
-        """Return the joint attack on the models' moves, which says whether any client trained on a record.
+        """Return the joint attack on the models' moves, which decides whether any client trained on a record.
 
         Records of nobody are dealt out to the clients of their group. Updates are taken to be merged by numbers of
         examples.

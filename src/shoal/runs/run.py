@@ -134,7 +134,7 @@ class Run:
                 run is read.
 
         Raises:
-            InputError: the directory exists, cannot be written, holds another run, or is in use by one; or training
+            InputError: the directory exists, cannot be written, holds a different run, or is in use by one; or training
                 diverged, and the last good checkpoint stays.
             MeasurementError: the final models, an attribute of the error, cannot be measured.
         """

@@ -38,9 +38,9 @@ class Distillation:
     model's loss with the teacher's outputs. Memory of members outside the span of the public examples does not reach
     the student. Where the public examples span all that a model can express, the student equals its teacher.
 
-    It protects against attackers that only have students: outsiders with ``distil = "end"``, other clients too with
-    ``"round"``. The server has the teachers. Jagielski et al. still find members in students whose teachers never saw a
-    query of a training example (NeurIPS 2023, arXiv:2303.03446), so measure yours, with canaries too.
+    Distillation protects against attackers that only have students: outsiders with ``distil = "end"``, other clients
+    too with ``"round"``. The server has the teachers. Jagielski et al. still find members in students whose teachers
+    never saw a query of a training example (NeurIPS 2023, arXiv:2303.03446), so measure your own, with canaries too.
 
     Args:
         distil: "end": students replace the models after the last round; "round": they replace the models of every

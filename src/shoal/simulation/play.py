@@ -147,7 +147,7 @@ def initial_state(simulation: Simulation, engine: Engine) -> SimulationState:
     """Return the state before the first round.
 
     Raises:
-        InputError: ``start`` has another number of models than the algorithm.
+        InputError: ``start`` has a different number of models than the algorithm.
     """
     state = simulation.on(engine).start()
     now = SimulationState(state)

@@ -103,7 +103,7 @@ class WarmStart:
         """Convert the models to parameter vectors (K, P) of ``model``.
 
         Raises:
-            InputError: they are models of another network.
+            InputError: the models are of a different network.
         """
         if not self.models:
             return self
@@ -201,9 +201,9 @@ class Simulation:
         reference_federations: R, number of reference federations after the last round, each about as expensive as the
             rounds. Attacks with them then decide how exposed the models are.
         duplicates: "leave-out" excludes from these attacks and from audits every record with a copy (same inputs and
-            label) at another client or in the test, hold-out or shadow set.
+            label) at a different client or in the test, hold-out or shadow set.
         view: the attacker of ``exposure``, ``mia``, ``violations`` and ``exceeded``. The attacks of a "client" or the
-            "server" run after the last round. A client's limit may name another view (`Preferences`).
+            "server" run after the last round. A client's limit may name a different view (`Preferences`).
         evaluate_every: rounds between evaluations on the test set.
         member_rounds: a client's examples count as members of a model if the client trained it at most this many rounds
             before the model's last training.
@@ -224,7 +224,7 @@ class Simulation:
         forgetting: the method of forgetting clients that leave.
 
     Raises:
-        InputError: settings that do not fit each other, or models in ``start`` of another network.
+        InputError: settings that do not fit each other, or models in ``start`` of a different network.
 
     Example:
         >>> import shoal.toy

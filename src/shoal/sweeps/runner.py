@@ -37,7 +37,7 @@ class SweepResult:
     """A sweep that ended.
 
     Args:
-        report: its page.
+        report: the path of the sweep's page.
         finished: the number of finished runs.
         failed: the reason for each run that failed, by its settings and seed in words.
     """
@@ -71,10 +71,10 @@ def run_sweep(
 
     Args:
         sweep: the sweep to run.
-        out: its directory; where it exists already, the runs in it are kept.
+        out: the sweep's directory; if it exists already, its runs are kept.
         workers: the processes that carry out the runs; by default this process, one run at a time.
         data_dir: the first directory to search for data.
-        watch: shown the progress.
+        watch: the watch that shows the progress.
 
     Raises:
         InputError: a sweep that cannot be run; nothing has been written then.
@@ -141,7 +141,8 @@ def finish_runs(
 ) -> FinishedRuns:
     """Do those of the ``planned`` runs that are not finished in the folder of a workplace.
 
-    ``work`` leaves their pages out. Calls with the same one share worker processes, which take seconds to start.
+    ``work`` leaves the runs' pages out. Calls with the same ``work`` share worker processes, which take seconds to
+    start.
     """
     pages = work is None
     failed, runs, watch = dict[str, str](), place.out, place.watch

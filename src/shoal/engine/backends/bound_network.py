@@ -63,7 +63,7 @@ class LocalStep:
     def step(self, gradients: Sequence[Tensor], batch: int = 1, active: Tensor | None = None) -> None:
         """One step by ``gradients / batch``, by trained tensor.
 
-        ``active`` (n, 1) is 0 for clients whose steps are done, whose gradients are 0, and 1 for others; None: all are.
+        ``active`` (n, 1) is 0 for clients whose steps are done, whose gradients are 0, and 1 for others; None: all 1.
         """
         local, rate = self._local, self._local.learning_rate
         scale = 1 / batch

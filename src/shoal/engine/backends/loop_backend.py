@@ -1,4 +1,4 @@
-"""The loop backend: one owner after another on a thread's own network; best for convolutions on a CPU."""
+"""The loop backend: owners train one at a time on a thread's own network; best for convolutions on a CPU."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -140,7 +140,7 @@ class _Batches:
             yield augment(x) if len(x) else x, y, None, 0
 
     def _read(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and labels, each example as many times in a row as `LocalSGD.multiplicity` says."""
+        """Inputs and labels, with each example repeated `LocalSGD.multiplicity` times in a row."""
         indices, device = self._copies(indices).to(self.shards.y.device), self.bound.row.device
         x = to_compute_dtype(gather(self.shards.x, indices), self.bound.dtype, device)
         return x, self.shards.y[indices].to(device)
@@ -198,7 +198,7 @@ def _train_privately(batches: _Batches, rule: GradientPrivacy) -> None:
 
 
 def augmented(augmentation: InputAugmentation, x: Tensor, draws: Tensor) -> Tensor:
-    """Return the images of x (B, C, H, W) as their draws (B, d) say, in PyTorch's channels-last memory format."""
+    """Transform images x (B, C, H, W) by their draws (B, d); return them in PyTorch's channels-last memory format."""
     require(
         x.dim() == 4 and x.is_floating_point(),
         f"augmentation is of images (channels, height, width); got inputs of shape {tuple(x.shape[1:])}",

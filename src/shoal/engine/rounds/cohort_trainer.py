@@ -286,11 +286,11 @@ def averaging_weights(assignment: Tensor, weights: Tensor, clusters: int) -> Ten
 
 @dataclass(frozen=True, eq=False)
 class _LocalTensors:
-    """The personal tensors of clients, in whose place the server has the values of its own models.
+    """The personal tensors of clients; the server has the values of its own models instead.
 
     Args:
-        slices: their places in a row; empty: all tensors are shared.
-        models: (K, P), the server's.
+        slices: the tensors' places in a row; empty: all tensors are shared.
+        models: (K, P), the server's models.
         clusters: (n,) int64, the cluster of each client.
     """
 
@@ -324,7 +324,7 @@ class _Receiver:
         update_filter: the server's filter of updates; None: none.
         local_tensors: the tensors that are not sent; None: all are sent.
         record: whether to keep what is sent, before the server's filter.
-        kept: parts of the updates, as `LocalTraining.keep` says.
+        kept: parts of the updates, see `LocalTraining.keep`.
         sent: parameters that were sent.
         clock: a clock for the time of filters and of sums.
     """

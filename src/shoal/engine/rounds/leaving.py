@@ -131,5 +131,5 @@ class Forgetting(Protocol):
         ...
 
     def forget(self, leaving: Leaving) -> tuple[State, Departure]:
-        """Return the state with which the others go on, after `State.round` rounds, and the report."""
+        """Return the state with which the other clients continue, after `State.round` rounds, and the report."""
         ...

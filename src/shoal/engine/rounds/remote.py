@@ -24,8 +24,8 @@ class RemoteRounds:
     """The parts of an algorithm's rounds on clients' machines and on the server.
 
     Args:
-        client: runs on each client, from the models, risks and directives that it is offered and its own tensors of the
-            state. Its plan has one training with ``weights``, since a client sends one update.
+        client: runs on each client, from the offered models, risks and directives and the client's own tensors of the
+            state. The client's plan has one training with ``weights``, since a client sends one update.
         server: runs on the server, from the updates, the clients' choices and their numbers of examples.
         choice: decides which model a client trains: the "client", which is offered all; the "server", which offers it
             one; or neither, where clients train for all models and send their "shares" (`ClientUpdate.best`).
@@ -53,7 +53,7 @@ def remote_rounds(algorithm: Algorithm) -> RemoteRounds:
     """Return the parts of an algorithm on several machines.
 
     Raises:
-        InputError: it is not `RunsRemotely`, or not as it is set.
+        InputError: the algorithm is not `RunsRemotely`, or not with its settings.
 
     Example:
         >>> import shoal

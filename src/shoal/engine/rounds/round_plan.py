@@ -156,7 +156,7 @@ class LocalTraining:
             trains all tensors.
         shared: names of the tensors that are sent; None: all. The others are personal: the server receives the values
             of its own model in their place, and ``keep`` is given the client's.
-        step_rule: what a local step does with gradients; None: gradient descent, with ``linear_term``. With a rule,
+        step_rule: the use of gradients in a local step; None: gradient descent, with ``linear_term``. With a rule,
             rows of ``initial_params`` are the rule's (S, R); a client sends the first P of its R elements, and ``keep``
             is given all.
 
@@ -255,7 +255,7 @@ class RoundPlan:
     def clusters(self, index: int) -> Tensor:
         """(n,) int64, the cluster whose model each client moves in one of the trainings, and whose directives count.
 
-        It is the client's own, unless clients send several updates: then each update moves another model.
+        This is the client's own model, unless clients send several updates; each of these moves a different model.
         """
         weights = self.trainings[index].weights
         updates = sum(training.weights is not None for training in self.trainings)
@@ -338,7 +338,7 @@ class Deployed:
         model: (n,) int64, the index of each client's model.
         assignment: (n,) int64, the cluster of each client.
         fine_tuning: local trainings that every client takes from its model, in order, on all its examples, without
-            sending anything; None stands for the run's. `Training.deployed` performs them.
+            sending anything; None: the run's. `Training.deployed` performs them.
     """
 
     models: Tensor | PersonalModels

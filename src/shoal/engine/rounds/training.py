@@ -120,7 +120,7 @@ class Training:
         """Return the state before the first round.
 
         Raises:
-            InputError: `first_state` has another number of models than the algorithm begins with.
+            InputError: `first_state` has a different number of models than the algorithm begins with.
         """
         state = self.algorithm.init(self.engine, self.federation, self.local, self.stream("init"))
         if self.coordinator is not None:
@@ -451,8 +451,8 @@ class Training:
     def _finite(self, state: State, losses: Tensor, clients: Tensor, number: int) -> Tensor:
         """The ``losses`` (m, K) of ``clients`` (m,), or the error of a round in which one is not finite.
 
-        With DP-SGD it is float32's largest number instead: an error would say of a record, without noise, that the
-        model overflows on it.
+        With DP-SGD such a loss becomes float32's largest number instead, because an error would show, without noise,
+        that the model overflows on a record.
         """
         unusable = ~torch.isfinite(losses).all(dim=1)
         if not bool(unusable.any()):

@@ -276,7 +276,7 @@ def parse_arrays(path: Path, required: Sequence[str], allowed: str) -> dict[str,
     """Read the arrays in a file, by name.
 
     Raises:
-        InputError: it is missing or damaged, needs unpickling, or lacks one of the ``required`` arrays.
+        InputError: the file is missing or damaged, needs unpickling, or lacks one of the ``required`` arrays.
     """
     try:
         if path.suffix == ".safetensors":
