@@ -7,6 +7,7 @@ import torch
 
 import shoal
 import shoal.toy
+from shoal.core.errors import InputError
 from shoal.data.presence import Event, Presence
 from shoal.engine import Engine, Training
 from shoal.replay.first_rounds import FirstRounds

@@ -52,8 +52,9 @@ class AuditRecords:
     """Records under attack, with their scores.
 
     Args:
-        scores: of M records on the attacked model and on reference models.
-        record, client, group: (M,) names of each record, of its real or would-be client, and of that client's group.
+        scores: the scores of M records on the attacked model and on reference models.
+        record, client, group: (M,), the names of each record, of its real or would-be client, and of that client's
+            group.
         all_models: (M, K) logit-scaled confidence of every cluster's model; None: only one model is known.
         further: rows of attacks that need more than these scores, by key in audit.json; NaN: no score of a record.
         omitted: reasons for missing attacks, by key.
@@ -231,7 +232,7 @@ def threshold_cells(group: Ints, model: Ints) -> tuple[Ints, Ints]:
 def leave_one_out_scores(attack: ReferenceAttack, records: ReferenceScores) -> Floats | None:
     """Attack each reference model with the others as references; return scores (M, R).
 
-    Their members are known (``records.reference_member``), so these scores tell an attack's strength and threshold.
+    The reference models' members are known (``records.reference_member``), so these scores show an attack's strength.
     None with too few reference models, or too few with members among the records.
 
     Reference federations come in pairs with opposite records, and the partner is left out too. Otherwise members would
@@ -265,8 +266,8 @@ def reference_thresholds(scores: Floats, left_out: Floats | None, trained: Bools
     its own threshold, since one for all may lie above or below all scores of a model or group.
 
     Args:
-        scores: of the attack on the attacked model.
-        left_out: (M, R), see `leave_one_out_scores`; None without them.
+        scores: (M,), the attack's scores on the attacked model.
+        left_out: (M, R), see `leave_one_out_scores`; None: no reference models.
         trained: (M, R) the members of each reference model.
         cells: (M,) each, the cell of each record; coarse ones first, such as its group, then its group and model.
 

@@ -62,7 +62,7 @@ class Audit:
     Args:
         attacks: one row per attack and scope, with `ATTACK_COLUMNS`: "all", each "group", each attacked "model" and
             each "client", by the strongest attack only. NaN: not measured, such as a TPR with too few non-members.
-            "exact": of the records that it calls members, the share on which the attack says that it is exact.
+            "exact": the fraction of its called members on which the attack claims to be exact.
             "accuracy.null_high": what 95 % of such tests do not exceed where nothing is leaked. "view": the `View` that
             the attack needs. "chosen": whether it was chosen beforehand for that view or a larger one, without the
             attacked model's members; "strongest": whether it decides how exposed the scope's records are. See
@@ -71,13 +71,13 @@ class Audit:
         records: one row per record with `RECORD_COLUMNS`, the most exposed first: the score of the strongest attack,
             and the record's exposure over reference models with its lower end (`record_exposure`).
         references: R, the number of reference models.
-        members, non_members: how many records of each kind.
+        members, non_members: the number of records of each kind.
         empirical_epsilon: a lower bound, at 95 % confidence, on the epsilon of (epsilon, delta)-differential privacy of
             a record, by the attack that was chosen beforehand; as if the records of one run were independent.
-        delta: of that epsilon.
-        omitted: attacks that were not computed, and why.
+        delta: the delta of that epsilon.
+        omitted: reasons for missing attacks, by attack.
         guesses: further keys and values of audit.json: what the server guesses beside membership.
-        notes: what must be known of the records, in sentences without a full stop.
+        notes: caveats about the records, in sentences without a full stop.
     """
 
     attacks: pd.DataFrame
@@ -109,7 +109,7 @@ class Audit:
     def strongest(self, scope: str = "all", name: str = "all") -> Mapping[Hashable, Any]:
         """Return the row of the attack that decides in a scope; its figures are NaN where one kind of records lacks.
 
-        The attack that was chosen beforehand decides (`attack_records`), unless another is certain to be stronger.
+        The attack that was chosen beforehand decides (`attack_records`), unless a different one is certainly stronger.
         """
         rows = self.attacks[(self.attacks["scope"] == scope) & (self.attacks["name"] == name)]
         return rows_of(rows[rows["strongest"].astype(bool)])[0]
@@ -181,10 +181,11 @@ def audit_records(
     the records members (`reference_thresholds`); so no attack knows the attacked model's members.
 
     Args:
-        records: at least two members and two non-members.
-        stream: of the halves of the empirical epsilon, and of what no record exceeds by chance (`record_exposure`).
-        attacks: on the matrix of scores.
-        delta: of the empirical epsilon.
+        records: the attacked records, with at least two members and two non-members.
+        stream: the stream for the halves of the empirical epsilon, and for the level that no record exceeds by chance
+            (`record_exposure`).
+        attacks: attacks on the matrix of scores.
+        delta: the delta of the empirical epsilon.
 
     Raises:
         InputError: too few members or non-members.
@@ -230,9 +231,9 @@ def audit_records(
 
 
 def _client_membership(attacked: AttackedRecords) -> dict[str, float]:
-    """How well clients that took part are told from others, by each view whose attackers do not know it anyway.
+    """Measure how well each view, except those that know it anyway, tells clients that took part from others.
 
-    A client has its members; the client that took no part in its stead has the non-members that are asked of it.
+    A client that took part has its members; the client that replaced it has the paired non-members.
     """
     values: dict[str, float] = {}
     for view in views_within(CLIENT):
@@ -312,9 +313,9 @@ of IN and OUT scores alone (`leave_one_out_scores`)."""
 
 def wrong_sign(audit: Mapping[str, float | str]) -> dict[str, str]:
     """Attacks that are certain to be below chance, as where losses are given as scores; an attacker reverses these.
-    Those on a client that left are left out: where forgetting overshoots, its examples are less probable.
+    Attacks on a client that left are left out, since its examples become less probable if forgetting overshoots.
 
-    It is certain by the upper end of an interval of the AUC that all attacks and groups keep at once (Bonferroni).
+    Certainty is by the upper end of an interval of the AUC that all attacks and groups keep at once (Bonferroni).
 
     Args:
         audit: figures by key of audit.json.

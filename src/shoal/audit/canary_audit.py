@@ -9,9 +9,10 @@ v of at most r guesses are right with probability at most
 
     f(v) + 2 m delta max_{i = 1..m} (f(v - i) - f(v)) / i,    f(v) = P[Binomial(r, e^epsilon / (1 + e^epsilon)) >= v].
 
-With delta = 0 it is f(v), which randomized response attains: it is exact. What `tests/audit/test_canary_audit.py`
-verifies of the other term: with it the bounds are those that the paper prints, and it is never below the exact
-probability for randomized response that also reveals a random set of coins now and then. Its proof is the paper's.
+With delta = 0 the bound is f(v), which randomized response attains, so f(v) is exact.
+`tests/audit/test_canary_audit.py` verifies two facts about the other term: with it the bounds are those that the paper
+prints, and the sum is never below the exact probability for randomized response that also reveals a random set of coins
+now and then. The proof is the paper's.
 """
 
 from collections.abc import Sequence
@@ -52,8 +53,8 @@ class CanaryExposure:
     """The measurement of a run's canaries: `canary_summary`, the table of canaries, and `CLIENT_CANARY_COLUMNS`.
 
     Args:
-        canaries: of the federation.
-        delta: of the audit.
+        canaries: the federation's canaries.
+        delta: the audit's delta.
     """
 
     canaries: Canaries
@@ -89,8 +90,9 @@ class CanaryExposure:
 def canary_summary(table: pd.DataFrame, delta: float) -> Summary:
     """Return the metrics of a run with canaries, from the rows of `canaries.csv`; rates with their limits.
 
-    ``canaries.found`` is the share that scores above every left-out canary. ``canaries.epsilon_low`` is what one audit
-    proves: with 95 % confidence training is not (epsilon, delta)-DP towards one record for any smaller epsilon.
+    ``canaries.found`` is the fraction that scores above every left-out canary. ``canaries.epsilon_low`` is a lower
+    bound from one audit. With 95 % confidence training is not (epsilon, delta)-DP towards one record for any smaller
+    epsilon.
     """
     scores, member = table["score"].to_numpy(), table["member"].to_numpy(dtype=bool)
     audit, scored = one_run_audit(scores, member, delta=delta), ~np.isnan(scores)
@@ -109,10 +111,11 @@ class OneRunAudit:
     """A lower bound on epsilon from one training run, by guessing which canaries were trained on.
 
     Args:
-        epsilon: at least 0: with probability ``confidence`` training is not (e, delta)-DP for any e below.
-        delta, confidence: of the bound.
+        epsilon: the lower bound, at least 0: with probability ``confidence`` training is not (e, delta)-DP for any e
+            below.
+        delta, confidence: the delta and the confidence of the bound.
         canaries: m, the canaries with an inclusion drawn at random, probability 1/2.
-        guesses, correct: numbers of guesses, and of right ones, of the choice with the best bound.
+        guesses, correct: the numbers of guesses and of right guesses, for the choice with the best bound.
     """
 
     epsilon: float
@@ -134,15 +137,16 @@ def one_run_audit(
 ) -> OneRunAudit:
     """Bound epsilon from below by the scores of m canaries.
 
-    The highest scores are guessed "in", the lowest "out", and the rest is left open. Of several choices of how many
-    the best bound counts, each at its share of the error probability (Bonferroni), so that looking costs nothing. Where
-    scores are equal, ranks go against the auditor, since the order of the canaries may tell who is included.
+    The highest scores are guessed "in", the lowest "out", and the rest is not guessed. Several choices of the number of
+    guesses are tried, and the best bound counts. Each choice gets a part of the error probability (Bonferroni), so the
+    confidence holds. Ranks of equal scores go against the auditor, since the order of the canaries may tell who is
+    included.
 
     Args:
-        scores: (m,), higher where a canary looks trained on; NaN: it is not guessed.
+        scores: (m,), higher if a canary looks trained on; NaN: not guessed.
         included: (m,) whether each was trained on, by independent fair coins.
-        delta, confidence: of the (epsilon, delta) that is tested, and that the bound holds.
-        guesses: choices (in, out) of how many to guess; None: those of `default_guesses`.
+        delta, confidence: the delta of the tested (epsilon, delta), and the confidence of the bound.
+        guesses: choices (in, out) of the numbers of guesses; None: those of `default_guesses`.
 
     Example:
         >>> import numpy as np

@@ -1,10 +1,10 @@
 """The membership-inference attacks at the end of a run, and the exposure of models, groups and clients.
 
-The configured attack is fitted as often as the red team says; the gap attack and a threshold on the loss stand beside
-it. With reference models, attacks on records join them.
+The configured attack is fitted as often as the red team asks; the gap attack and a threshold on the loss are run too.
+With reference models, attacks on records join them.
 
-A personal model is attacked by what was fitted on its cluster's model: shadow models of every client would cost N times
-as much. It may understate the exposure of personal models.
+A personal model is attacked by the fit on its cluster's model, because shadow models of every client would cost N times
+as much. This fit may understate the exposure of personal models.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -57,12 +57,13 @@ class FinalAttacks:
     """The outcome of all attacks on the final models.
 
     Args:
-        predictions: of the deployed models.
-        fits: scores of the deployed models by each fit of each attack, by the attacks' names; the configured one first.
+        predictions: the deployed models' predictions.
+        fits: scores of the deployed models by each fit of each attack, by the attacks' names; the configured attack
+            first.
         shared: scores of the clusters' models by each fit of the configured attack.
-        titles: of the attacks by their names.
-        references: records with reference models, attacked; None: there are none.
-        view: whose exposure the run's figures are.
+        titles: the attacks' titles, by their names.
+        references: attacked records with reference models; None: no reference models.
+        view: the view that decides the run's exposure.
     """
 
     predictions: Predictions

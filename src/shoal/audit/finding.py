@@ -95,18 +95,18 @@ class Finding:
     """The figures of one attack on one group's records, with intervals that all groups and views keep at once.
 
     Args:
-        view: of the attacker.
+        view: the attacker's view.
         group: the name of a group, a model or a client; "all": all records.
-        attack: its key in audit.json; "": the configured attack of a run.
+        attack: the attack's key in audit.json; "": the configured attack of a run.
         accuracy, auc: balanced accuracy, and area under the ROC curve; 0.5 is chance.
         tpr: true positive rates by false positive rate.
-        members, non_members: how many records of each kind; 0 where that is not known.
+        members, non_members: the number of records of each kind; 0 if unknown.
         chance_high: the balanced accuracy that 95 % of such tests do not exceed where nothing is leaked.
         chosen: whether the attack was chosen beforehand, without the attacked model's members.
-        decides: whether it decides how exposed the group's records are; see `Audit.strongest`.
-        exact: of the records that a span attack calls members, the share on which it is exact; None: another attack.
+        decides: whether the attack decides how exposed the group's records are; see `Audit.strongest`.
+        exact: the fraction of the called members on which a span attack is exact; None: a different attack.
         title: the title that the attack declares, or `attack_title`.
-        limit: on the accuracy, which the verdict compares it with; None: with chance.
+        limit: the limit on the accuracy that the verdict compares with; None: chance.
         other_clients: whether non-members may be of other clients. An attack that tells clients apart has the same
             figures as one that tells members, so nobody is called exposed, unless the attack is exact.
     """
@@ -199,16 +199,15 @@ def rows_of(table: pd.DataFrame) -> list[dict[Hashable, Any]]:
 
 
 def headline(attacks: pd.DataFrame, view: View, scope: str = "all", name: str = "all") -> Mapping[Hashable, Any] | None:
-    """Return the row of the attack that decides how exposed a scope's records are to a view; None where none of its own
-    was measured there.
+    """Return the row of the attack that decides how exposed a scope's records are to a view; None if none was measured.
 
-    It is the `strongest` of all attacks that need this view or a smaller one; `rank_attacks_for_view` says
-    which of them is chosen beforehand.
+    This attack is the `strongest` of all attacks that need this view or a smaller one; `rank_attacks_for_view` chooses
+    one of them beforehand.
 
     Args:
         attacks: `Audit.attacks`.
-        view: of the attacker.
-        scope, name: "all", "group", "model" or "client", and which.
+        view: the attacker's view.
+        scope, name: "all", "group", "model" or "client", and the name of that group, model or client.
     """
     rows = rows_of_view(attacks, view, scope, name)
     needed: dict[str, View] = {attack: row["view"] for attack, row in rows.items()}
@@ -244,8 +243,8 @@ def findings(attacks: pd.DataFrame) -> list[Finding]:
 def every_attack(attacks: pd.DataFrame, scope: str) -> dict[str, list[Finding]]:
     """Return every attack on each name of a scope, in the order of the audit; the attack that decides comes first.
 
-    The others follow by their balanced accuracy; attacks that were not measured come last. The intervals of groups are
-    those of `findings`, the intervals of models hold for all models at once, and those of clients for one client.
+    The other attacks follow by their balanced accuracy; unmeasured attacks come last. The intervals of groups are those
+    of `findings`, the intervals of models hold for all models at once, and those of clients for one client.
 
     Args:
         attacks: `Audit.attacks`.
@@ -372,7 +371,7 @@ def exposure_summary(found: Sequence[Finding], *, unasked: bool = True) -> str:
 
     Args:
         found: one finding per view and group.
-        unasked: whether views without a finding are named.
+        unasked: whether to name views without a finding.
 
     >>> ends = {"few": Estimate(0.7, 0.6, 0.8), "many": Estimate(0.51, 0.49, 0.53)}
     >>> exposure_summary([Finding("client", name, "", accuracy) for name, accuracy in ends.items()])

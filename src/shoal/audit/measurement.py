@@ -48,14 +48,14 @@ class FinishedTraining:
     Members of a model are the clients that trained it, not those that choose it at the end.
 
     Args:
-        state: after the last round.
-        training: that led to it, with the federation and the engine.
-        red_team: whose attack is configured.
+        state: the state after the last round.
+        training: the finished training, with its federation and engine.
+        red_team: the red team with the configured attack.
         deployed: the S models that clients use.
-        losses: (N,), of each client's model on all its training examples.
-        members: who trained which of the deployed models.
-        attacks: what every attack says of them.
-        tables: what measurements give beside metrics, by the names of their files.
+        losses: (N,), the loss of each client's model on all the client's training examples.
+        members: the clients that trained each deployed model.
+        attacks: the outcome of every attack on the deployed models.
+        tables: tables of measurements beside the metrics, by the names of their files.
     """
 
     state: State
@@ -182,8 +182,8 @@ def measurement(
 
     Args:
         name: the key of `summary.json`, or what the keys have in common.
-        title: what tables call it.
-        metrics: how tables show each key; by default one of the name and the title.
+        title: the name in tables.
+        metrics: the headings of each key in tables; by default one of the name and the title.
 
     Example:
         >>> from shoal.audit import measurement
@@ -257,7 +257,7 @@ def _mean(values: pd.Series, weight: Floats | None = None) -> float:
 def _accuracies(clients: pd.DataFrame, metric: ModelMetric, weight: Floats | None = None) -> dict[str, float]:
     """Means over clients, each on its own group's test examples and on its own training examples.
 
-    The gap is the balanced accuracy of an attack only where the metric is the share of examples that are right.
+    The gap is the balanced accuracy of an attack only where the metric is the fraction of examples that are right.
     """
     test, train = _mean(clients["accuracy"], weight), _mean(clients["train_accuracy"], weight)
     return {"accuracy": test, "train_accuracy": train, "gap": gap_accuracy(train, test) if metric is accuracy else nan}
@@ -274,7 +274,7 @@ def group_fairness(finished: FinishedTraining) -> Summary:
 
 
 def _differences(finished: FinishedTraining) -> Metrics:
-    """On each group's test examples, predicted by each model, weighted by the share of the group that uses it."""
+    """On each group's test examples, predicted by each model, weighted by the fraction of the group that uses it."""
     test, predicted = finished.federation.test, finished.predictions.predicted
     shares, model = finished.federation.group_shares.numpy(), finished.deployed.model.numpy()
     assert predicted is not None
@@ -293,9 +293,10 @@ def _differences(finished: FinishedTraining) -> Metrics:
 
 
 def _most_frequent_class(federation: Federation) -> Mapping[str, Metrics]:
-    """The share of a class among each group's test examples: of the most frequent one of its training examples.
+    """Each group's fraction of test examples in the class that is most frequent among the group's training examples.
 
-    It is the accuracy of always naming that class. The most frequent class of the test examples would be so by chance.
+    This is the accuracy of always naming that class. The most frequent class of the test examples would be so by
+    chance.
     """
     test, labels, clients = federation.test, federation.test.y.cpu(), federation.clients
     trained, trained_group = clients.y.cpu()[clients.indices], federation.groups_of("clients")
@@ -372,9 +373,10 @@ def _interval(metric: str, measured: MembershipMetrics) -> dict[str, float]:
 
 
 def _warn_of_one_answer(scores: ModelScores, federation: Federation) -> None:
-    """Say for which groups an attack gives every example the same answer, and so measures nothing.
+    """Warn of groups for whose examples an attack always gives the same answer, and so measures nothing.
 
-    Losses without a bound lead to that: a few shadow models that fit badly move the mean loss beyond all others.
+    Losses without a bound have this effect, since a few shadow models that fit badly move the mean loss beyond all
+    others.
     """
     same = []
     for g in federation.groups_with_clients:

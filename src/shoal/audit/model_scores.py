@@ -38,14 +38,14 @@ class ModelOutputs:
     """Outputs of K models on training examples and on test examples.
 
     Args:
-        training: of each model, (T_k,) int64 the training examples with stored outputs.
-        members: of each model, its outputs (T_k, C) on these.
-        evaluated: of each model, (E_k,) int64 the training examples that it was evaluated on.
-        values: of each model, its metric (E_k,) float64 on these.
-        labels, owner: (T,) of all training examples: labels (of a regression (T, d)) and clients.
+        training: (T_k,) int64 per model, the training examples with stored outputs.
+        members: (T_k, C) per model, its outputs on these examples.
+        evaluated: (E_k,) int64 per model, the training examples that it was evaluated on.
+        values: (E_k,) float64 per model, its metric on the evaluated examples.
+        labels, owner: (T,), the labels (in a regression (T, d)) and the clients of all training examples.
         test, test_labels: (K, M, C) outputs of every model on every test example, and their labels (M,).
         reference_members, reference_test: outputs (R, T_k, C) and (R, M, C) of reference models, by model.
-        loss: with which the models were trained.
+        loss: the loss that the models were trained with.
     """
 
     training: tuple[Tensor, ...]
@@ -71,13 +71,13 @@ def evaluate_models(
 ) -> ModelOutputs:
     """Evaluate each model on the training examples of some clients, and on the test set.
 
-    Where the outputs of a model on these examples are more numbers than fit in memory well (`MAX_OUTPUTS`), those on
-    examples of its members alone are kept, and of the others what the model's metric says of them.
+    If a model's outputs on these examples are too many for memory (`MAX_OUTPUTS`), only the outputs on its members'
+    examples are kept, and the model's metric on the rest.
 
     Args:
-        models: (K, P).
-        clients: (N, K) bool, on whose examples each model is evaluated.
-        records: that the attacks on the K models were fitted on; see `with_references`.
+        models: (K, P), the models' parameters.
+        clients: (N, K) bool, the clients whose examples each model is evaluated on.
+        records: the records that the attacks on the K models were fitted on; see `with_references`.
         members: (N, K) bool, the ``clients`` whose examples are members of each model; None: all of them.
     """
     shards, test, owner = federation.clients, federation.test, federation.clients.owners()
@@ -293,12 +293,12 @@ def margins_of(outputs: ModelOutputs, attacks: Sequence[FittedAttack]) -> list[M
 class ModelScores:
     """One attack's margins of each model's members and non-members.
 
-    Non-members are test examples, weighted to the members' mix of labels; in a regression to their mix of groups alone.
+    Non-members are test examples, weighted to the members' mix of labels; in a regression only to their mix of groups.
 
     Args:
-        margins: of each of the K models, on the examples of all its trainers at least.
-        members: who trained which of the models.
-        federation: that was attacked.
+        margins: the margins of each of the K models, at least on the examples of all its trainers.
+        members: the clients that trained each model.
+        federation: the attacked federation.
         attack: the attack's name.
     """
 
@@ -308,9 +308,9 @@ class ModelScores:
     attack: str = ""
 
     def of_model(self, k: int, *, population: bool = False) -> RecordTable:
-        """Model k: training examples of the clients that trained it, against as many test examples.
+        """Return the training examples of the clients that trained model k, against as many test examples.
 
-        They have the members' mix of groups and labels; with ``population`` test examples of all groups, in the
+        The test examples have the members' mix of groups and labels; with ``population`` they are of all groups, in the
         proportions of the groups among the clients. Members without test examples of their group and label are left
         out.
         """
@@ -330,7 +330,7 @@ class ModelScores:
         last.
 
         ``mix`` (G,) are the proportions of the groups among the test examples; None: of group g alone, which measures
-        memorisation. With others, an attack that only recognises groups has an advantage too.
+        memorisation. With other groups, an attack that only recognises groups has an advantage too.
         """
         shares = np.eye(len(self.federation.groups))[g] if mix is None else mix
         latest, parts = self.members.latest.numpy(), []

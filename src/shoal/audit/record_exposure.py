@@ -1,4 +1,4 @@
-"""The exposure of single records, over all models that did and did not train on them."""
+"""The exposure of each record, over all models that did and did not train on them."""
 
 from collections.abc import Iterator
 from math import nan
@@ -24,11 +24,12 @@ def record_exposure(
 ) -> tuple[Floats, Floats]:
     """Measure the exposure of every record from the scores of models that did and did not train on it.
 
-    It is the balanced accuracy Phi(d / 2) of the best test between two normal distributions whose means are d standard
-    deviations apart. These are the record's mean IN and mean OUT score over all models, the attacked one too, and the
-    record's standard deviation around them. It is below 0.5 where IN scores are lower. Records differ in this
-    deviation, and few scores hardly say it. So it is moderated: the posterior one, given an inverse-gamma distribution
-    of the variances that fits all records (Smyth 2004; at least four degrees of freedom more than the record's).
+    The exposure is the balanced accuracy Phi(d / 2) of the best test between two normal distributions whose means are d
+    standard deviations apart. These are the record's mean IN and mean OUT score over all models, including the attacked
+    one, and the record's standard deviation around them. The exposure is below 0.5 where IN scores are lower. Records
+    differ in this deviation, and few scores hardly determine it. So the deviation is moderated: it is the posterior
+    one, given an inverse-gamma distribution of the variances that fits all records (Smyth 2004; at least four degrees
+    of freedom more than the record's).
 
     The most exposed of many records is also the luckiest. So all records keep their lower ends at once with probability
     95 %. The end is d - c e, where e = sqrt(1 / n_in + 1 / n_out + d^2 / (2 f)) is the standard error of d at f degrees
@@ -38,9 +39,9 @@ def record_exposure(
     exceeds 0.5. With fewer than `MIN_MODELS` a record's deviation is unknown, and lower ends are NaN.
 
     Args:
-        scores: of the attacked and of the reference models.
-        stream: of the assignments that are drawn; None: lower ends are not computed, and are NaN.
-        pair: (M,) which pair each record is of; of a pair each model trained on one at most.
+        scores: the scores on the attacked model and on the reference models.
+        stream: the stream of the assignments that are drawn; None: lower ends are NaN.
+        pair: (M,), the pair of each record; each model trained on at most one record of a pair.
 
     Returns:
         The exposures (M,) and their lower ends (M,); NaN where a record has scores of one kind only, where no record
@@ -89,8 +90,8 @@ def _distances(
 ) -> tuple[Floats, Floats, _Prior]:
     """Differences (M,) of mean IN and OUT scores in standard deviations, and their standard errors (M,).
 
-    They are NaN where a record has scores of one kind only. The ``prior`` is that of the true memberships: with others,
-    one record that is exposed would have a variance that makes all others look alike.
+    Both are NaN where a record has scores of one kind only. The ``prior`` is that of the true memberships. With other
+    memberships, one exposed record would have a variance that makes all others look alike.
 
     Args:
         values: scores (M, 1 + R), of each record around its mean.

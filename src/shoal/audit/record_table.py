@@ -38,10 +38,10 @@ class RecordTable:
     """One row per record, attacked model and attack. Every column is an array (M,).
 
     Args:
-        score: higher for members.
+        score: the attack's score, higher for members.
         member: whether the model was trained on the record.
-        threshold: the attack calls records above it members.
-        weight: of the row.
+        threshold: the threshold; the attack calls records above it members.
+        weight: the row's weight.
         record, client, group, model: names or numbers of the record, of its real or would-be client (`NOBODY`: none),
             of its group, and of the model or update behind the score.
         attack, view: the attack's name, and the narrowest `View` that can run it.
@@ -94,7 +94,7 @@ class RecordTable:
         level: Floats | None = None,
         reference: Floats | None = None,
     ) -> "RecordTable":
-        """Create a table from columns (M,); a single value stands for all rows and takes no memory.
+        """Create a table from columns (M,); one value in place of an array counts for all rows and takes no memory.
 
         Without ``member``, `AuditRecords.rows_of` must fill the column before a measurement.
         """
@@ -129,7 +129,7 @@ def _rows_of(column: NDArray[Any], positions: NDArray[Any]) -> NDArray[Any]:
 
 
 def _concatenate(columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Concatenated columns; a single value stays one."""
+    """Concatenated columns; equal single values stay one value."""
     filled = [column for column in columns if len(column)]
     if filled and all(column.strides == (0,) and column[0] == filled[0][0] for column in filled):
         return np.broadcast_to(filled[0][:1], sum(map(len, filled)))
@@ -146,7 +146,7 @@ def measure(records: RecordTable, by: str | None = None) -> MembershipMetrics | 
     Rates are NaN without members or without non-members.
 
     Args:
-        records: of one attack, or with ``by="attack"`` of several.
+        records: the records of one attack, or of several with ``by="attack"``.
         by: a column, to measure each of its values in order of appearance. None: all rows together.
     """
     if by is None:
@@ -194,15 +194,16 @@ def rank_attacks_for_view(
 ) -> list[str]:
     """List the attacks of a view, the chosen one first.
 
-    For an outsider it is the first of ``order``. For a wider view it is its exact attack (`CHOSEN_OF_VIEW`) if most of
-    its calls are exact, which needs no members and never happens in null runs; else its joint attack (`JOINT_OF_VIEW`)
-    if the lower end of its AUC, simultaneous for two attacks, is above 0.5. Either needs an AUC of at least that of the
-    narrower view's deciding attack, which decides otherwise. So the AUC never falls for a wider view.
+    For an outsider the chosen attack is the first of ``order``. For a wider view it is the view's exact attack
+    (`CHOSEN_OF_VIEW`) if most of that attack's calls are exact, which needs no members and never happens in null runs;
+    else the view's joint attack (`JOINT_OF_VIEW`) if the lower end of its AUC, simultaneous for two attacks, is above
+    0.5. Either needs an AUC of at least that of the narrower view's deciding attack, which decides otherwise. So the
+    AUC never falls for a wider view.
 
     Args:
-        view: of the attacker.
+        view: the attacker's view.
         needed: the narrowest view of each attack, by name.
-        order: of choice.
+        order: the attacks in order of choice.
         measured: metrics of each attack, by name.
 
     Example:
@@ -242,9 +243,9 @@ def strongest(attacks: Mapping[str, MembershipMetrics]) -> tuple[str, float]:
     """Return the attack that decides the exposure of records, and the lower end of its balanced accuracy.
 
     The first measured attack decides, chosen without the members, since the largest of many figures is above chance
-    even without a leak. Another decides if its AUC is certainly above 0.5 and above the first's, by the lower end of
-    intervals that are simultaneous for all attacks (`at_once`); of several, the one with the highest lower end. The AUC
-    is compared, since the balanced accuracy depends on the threshold.
+    even without a leak. A different attack decides if its AUC is certainly above 0.5 and above the first attack's, by
+    the lower end of intervals that are simultaneous for all attacks (`at_once`); of several such attacks, the one with
+    the highest lower end. The AUC is compared, since the balanced accuracy depends on the threshold.
 
     Returns:
         The attack, and the lower end: the first's own, or the simultaneous one.

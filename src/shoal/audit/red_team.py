@@ -1,6 +1,6 @@
 """The red team: the server's own attacks on each model, which estimate the exposure of its members.
 
-Source: IFCA-MIR, Algorithm 1 line 6 and Algorithm 2, which leave the data of the accuracy open. The server has no
+Source: IFCA-MIR, Algorithm 1 line 6 and Algorithm 2, which do not specify the data of the accuracy. The server has no
 members, so there are five estimators. For "federated", it sends the attack with its reference models; each client
 scores its own examples on its model and returns counts only. For "histogram" and "relative-histogram", it gets
 histograms of losses (`loss_histograms`).

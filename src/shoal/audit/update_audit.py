@@ -1,8 +1,9 @@
-"""Attacks of an honest-but-curious server on the updates of single clients.
+"""Attacks of an honest-but-curious server on clients' updates.
 
-A client's update says which labels and groups its examples have. If the non-members had another mix, an attack would be
-right by that alone: with 30 examples of ten labels, the number that the client has of a record's label has an AUC of
-0.651 against records of all labels alike. So non-members are weighted to the mix of the client's members, for client i:
+A client's update shows which labels and groups its examples have. If the non-members had a different mix, an attack
+would be right because of that mix alone: with 30 examples of ten labels, the number of the client's examples with a
+record's label has an AUC of 0.651 against records of all labels alike. So non-members are weighted to the mix of the
+client's members, for client i:
 
     weight of a non-member x = (members of i with x's group and label) / (non-members with x's group and label)
 
@@ -62,11 +63,11 @@ UPDATE_ATTACKS: tuple[UpdateAttack, ...] = (FedMIALoss(), FedMIACosine(), GradCo
 
 @dataclass(frozen=True, eq=False)
 class ScoredUpdates:
-    """An attack on updates that was made elsewhere, since it needs more than `UpdateScores`.
+    """An attack on updates whose scores were computed elsewhere, because it needs more than `UpdateScores`.
 
     Args:
-        name, title, view: as of an `UpdateAttack`.
-        values: (N, M) scores of the clients of `UpdateScores` and its records; NaN as there.
+        name, title, view: the attack's name, title and view, see `UpdateAttack`.
+        values: (N, M), the scores for the clients and the records of `UpdateScores`; NaN where that has NaN.
         threshold, exact: (N, M); see `RecordTable`.
     """
 
@@ -120,13 +121,13 @@ def all_attacks(further: Sequence[object] = ()) -> AllAttacks:
 
 @dataclass(frozen=True)
 class UpdateAudit:
-    """The outcome of an attack on the updates of every client in turn: M records asked of each of N clients.
+    """The outcome of an attack on the updates of every client in turn, with M records per client and N clients.
 
     Args:
-        unused: members against records that nobody trained on, the comparison that says what is exposed.
-        other_clients: members against other clients' records. In the null of FedMIA these have their owner, a member of
-            its own update, so they look less like members than records that nobody trained on.
-        by_client: `unused` of each client, by its id.
+        unused: members against records that nobody trained on, the comparison that decides what is exposed.
+        other_clients: members against other clients' records. In the null of FedMIA these records have their owner, a
+            member of its own update, so they look less like members than records that nobody trained on.
+        by_client: `unused` of each client, by the client's id.
     """
 
     unused: MembershipMetrics
@@ -137,8 +138,8 @@ class UpdateAudit:
 def audit_updates(attack: UpdateAttack, scores: UpdateScores, group: str | None = None) -> UpdateAudit:
     """Attack every client that was seen, or those with records of a ``group``.
 
-    A member whose group and label no non-member has is left out. A record that nobody trained on is asked of many
-    clients, so intervals over all clients are somewhat too narrow.
+    Members whose group and label no non-member has are left out. The attack tests each record that nobody trained on
+    against many clients, so intervals over all clients are somewhat too narrow.
 
     Example:
         >>> import numpy as np
@@ -221,14 +222,14 @@ def audit_server(
 ) -> Audit:
     """Attack every client whose updates were recorded.
 
-    In `Audit.attacks` each attack of the server stands twice: against records that nobody trained on, and, with
+    `Audit.attacks` has each attack of the server twice: against records that nobody trained on, and, with
     `AGAINST_CLIENTS` in its name, against other clients' examples. `Audit.guesses` has the server's guesses beside
-    membership: the client of a record, the group of a client, and the half of its group, stricter or laxer.
+    membership: each record's client, each client's group, and the stricter or laxer half of that group.
 
     Args:
-        scores: of the recorded rounds.
-        preferences: threshold and beta of each client, by its id; None: unknown, and not inferred.
-        attacks: on membership.
+        scores: the scores of the recorded rounds.
+        preferences: threshold and beta of each client, by the client's id; None: unknown, and not inferred.
+        attacks: attacks on membership.
 
     Raises:
         InputError: no record of a client whose updates were recorded, or none of its group and label that nobody
@@ -303,7 +304,7 @@ def with_server(audit: Audit, server: Audit) -> Audit:
 def _guesses(
     scores: UpdateScores, preferences: Mapping[int, tuple[float, float]] | None
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """The keys and values of audit.json beside membership, and why others are missing."""
+    """The keys and values of audit.json beside membership, and reasons for missing ones."""
     group = client_groups(scores)
     sources = {
         "source-inference": SourceInference().guess(scores),

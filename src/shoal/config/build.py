@@ -142,7 +142,7 @@ def resolve(config: Config, data: SourceData, *, draft: bool = False) -> Resolve
 
     Args:
         config: the configuration.
-        data: its examples.
+        data: the configuration's examples.
         draft: whether to skip the shifts of images, which take most of the time: for checks of a later run.
 
     Raises:

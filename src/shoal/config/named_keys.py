@@ -18,14 +18,14 @@ _COMMON_KEYS = ("name", "rounds", "participation")
 def require_own_keys(
     table: Mapping[str, Any], where: str = "algorithm", by: str = "name", kind: Kind = _KIND, default: object = None
 ) -> None:
-    """Raise `InputError` where a table, or a base in it, has a key of another algorithm than the named one.
+    """Raise `InputError` if a table, or a base in it, has a key of a different algorithm than the named one.
 
     Args:
-        table: of an algorithm, or another kind of settings.
-        where: its dotted key.
-        by: the key that names one of the kind.
+        table: an algorithm's table, or that of other settings.
+        where: the table's dotted key.
+        by: the key with the algorithm's name.
         kind: the shipped classes.
-        default: value of a table without that key.
+        default: the name in a table without that key.
 
     >>> require_own_keys({"name": "fedavg", "rounds": 2, "alpha": 0.1})
     Traceback (most recent call last):
@@ -77,7 +77,7 @@ def _order(parts: list[str]) -> tuple[bool, int]:
 def _foreign_keys(
     table: Mapping[str, Any], where: str, default: object = None, by: str = "name", kind: Kind = _KIND
 ) -> Iterator[tuple[Any, str, str, str]]:
-    """The keys that the named class lacks and others of its kind have: their table, key, path, and the class's name."""
+    """The keys that the named class lacks and other classes of its kind have: their table, key, path, and class."""
     if by not in table and not isinstance(default, kind.protocol):
         return
     try:

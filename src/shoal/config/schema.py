@@ -70,8 +70,8 @@ class DataSection:
             ``regression``, with a number as label.
         groups: the groups of clients, one table ``[data.groups.NAME]`` each; shares sum to 1. By default one group,
             ``all``; with several, that name is reserved for all clients together. A group of share 0 has test examples
-            only, as non-members of another kind (see ``mia_against_*`` below). The files of ``folder`` and ``table``
-            define the groups, so leave them out there.
+            only, as non-members of a different kind (see ``mia_against_*`` below). The files of ``folder`` and
+            ``table`` define the groups, so leave ``groups`` out with them.
         split: held-out parts of each client's examples; None for a partitioned set.
         pictures: the format of the pictures of ``folder``.
         columns: the roles of the columns of a ``table``.
@@ -95,7 +95,7 @@ class DataSection:
 
     @staticmethod
     def check_keys(table: Mapping[str, Any]) -> None:
-        """Raise `InputError` where the table of a file has keys of another source, or lacks the first of its own."""
+        """Raise `InputError` if the table of a file has keys of a different source, or lacks the first of its own."""
         source = table.get("source")
         if not isinstance(source, str):
             return
@@ -120,7 +120,7 @@ class DataSection:
 
 @settings
 class AlgorithmSection:
-    """The federated algorithm and its number of rounds. A key of another algorithm is an error.
+    """The federated algorithm and its number of rounds. A key of a different algorithm is an error.
 
     When ``--set`` or a sweep changes the ``name``, keys of the file that the new algorithm lacks are dropped; keys set
     by ``--set`` or the sweep must belong to it.
@@ -137,7 +137,7 @@ class AlgorithmSection:
 
     @staticmethod
     def check_keys(table: Mapping[str, Any]) -> None:
-        """Raise `InputError` where the table has a key of another algorithm."""
+        """Raise `InputError` where the table has a key of a different algorithm."""
         require_own_keys(table)
 
     @property
@@ -185,7 +185,7 @@ class EvaluationSection:
             each client's updates. The attacks of ``client`` and ``server`` repeat rounds after the last one, with or
             without reference federations.
         duplicates: "leave-out" excludes from these attacks and from audits every record with a copy (same inputs and
-            label) at another client or in the test, hold-out or shadow set.
+            label) at a different client or in the test, hold-out or shadow set.
         attacks: your own attacks for audits, each ``module:Name`` of a class without required arguments; see
             [adding](adding.md).
         metrics: your own metrics, named in the same way, for `summary.json` and the page.
@@ -253,7 +253,7 @@ class ForgettingSection:
 
     @staticmethod
     def check_keys(table: Mapping[str, Any]) -> None:
-        """Raise `InputError` where the table has a key of another method."""
+        """Raise `InputError` where the table has a key of a different method."""
         require_own_keys(table, "forgetting", "method", KINDS[Forgetting], DEFAULT_FORGETTING)
 
 
@@ -268,8 +268,9 @@ class SecureAggregationSection:
         max_update_norm: L2 norm to which each client clips its update, in units of parameters; also the range of the
             integers in the sum.
         max_examples: largest number of examples that a client reports; larger numbers are cut to it.
-        threshold: opening a sum takes answers from more than this share of the round's clients; the others may drop
-            out. With 2 / 3, a server that colludes with a third of the clients cannot open single updates.
+        threshold: the server learns a sum only with answers from more than this fraction of the round's clients; the
+            others may drop out. With 2 / 3, a server that colludes with a third of the clients cannot learn any
+            client's update.
     """
 
     min_clients: Annotated[int, Field(ge=2, strict=True)] = 3
@@ -282,12 +283,12 @@ class SecureAggregationSection:
 class Config:
     """A run's configuration.
 
-    Its other fields are the tables of a file: `data`, `model`, `algorithm`, `local`, `red_team`, `privacy`,
+    The other fields are the tables of a file: `data`, `model`, `algorithm`, `local`, `red_team`, `privacy`,
     `property_attack`, `defenses`, `engine`, `evaluation`, `checkpoint`, `record`, `release`, `coordinator`, `canaries`,
     `secure_aggregation`, `forgetting`.
 
     Args:
-        seed: of all random draws.
+        seed: the seed of all random draws.
         events: clients that leave for good or join later, one table ``[[events]]`` each; None: all clients stay.
 
     Example:

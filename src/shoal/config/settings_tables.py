@@ -108,7 +108,7 @@ def read(cls: type[_Settings], value: object, where: str = "", *, name: str | No
     Args:
         cls: class of the settings.
         value: the table.
-        where: its dotted key; "" for the whole file.
+        where: the table's dotted key; "" for the whole file.
         name: value of the field ``name``, if that is the table's own key.
 
     Raises:
@@ -192,7 +192,7 @@ class UnknownKeyError(InputError):
     """An unknown key.
 
     Attributes:
-        name: its last part.
+        name: the last part of the key.
         path: the whole key.
     """
 

@@ -128,7 +128,7 @@ def parse_change(change: str) -> tuple[str, Any]:
     """Parse a change such as "algorithm.rounds=10" into key and value; a value that is not TOML is text.
 
     Raises:
-        InputError: the change has another form, or an integer of more than 64 bits.
+        InputError: the change has a different form, or an integer of more than 64 bits.
     """
     require_instance("changes", change, str, "such as 'algorithm.rounds=10'")
     key, equals, text = change.partition("=")

@@ -31,7 +31,7 @@ class RiskPrediction:
 
     Args:
         factor: the advantage with one example per class.
-        exponent: of the number of examples per class; above 0.
+        exponent: the exponent of the number of examples per class, above 0.
 
     Example:
         >>> import shoal
@@ -83,7 +83,7 @@ ROUND_FIGURES = ("over_limit", "heldout_accuracy", "limit_unmet")
 class LimitController:
     """A coordinator that turns each estimate of risk into a strength of every knob for every cluster.
 
-    Clients answer one bit: whether their model's risk is above their limit. For cluster k, with a share s_k of its
+    Clients answer one bit: whether their model's risk is above their limit. For cluster k, where s_k is the fraction of
     members over their limit::
 
         error   e_k = s_k - target, and 0 within ``hysteresis`` below the target
@@ -102,9 +102,9 @@ class LimitController:
     IFCA-MIR (section 7) proposes a server that "acts as a coordinator" as future work; the loop is ours.
 
     Args:
-        knobs: by the name of the directive.
-        target: allowed share of a model's members over their limit.
-        hysteresis: distance of the share below the target at which knobs are released.
+        knobs: the knobs, by the name of their directive.
+        target: the allowed fraction of a model's members over their limit.
+        hysteresis: the distance of that fraction below the target at which knobs are released.
         gain: demanded reduction (of balanced accuracy) per estimate and unit of e_k.
         release: the gain for releasing.
         release_on: figure that must be within the members' limits to release knobs: the "estimate" of the risk, or the
@@ -119,9 +119,9 @@ class LimitController:
         min_clients: a model with fewer members gets a discount, the directive "price" of `PricedChoice`, to keep its
             last members: ``mu_k <- max(0, mu_k + price_step * (min_clients - members_k) / min_clients)`` by dual
             ascent, and price_k = -mu_k nats. 0: no prices.
-        price_step: of the dual ascent, in nats.
-        known_risks: function from the state to the certain risk (N,) of each client's model to the attacker of its
-            limit, apart from the red team's estimate; NaN: unknown. None: unknown for all.
+        price_step: the step of the dual ascent, in nats.
+        known_risks: function from the state to the certain risk (N,) of each client's model towards the attacker in the
+            client's limit, apart from the red team's estimate; NaN: unknown. None: unknown for all.
 
     Example:
         >>> import shoal.toy
@@ -197,7 +197,7 @@ class LimitController:
         """Set the directives from clients' answers and accuracy on held-out examples.
 
         Args:
-            state: after an estimate of its risks.
+            state: the state after an estimate of its risks.
             shares: (K,), from `over_limit_shares`.
             possible: (K,), shares that must be small to release knobs: ``shares``, or those of the upper ends.
             utility, error: (K,) each, from `utilities`.
@@ -289,20 +289,21 @@ def over_limit_shares(
     stream: Stream,
     known: Tensor | None = None,
 ) -> Tensor:
-    """Return the share (K,) of each model's members with a risk above their threshold; NaN without members.
+    """Return the fraction (K,) of each model's members with a risk above their threshold; NaN without members.
 
-    Thresholds stay with the clients: each answers one bit. With ``epsilon`` it is by randomised response (Warner 1965),
-    true with probability p = e^epsilon / (1 + e^epsilon), which is epsilon-differentially private per estimate; the
-    server corrects the share s that it receives to (s - (1 - p)) / (2 p - 1), kept in [0, 1].
+    Thresholds stay with the clients, because each answers one bit. With ``epsilon`` the answers are by randomised
+    response (Warner 1965), true with probability p = e^epsilon / (1 + e^epsilon), which is epsilon-differentially
+    private per estimate; the server corrects the fraction s that it receives to (s - (1 - p)) / (2 p - 1), kept in [0,
+    1].
 
     Args:
-        risks: (K,), as reported to clients.
-        assignment: (N,) each client's model; -1: none, and no answer.
+        risks: (K,), the risks reported to clients.
+        assignment: (N,), each client's model; -1: none, and no answer.
         federation: the clients.
-        epsilon: of randomised response; None: true answers.
-        stream: of the flipped answers.
-        known: (N,), what each client's model certainly risks, whatever is estimated; NaN: nothing is known. None: of
-            no client.
+        epsilon: the epsilon of randomised response; None: true answers.
+        stream: the stream of the flipped answers.
+        known: (N,), the certain risk of each client's model, whatever is estimated; NaN: unknown. None: unknown for
+            all.
     """
     asked = torch.nonzero(assignment >= 0).flatten()
     model = assignment[asked]
@@ -336,8 +337,8 @@ def _flip_probability(epsilon: float | None) -> float:
 def utilities(state: State, federation: Federation, engine: Engine) -> tuple[Tensor, Tensor]:
     """Accuracy of each model for its members, and its standard error, (K,) float64 each; NaN without members.
 
-    It is measured on the hold-out examples of its members, who send counts, or where clients have none on the server's
-    shadow set. In a regression it is minus the mean loss.
+    The accuracy is measured on the hold-out examples of the model's members, who send counts; if clients have none, on
+    the server's shadow set. In a regression it is minus the mean loss.
     """
     metric = NegativeLoss(engine.model.loss) if federation.classes is None else accuracy
     values, errors = [], []
@@ -366,13 +367,13 @@ DIRECTIVE_COLUMN = "directive."
 class RecordedDirectives:
     """Coordinator that repeats recorded directives; implements the engine's protocol `SteeringRule`.
 
-    Reference federations must train as the attacked one did. The server told every client these directives, so an
-    attacker knows them.
+    Reference federations must train as the attacked federation did. The server told every client these directives, so
+    an attacker knows them.
 
     Args:
-        coordinator: of the attacked run, for the first directives.
-        by_round: (K,) float64 of each directive, by the round before it. Where a round is missing, or K differs,
-            directives stay.
+        coordinator: the attacked run's coordinator, for the first directives.
+        by_round: (K,) float64 per directive, by the round before it. If a round is missing, or K differs, directives
+            stay.
         stream: the root of the attacked run's random streams, for the clients' answers before the first round.
 
     Example:

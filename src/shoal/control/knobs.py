@@ -18,10 +18,9 @@ class Knob:
     """A means whose strength u in [0, 1] is decided anew for each cluster.
 
     Args:
-        defense: of local training, at full strength. None: an algorithm's own means, such as `Pooling`, which reads the
-            directive of this knob's name.
-        risk_reduction: the fall of a model's risk at full strength, in balanced accuracy as the risk estimator gives
-            it.
+        defense: a defence of local training, at full strength. None: an algorithm's own means, such as `Pooling`, which
+            reads the directive of this knob's name.
+        risk_reduction: the fall of a model's risk at full strength, in balanced accuracy by the risk estimator.
         accuracy_cost: the fall of accuracy on held-out examples at full strength.
 
     Both are prior means, which measured changes correct (`Sensitivity`). At the start their ratio decides the knob that
@@ -43,8 +42,8 @@ class Knob:
 class Sensitivity:
     """Bayesian linear regression ``change = b . change of strengths + trend + noise`` with b ~ N(prior, s^2 I).
 
-    All clusters of one estimate share the trend, since training goes on in all of them; it is removed by subtracting
-    the clusters' mean on both sides. A single cluster, or clusters whose strengths changed alike, teach nothing.
+    All clusters of one estimate share the trend, since training continues in all of them; subtracting the clusters'
+    mean on both sides removes it. One cluster alone, or clusters whose strengths changed alike, teach nothing.
 
     Args:
         prior: (J,) float64, the prior mean of the effect of full strength of each of J knobs.
@@ -139,12 +138,12 @@ class Memory:
     """`State.control` of K clusters and J knobs as a value.
 
     Args:
-        demand: (K,), the risk reduction that is wanted.
-        risk, heldout_accuracy, over_limit: (K,), at the last estimate the risk, the held-out accuracy, and the share of
-            members over their limit.
+        demand: (K,), the demanded risk reduction.
+        risk, heldout_accuracy, over_limit: (K,), the risk, the held-out accuracy, and the fraction of members over
+            their limit, at the last estimate.
         best: (K,), the highest held-out accuracy so far.
         limit_unmet: (K,), whether knobs were at their allowed maximum with members still over their limit.
-        strengths, strengths_before: (K, J), those of now and of the last estimate.
+        strengths, strengths_before: (K, J), the strengths of now and of the last estimate.
         risk_reduction, accuracy_cost: the effect of knobs on the risk and on the held-out accuracy.
     """
 

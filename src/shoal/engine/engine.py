@@ -93,7 +93,7 @@ def gather_params(params: Tensor, index: Tensor) -> Tensor:
 
 
 def _rows_of_four(params: Tensor, index: Tensor) -> Tensor:
-    """The rows of `gather_params`, each from a multiple of four numbers on; `dense_network.begin_at_fours` says why."""
+    """The rows of `gather_params`, each from a multiple of four numbers on, see `dense_network.begin_at_fours`."""
     rows = params.new_empty(len(index), -(-params.shape[1] // 4) * 4)[:, : params.shape[1]]
     if index.dim() == 1:
         # In a third of the time of indexing.
@@ -109,7 +109,7 @@ class Engine:
     manager, or call `close`.
 
     Args:
-        model: to be trained and evaluated.
+        model: the model to train and evaluate.
         device: "cpu" or "cuda".
         threads: worker threads on the CPU; None: one for each core that the process may use.
         precision: "fp32", or "bf16" for computing (parameters stay float32).
@@ -173,7 +173,7 @@ class Engine:
         self.close()
 
     def reopened(self, threads: int | None = None) -> "Engine":
-        """Return a new engine with these settings, also of one that is closed, of at most so many ``threads``."""
+        """Return a new engine with these settings, with at most ``threads`` threads; this one may be closed."""
         settings = {"device": self.device, **self._settings}
         if threads is not None:
             settings["threads"] = min(threads, settings["threads"])
@@ -221,15 +221,15 @@ class Engine:
         """Train every owner from its start, and yield the results as they come, in a fixed order.
 
         Args:
-            starts: (S, P) parameter vectors to start from.
+            starts: (S, P), the parameter vectors at the start.
             index: (n,) int64, the index of each owner's start; or (n, S) float, the weights of a mixture of starts.
             shards: the n owners' examples.
-            randomness: from `LocalSGD.randomness`.
-            local: local training at the learning rate of the round (`LocalSGD.at_round`).
-            term: added to every gradient; None: none.
+            randomness: the owners' randomness, from `LocalSGD.randomness`.
+            local: the local training, at the round's learning rate (`LocalSGD.at_round`).
+            term: a linear term, added to every gradient; None: none.
 
         Yields:
-            Owners (u,) int64 and their results (u, P); together every owner once. Only a few are in memory at a time.
+            Owners (u,) int64 and their results (u, P), every owner once in total. Only a few are in memory at a time.
 
         Raises:
             DivergenceError: a result is not finite.
@@ -290,7 +290,7 @@ class Engine:
     def train_other_model(
         self, model: Model, row: Tensor, shards: Shards, randomness: LocalRandomness, local: LocalSGD
     ) -> Tensor:
-        """Train ``row`` (P',), parameters of another ``model`` than the engine's, on the one owner of ``shards``."""
+        """Train ``row`` (P',), parameters of a ``model`` that is not the engine's, on the one owner of ``shards``."""
         rows, owner = row[None].to(self.device, copy=True), torch.zeros(1, dtype=torch.int64)
         LoopBackend().train(BoundNetwork(model, self.device, self.dtype), rows, shards, owner, randomness, local)
         return rows[0].cpu()
@@ -338,7 +338,7 @@ class Engine:
         return matrix.T.contiguous()
 
     def _loss_batches(self, rows: Tensor, shards: Shards) -> Iterator[tuple[int, slice, Tensor]]:
-        """The losses of one batch after another: the model's index, the entries, and their losses (B,) float64."""
+        """Yield the losses batch by batch: the model's index, the entries, and their losses (B,) float64."""
         indices: Tensor | None = shards.indices.to(shards.y.device)
         if torch.equal(indices, torch.arange(len(shards.x), device=indices.device)):
             indices = None  # Read in place, instead of gathered batch by batch.
@@ -386,7 +386,7 @@ class Engine:
     def _evaluate_batches(
         self, models: Tensor, x: Tensor, indices: Tensor | None, finish: Callable[[Tensor, slice], Tensor]
     ) -> Iterator[Tensor]:
-        """``finish(outputs, batch)`` of every batch, for one model after another."""
+        """``finish(outputs, batch)`` of every batch, model by model."""
         stored, batches = to_channels_last(x), self._batches(x, indices)
 
         def work(task: tuple[Tensor, slice]) -> Tensor:

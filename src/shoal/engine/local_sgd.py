@@ -116,11 +116,11 @@ class InputAugmentation(Protocol):
     """Random transformations of the images that a client trains on, drawn anew in every pass."""
 
     def draws(self, count: int, generator: torch.Generator) -> Tensor:
-        """Draws (count, d) for as many images; those for two counts, one after the other, are those for their sum.
+        """Return draws (count, d), one per image; draws for two counts in turn equal those for the counts' sum.
 
         Args:
-            count: at least 0.
-            generator: the client's, on the CPU; the source of all randomness.
+            count: the number of images, at least 0.
+            generator: the client's generator, on the CPU; the source of all randomness.
         """
         ...
 
@@ -147,11 +147,11 @@ class Objective(Protocol):
         Args:
             forward: the network.
             x: inputs (B, ...).
-            y: labels (B,); of a regression (B, d).
+            y: labels (B,); in a regression targets (B, d).
             loss: per-example loss of outputs and labels.
-            generator: the client's, on the CPU; the source of all randomness.
-            number: of the pass over the data in the whole training, from 0: rounds done times passes per round, plus
-                the pass in this round.
+            generator: the client's generator, on the CPU; the source of all randomness.
+            number: the number of the pass over the data in the whole training, from 0: rounds done times passes per
+                round, plus the pass in this round.
         """
         ...
 
@@ -279,10 +279,10 @@ class LocalSGD:
         epochs: passes over the local data, each in a new random order; 1 without ``steps``.
         steps: gradient steps instead of epochs, over as many passes as they need.
         batch_size: examples per step, fewer in the last batch of a pass; "all": all local data.
-        learning_rate: of the first round.
+        learning_rate: the learning rate of the first round.
         decay: factor on the learning rate from one round to the next, in (0, 1].
         weight_decay: L2 coefficient, added to the gradient as ``weight_decay * parameters``.
-        momentum: in [0, 1).
+        momentum: the factor on the previous step, in [0, 1).
         clip_norm: largest L2 norm of a batch's gradient, as `torch.nn.utils.clip_grad_norm_`; None: no clipping.
         optimizer: an optimizer of `torch.optim`, which is slower; None: SGD.
         gradient_privacy: rule of differentially private steps (set by a defence); None: plain steps.

@@ -154,8 +154,8 @@ class ClusterRound:
 
     Args:
         round: number of the round, from 1.
-        cluster: its index.
-        risk: the last estimate of its model's risk.
+        cluster: the cluster's index.
+        risk: the last estimate of the cluster's model's risk.
         directive: `State.directives` of this cluster, by name.
     """
 
@@ -201,7 +201,8 @@ class ScalableDefense(LocalDefense, Protocol):
         """Return the defence at a fraction of its strength.
 
         Args:
-            strength: in [0, 1]; with 0 local training is bit-identical to training without it, 1 is full strength.
+            strength: the fraction, in [0, 1]; 0 leaves local training bit-identical to training without the defence, 1
+                is full strength.
 
         Raises:
             InputError: a strength outside [0, 1].
@@ -227,13 +228,13 @@ class MaliciousTraining:
     """The training of a malicious client in a round.
 
     Args:
-        state: before the round, with ``adversary`` as updated by earlier malicious clients of the round.
-        cluster: the cluster of its choice.
-        client: its id.
-        shards: one owner, the client's examples of this round.
-        randomness: of that owner.
+        state: the state before the round, with ``adversary`` as updated by earlier malicious clients of the round.
+        cluster: the cluster that the client chose.
+        client: the client's id.
+        shards: the client's examples of this round, as one owner.
+        randomness: the randomness of that owner.
         local: an honest client's local training.
-        engine: of the training.
+        engine: the engine of the training.
     """
 
     state: State
@@ -303,7 +304,7 @@ class ClientTrainings:
 class HasClientTrainings(Protocol):
     """An algorithm whose clients have other trainings than the run's local training once per round.
 
-    It declares them for the privacy account, which is made before the first round.
+    The algorithm declares these trainings for the privacy account, which is made before the first round.
     """
 
     def client_trainings(self, local: LocalSGD) -> ClientTrainings:
@@ -331,10 +332,10 @@ def require_counted_trainings(
     """Raise `InputError` where clients have local trainings beyond those that an algorithm declares.
 
     Args:
-        algorithm: of the run.
+        algorithm: the run's algorithm.
         local: the run's local training.
-        trained: sequences of trainings of clients in a round; None stands for the run's.
-        final: whether they follow the last round.
+        trained: sequences of trainings of clients in a round; None: the run's local training.
+        final: whether these trainings follow the last round.
     """
     declared = client_trainings(algorithm, local)
     sequences = (declared.final,) if final else (declared.rounds, declared.first or ())

@@ -184,9 +184,10 @@ class State:
         )
 
     def put(self, clients: Tensor, part: "State") -> "State":
-        """``part``, a later state of the clients at positions (n,) alone, with what this one says of all others.
+        """Return ``part``, a later state of the clients at positions (n,), completed by this state of all other
+        clients.
 
-        Where the number of models changed, the others have trained none of them.
+        If the number of models changed, the other clients have trained none of them.
         """
         assignment, trained = self.assignment.clone(), self.trained
         if part.trained.shape[1] != trained.shape[1]:
@@ -209,7 +210,7 @@ class State:
         are more now, stay as they are.
 
         Raises:
-            InputError: another number of models.
+            InputError: a different number of models.
         """
         had, begins = len(start.models), len(self.models)
         require(

@@ -25,7 +25,7 @@ class WorkerPool:
     """Threads that hand out results in an order that does not depend on who finished first.
 
     Args:
-        threads: how many, at least 1.
+        threads: the number of threads, at least 1.
     """
 
     def __init__(self, threads: int) -> None:
@@ -81,8 +81,8 @@ def keep_freed_memory() -> None:
 def returned_memory() -> Iterator[None]:
     """Give freed blocks of a mebibyte or more back at once, in a block of code that makes many and keeps few.
 
-    A server reads one client's reply after another. Were its blocks kept, small ones that stay would lie between them,
-    and the memory of 500 replies of 20 MB grew to 5 GB where it needs 1.
+    A server reads the clients' replies one at a time. If it kept freed blocks, small blocks in use would lie between
+    them. The memory of 500 replies of 20 MB then grew to 5 GB, where 1 GB is enough.
     """
     _allocate(_M_MMAP_THRESHOLD, 1 << 20)
     try:
@@ -105,7 +105,7 @@ them. Clipping, noise and augmentation inside a step are local training."""
 class RoundClock:
     """Measures parts of a round, none inside another; it changes no result.
 
-    What threads spend inside `side_by_side` is scaled to its wall time, so parts always add up to what a watch says.
+    What threads spend inside `side_by_side` is scaled to its wall time, so parts always add up to the time on a watch.
 
     Example:
         >>> from shoal.engine.worker_pool import RoundClock

@@ -1,1 +1,1 @@
-"""What updates and models will show of single records, predicted before anything is trained."""
+"""What updates and models will show about each record, predicted before anything is trained."""

@@ -1,4 +1,4 @@
-"""The rule that says from shapes whether a layer's moves give single records away; nothing is trained.
+"""The rule that predicts from shapes whether a layer's moves give records away; nothing is trained.
 
 The move of a dense layer is a sum of (error x input), so its rows lie in the span of the inputs that it was trained on.
 Rows of several rounds are stacked. While the rows span all inputs, and these do not span everything, a record is a
@@ -36,9 +36,9 @@ with ``m(g)`` the mean of ``g_i' C^-1 g / u`` over other examples, so that
 
     d' = u / v(r)^(1/2),   AUC = E Phi(d' / 2^(1/2)).
 
-H x A is only nearly the covariance of g, so the variances are of examples and not 1. They are the federation's own,
-seen by an initial model: during training errors shrink, and features move. Noise alone, without other examples, leaves
-``d' <= |g| r^(1/2) / s`` to any linear test.
+H x A is only nearly the covariance of g, so the variances are of examples and not 1. They are those of the federation's
+own examples on an initial model: during training errors shrink, and features move. Noise alone, without other examples,
+leaves ``d' <= |g| r^(1/2) / s`` to any linear test.
 
 Source: the span check of gradient inversion, SPEAR (Dimitrov et al., NeurIPS 2024, arXiv:2403.03945), and as membership
 inference ProjRes (arXiv:2604.21197); the bounds and the filter's AUC are
@@ -112,14 +112,14 @@ class ExampleTerms:
     def auc(
         self, examples: int, noise: float = 0.0, *, rounds: int = 1, share: float = 1.0, besides: float = 0.0
     ) -> float:
-        """Return the AUC that is predicted for moves of ``examples``, in [0.5, 1].
+        """Return the predicted AUC for moves over ``examples`` examples, in [0.5, 1].
 
         Args:
-            examples: n, behind a move.
-            noise: s, in units of the terms.
-            rounds: r, over which noise is averaged.
-            share: of the moves that an example is behind.
-            besides: d' of what else tells members.
+            examples: n, the number of examples behind each move.
+            noise: s, the standard deviation of the noise, in units of the terms.
+            rounds: r, the number of rounds whose noise is averaged.
+            share: the fraction of the moves that each example contributes to.
+            besides: d', the separation of members by other means.
         """
         if (examples, noise) not in self._known:
             self._known[examples, noise] = self._variances(examples, noise)
@@ -175,8 +175,8 @@ class InitialGradients:
     """The gradients of examples by an initial model.
 
     Args:
-        terms: of each dense layer, by its name; of none where there are fewer than `MIN_EXAMPLES`.
-        length, common: E |g|^2 and |E g|^2 of the gradients of all parameters; 0 where nobody asked.
+        terms: the terms of each dense layer, by its name; empty with fewer than `MIN_EXAMPLES` examples.
+        length, common: E |g|^2 and |E g|^2 of the gradients of all parameters; 0 if not requested.
     """
 
     terms: Mapping[str, ExampleTerms]
@@ -184,23 +184,23 @@ class InitialGradients:
     common: float = 0.0
 
     def update_length(self, examples: int) -> float:
-        """Return the length of the sum of so many gradients."""
+        """Return the length of the sum of the gradients of ``examples`` examples."""
         return (examples * self.length + examples * max(0, examples - 1) * self.common) ** 0.5
 
 
 def initial_gradients(
     model: Model, row: Tensor, x: Tensor, y: Tensor, names: Sequence[str], clipped: float = inf, *, whole: bool = False
 ) -> InitialGradients:
-    """What examples add to the moves of dense layers.
+    """Return what examples add to the moves of dense layers.
 
     Args:
-        model: of the network.
-        row: (P,), its initial parameters.
+        model: the network's model.
+        row: (P,), the network's initial parameters.
         x: inputs (Z, ...).
         y: labels (Z,), or targets.
-        names: of the layers that are meant; others than dense ones are left out.
-        clipped: the length that each example's gradient is clipped to.
-        whole: whether the lengths of gradients of all parameters are wanted.
+        names: the names of the layers; only dense layers count.
+        clipped: the largest length of each example's gradient, by clipping.
+        whole: whether to compute the lengths of the gradients of all parameters.
     """
     modules = dict(model.structure().named_modules())
     layers = [name for name in names if type(modules[name]) is nn.Linear]
@@ -247,7 +247,7 @@ def _places(values: Tensor) -> Tensor:
 
 
 def _spread(count: int, most: int) -> Tensor:
-    """At most so many of 0 to count - 1, evenly."""
+    """At most ``most`` of the numbers 0 to count - 1, evenly spaced."""
     return torch.arange(count) if count <= most else torch.linspace(0, count - 1, most).long()
 
 
@@ -264,16 +264,17 @@ def _gradient_lengths(model: Model, row: Tensor, x: Tensor, y: Tensor, clipped: 
 
 @dataclass(frozen=True)
 class LayerShape:
-    """A layer, as far as its moves can give records away.
+    """A layer, described by what decides whether its moves give records away.
 
     Args:
-        name: of its weights.
-        inputs: d, the dimension of what it reads: its inputs, or the rank of the data where that is lower.
-        outputs: w, the independent rows of its move in one round: its outputs, but of softmax errors, which add up to
-            0, one less.
-        positions: inputs that one example gives it: 1 of a dense layer, the patches of a convolution, tokens.
-        reads_data: whether nothing before it is trained. Otherwise its inputs are features. Within a round they move so
-            little that those of its start stand for them (measured), but those of two rounds cannot be stacked.
+        name: the name of the layer's weights.
+        inputs: d, the dimension of the layer's inputs, or the rank of the data if that is lower.
+        outputs: w, the number of independent rows of the layer's move in one round. These are its outputs, minus one
+            for softmax errors, since those add up to 0.
+        positions: the number of inputs per example: 1 in a dense layer, the patches of a convolution, tokens.
+        reads_data: whether no earlier layer is trained. Otherwise the layer's inputs are features. Features move so
+            little within a round that their values at its start are used (measured), but features of two rounds cannot
+            be stacked.
     """
 
     name: str
@@ -288,21 +289,21 @@ class Moves:
     """The moves of one model, or of one client, that an attacker sees.
 
     Args:
-        examples: distinct examples behind all moves together: of a client, or of all clients of a sum.
-        rounds: T, how many moves there are.
-        passes: over these examples in one move.
-        merged: rounds that one move is the sum of, such as all of them in a final minus an initial model; features are
-            others in each.
-        share: of the examples that are behind one move, in (0, 1]; another random share in every round.
-        copies: random copies of an example that are trained on at most, such as 2 by flips alone; 1: examples as they
-            are; infinite: another one in every pass.
+        examples: distinct examples behind all moves together, of a client, or of all clients in a sum.
+        rounds: T, the number of moves.
+        passes: passes over these examples per move.
+        merged: rounds that one move is the sum of, such as all of them in a final minus an initial model; features
+            differ between these rounds.
+        share: the fraction of the examples that are behind one move, in (0, 1]; drawn anew in every round.
+        copies: the largest number of random copies of an example that are trained on, such as 2 by flips alone; 1:
+            examples without a transform; infinite: a new copy in every pass.
         searched: whether the attacker searches the transform of copies. Otherwise a record itself is behind a move with
-            some probability only, or never; how near it lies to its copies the rule does not know.
+            some probability only, or never, and the rule does not know how near the record is to its copies.
         noise: standard deviation of the noise in each number of one move, by the largest norm of what one example adds
             to it in one pass; 0: none.
-        gradient_noise: the same in units of gradients, as `ExampleTerms` are.
-        exact: whether moves are sums of (error x input) up to what the attacker can undo, and what noise there is. They
-            are not where every number is scaled by itself (Adam) or has noise of unknown size.
+        gradient_noise: the same in units of gradients, see `ExampleTerms`.
+        exact: whether moves are sums of (error x input), except for known noise and changes that the attacker can undo.
+            They are not if every number is scaled by itself (Adam) or has noise of unknown size.
     """
 
     examples: int
@@ -328,16 +329,17 @@ class Moves:
 
 @dataclass(frozen=True)
 class Exposure:
-    """What the rule says of a layer.
+    """The rule's verdict on a layer.
 
     Args:
-        layer: whose moves.
+        layer: the layer.
         verdict: "recognised": AUC of the attack above 0.9; "hidden": below 0.6; "between": either.
-        rounds: r, after which it holds: from which records are recognised, otherwise where the layer says most.
-        capacity: c(r), the independent directions that the moves of these rounds can have.
-        distinct: n(r), the distinct inputs behind them.
-        expected: the AUC that is predicted of the attack, rather too large; NaN: nothing is.
-        exact: whether records are recognised by the span, and not by the matched filter.
+        rounds: r, the number of rounds for the verdict: the first ones that recognise records, otherwise those where
+            the layer shows most.
+        capacity: c(r), the number of independent directions that the moves of these rounds can have.
+        distinct: n(r), the number of distinct inputs behind these moves.
+        expected: the predicted AUC of the attack, rather too large; NaN: not predicted.
+        exact: whether the span recognises the records, rather than the matched filter.
     """
 
     layer: LayerShape
@@ -359,9 +361,9 @@ def exposure_rule(layer: LayerShape, moves: Moves, terms: ExampleTerms | None = 
     """Return whether the moves of a layer give records away, and from which round on.
 
     Args:
-        layer: whose moves.
-        moves: of an attacker's view.
-        terms: what examples add to the layer's first move; None: it is not known, and nothing is said of the filter.
+        layer: the layer.
+        moves: the moves that the attacker's view sees.
+        terms: the terms that examples add to the layer's first move; None: unknown, without a verdict on the filter.
 
     Example:
         >>> from shoal.preflight.exposure_rule import LayerShape, Moves, exposure_rule

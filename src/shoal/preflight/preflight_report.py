@@ -38,11 +38,11 @@ class GroupExposure:
     """The exposure of a group to a view by the rule.
 
     Args:
-        view, group: names.
-        exposure: of the largest recognised client, or of the sum.
+        view, group: the names of the view and of the group.
+        exposure: the exposure of the largest recognised client, or of the sum.
         moves: the visible moves.
-        recognised: the recognised share of the group's records.
-        clients: number of clients behind a move.
+        recognised: the fraction of the group's records that is recognised.
+        clients: the number of clients behind a move.
         whose: the recognised clients, in words.
         noun: plural noun for examples.
     """
@@ -136,7 +136,7 @@ def predicted_exposure(seen: VisibleMoves, view: str, group: int) -> GroupExposu
 
 @dataclass(frozen=True)
 class _Option:
-    """A setting that could be changed, the values that are tried, mildest first, and what the rule then says."""
+    """A setting that could be changed, the values that are tried, mildest first, and the rule's verdict for each."""
 
     what: str
     bound: str
@@ -264,13 +264,13 @@ class Preflight:
             behind a move; "rounds": rounds until recognition; the deciding layer and its sizes; "auc.low" and
             "auc.high": the range of the span attacks' AUC; "auc.expected": the predicted AUC, or NaN.
         answers: a short answer per view.
-        sentences: by view, one sentence per group or for all groups.
+        sentences: one sentence per group or for all groups, by view.
         changes: effective changes of settings, by the most exposed group and view.
-        assumptions: of the rule, and the sizes of clusters.
-        epsilons: of a record after all rounds with DP-SGD: "" for every view, or by view with noise in the sum.
-        delta: of the epsilons.
-        bounds: on any attack on a record, for the same views.
-        choice: whether they cover a client's choice of model.
+        assumptions: assumptions of the rule, and the sizes of clusters.
+        epsilons: epsilon of a record after all rounds with DP-SGD: "" for every view, or by view with noise in the sum.
+        delta: the delta of the epsilons.
+        bounds: bounds on any attack on a record, for the same views.
+        choice: whether the bounds cover a client's choice of model.
     """
 
     views: pd.DataFrame
@@ -313,7 +313,7 @@ class Preflight:
         yield "What this assumes", self.assumptions
 
     def _promise_words(self, view: str, epsilon: float) -> str:
-        """What an epsilon says of membership, in words."""
+        """The meaning of an epsilon for membership, in words."""
         accuracy, auc = self.bounds[view]
         bound = (
             f"no attack on a record has a balanced accuracy above {decimal(accuracy)} or an AUC above {decimal(auc)}"
@@ -330,7 +330,7 @@ def preflight(seen: VisibleMoves, *, first_round: int = 1, steered: bool = False
     """Return the rule of exposure on every view and group.
 
     Args:
-        seen: what each view will see.
+        seen: the moves that each view will see.
         first_round: the number of the first round.
         steered: whether a coordinator steers defences.
 

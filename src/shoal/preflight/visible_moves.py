@@ -50,14 +50,14 @@ class VisibleMoves:
     """The layers, sizes and local training of a federation before its first round.
 
     Args:
-        federation: that is trained on, with the features of its inputs if the network takes features.
-        algorithm: who trains which model.
+        federation: the federation to train on, with the features of its inputs if the network takes features.
+        algorithm: the algorithm, which decides who trains which model.
         setup: the network, and local training with its defences.
         rounds: number of rounds.
         participation: fraction of the clients that take part in a round.
-        seed: of the initial model.
-        start: parameters (P,) that training goes on from; None: random ones.
-        max_grad_norm: the length that gradients of examples are clipped to; None: as ``setup`` says.
+        seed: the seed of the initial model.
+        start: parameters (P,) from which training continues; None: random ones.
+        max_grad_norm: the largest length of each example's gradient, by clipping; None: that of ``setup``.
     """
 
     federation: Federation
@@ -90,7 +90,7 @@ class VisibleMoves:
 
     @property
     def nothing(self) -> str:
-        """Why the rule says nothing."""
+        """The reason why the rule gives no verdict."""
         if self.has(LocalOnly):
             return "nothing is sent, so there is nothing to see but the models that clients release."
         return "no dense layer, convolution or embedding is sent, and the rule is of no other."
@@ -144,10 +144,10 @@ class VisibleMoves:
         return x[:_EXAMPLES], y[:_EXAMPLES]
 
     def sum_of_clients(self, group: int) -> tuple[int, int]:
-        """Return the clients behind the model of a group's clients, and their examples.
+        """Return the number of clients behind the model of a group's clients, and the number of their examples.
 
-        These are the group's own clients, or its part of them where clusters split groups, and all clients where there
-        is one model. With fewer models than groups others may share the cluster; nobody counts on them.
+        These are the group's own clients, or some of them if clusters split groups, or all clients if there is one
+        model. With fewer models than groups, other groups may share the cluster, but the rule does not rely on that.
         """
         sizes = self.federation.clients.sizes
         own = sizes[self.federation.with_group(group)]
@@ -162,7 +162,7 @@ class VisibleMoves:
         return clients, ceil(int(own.sum()) * clients / len(own))
 
     def moves(self, view: str, size: int, clients: int, examples: int | None = None) -> Moves:
-        """What a view sees of clients with ``size`` examples: of one, or of a sum of so many.
+        """The moves that a view sees of clients with ``size`` examples, of one client or of a sum over clients.
 
         ``examples`` is their number in the sum; None: ``size`` per client.
         """
@@ -187,14 +187,14 @@ class VisibleMoves:
     def noise(
         self, size: int, steps: int, passes: int, clients: float, multiplier: float | None = None
     ) -> tuple[float, float]:
-        """Return the noise of a move in units of what one example adds at most, and of gradients.
+        """Return a move's noise in two units: the most that one example adds to the move, and gradients.
 
         Args:
-            size: of each client's examples.
-            steps: of each client.
-            passes: of them.
-            clients: of the sum.
-            multiplier: of DP-SGD; None: as it is configured.
+            size: the number of examples per client.
+            steps: the number of steps per client.
+            passes: the number of passes per client.
+            clients: the number of clients in the sum.
+            multiplier: the noise multiplier of DP-SGD; None: the configured one.
         """
         rule = self.local.gradient_privacy
         if multiplier is None:
@@ -233,12 +233,12 @@ class VisibleMoves:
 class RecognisedRisks:
     """The risk that records certainly have by the rule of exposure, which no red team's queries show.
 
-    It is the risk of a cluster as it is now, over all rounds of the simulation. An attack that recognises records is
-    taken to have a balanced accuracy of the least AUC that the rule then predicts.
+    This is the risk of a cluster as it is now, over all rounds of the simulation. The balanced accuracy of an attack
+    that recognises records is taken to be the lowest AUC that the rule predicts for it.
 
     Args:
-        seen: what each view will see.
-        view: of the clients whose limits name none.
+        seen: the moves that each view will see.
+        view: the view of clients whose limits name none.
     """
 
     seen: VisibleMoves
@@ -279,10 +279,10 @@ def layer_shapes(model: Model, x: Tensor, *, ranks: bool = True) -> tuple[LayerS
     A convolution is a dense layer on patches, an embedding one on words as unit vectors. Other layers are not judged.
 
     Args:
-        model: whose network is built, with random weights.
-        x: examples (B, ...); the rank of what a dense layer reads is at most B.
-        ranks: whether a dense layer's inputs are as many as their rank over ``x``, where that is lower; otherwise all
-            of them.
+        model: the model whose network is built, with random weights.
+        x: examples (B, ...); the rank of a dense layer's inputs is at most B.
+        ranks: whether to count a dense layer's inputs by their rank over ``x``, if that is lower; otherwise all of them
+            count.
 
     Example:
         >>> import torch, shoal
@@ -336,7 +336,7 @@ def _note(
 
 
 def _rank(rows: Tensor) -> int:
-    """The rank of rows (B, d) in float32, at least 1; d where B says nothing of it."""
+    """The rank of rows (B, d) in float32, at least 1; d if B is too small to determine it."""
     # Of the smaller of both products; its eigenvalues are squares.
     wide = rows.double()
     product = wide @ wide.T if len(rows) < rows.shape[1] else wide.T @ wide

@@ -37,7 +37,7 @@ class ActivePropertyAttacker:
     ``train_head`` = False).
 
     Args:
-        client: its id.
+        client: the attacker's id.
         model: the network with the head, and the loss on both tasks; see `active_property_attacker`.
         plain: the federation's model.
         labels: (M,) int64, of every training example of the clients: the main label, plus the number of classes for
@@ -113,8 +113,8 @@ def active_property_attacker(
     """Return the active attacker of a federation, which minimises ``alpha * main loss + (1 - alpha) * property loss``.
 
     Args:
-        model: the federation's.
-        federation: with a property schedule.
+        model: the federation's model.
+        federation: a federation with a property schedule.
         alpha: the weight of the main loss, in [0, 1] (the paper: 0.9; Melis et al.'s alpha is 1 minus this).
         gamma, train_head: see `ActivePropertyAttacker`.
 

@@ -55,11 +55,11 @@ class PropertyAttack:
             published codes).
         match_labels: whether to simulate on equal numbers of examples per label with and without the property.
         remove_own_update: whether to subtract the attacker's own contribution from the update of its model, as the
-            published codes do. It takes the number of the model's clients, which an attacker knows in FL; the paper
-            does not state it.
+            published codes do. The subtraction needs the number of the model's clients, which an attacker knows in FL;
+            the paper does not state it.
         warm_up: rounds before the first attacked one.
-        forests: a "single" random forest for all models (the paper), or one "per-cluster".
-        trees: of a random forest.
+        forests: "single": one random forest for all models (the paper); "per-cluster": one per model.
+        trees: the number of trees per random forest.
         tsne: whether to embed the updates in the plane by t-SNE at the end.
 
     Example:

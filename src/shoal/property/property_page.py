@@ -41,11 +41,11 @@ MEAN = "#222222"
 def property_sections(
     scenario: Sequence[str], summary: Summary, updates: pd.DataFrame, clusters: int
 ) -> tuple[Section, ...]:
-    """The sections on a property attack: its outcome with the AUC over rounds, and the rest, folded.
+    """The sections on a property attack: the outcome with the AUC over rounds, and the rest, folded.
 
     Args:
         scenario: paragraphs on the victim and the attacker.
-        summary: of the run.
+        summary: the run's summary.
         updates: one row per aggregated update, as in property.csv.
         clusters: K, the number of models.
     """
@@ -294,7 +294,7 @@ def control_auc_over_rounds(updates: pd.DataFrame) -> pd.Series:
 
 
 def half_window(rounds: int) -> int:
-    """Rounds to either side that `rolling_mean` takes, in a training of so many."""
+    """Rounds to either side that `rolling_mean` takes, in a training of ``rounds`` rounds."""
     return max(2, rounds // 50)
 
 

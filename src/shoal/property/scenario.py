@@ -58,7 +58,7 @@ class PropertyAttackSection:
 
     @staticmethod
     def from_simulation(simulation: Simulation) -> "PropertyAttackSection | None":
-        """Return the table of a simulation in Python with a passive attack; an active one does not say its weights."""
+        """Return the table of a simulation in Python with a passive attack; an active one does not give its weights."""
         attack, schedule = simulation.round_attack, simulation.federation.schedule
         if not isinstance(attack, PropertyAttack) or simulation.malicious_clients is not None:
             return None

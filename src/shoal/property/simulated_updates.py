@@ -131,7 +131,7 @@ def aggregated_updates(
 def extract_features(layout: Layout, updates: Tensor) -> Tensor:
     """Return the features (u, F) float16 of updates (u, P), each of L2 norm 1, or all zeros.
 
-    Normalised, they say nothing about the length of an update.
+    Normalised updates show nothing about the length of an update.
 
     Example:
         >>> import torch

@@ -197,18 +197,18 @@ def updates_table(
 def property_summary(updates: pd.DataFrame) -> Summary:
     """Return the metrics of a property attack on aggregated ``updates``, the rows of `property.csv`.
 
-    ``property.auc`` is over all aggregated updates (the paper's). With many models it is high where an attack tells the
-    victim's model from others, round by round the same. ``property.auc_within`` counts pairs of updates of the same
-    model alone, and ``property.auc_rounds`` is over rounds: among a round's updates the highest score, by its rank
-    among its model's, against whether the victim trained on the property in that round. Both can be compared between
-    algorithms with one model and with many. ``property.auc_control`` is the mean over classifiers that learned from
-    shuffled labels.
+    ``property.auc`` is over all aggregated updates (the paper's). With many models it is high if an attack
+    distinguishes the victim's model from others in the same way in every round. ``property.auc_within`` only counts
+    pairs of updates of the same model. ``property.auc_rounds`` is over rounds: among a round's updates the highest
+    score, by its rank among its model's scores, against whether the victim trained on the property in that round. Both
+    can be compared between algorithms with one model and with many. ``property.auc_control`` is the mean over
+    classifiers that learned from shuffled labels.
 
-    ``property.auc_counterfactual`` is over ``property.pairs`` pairs: a model's update in which the victim has a part,
-    and the same update if it had trained on its examples of the other kind. It is the share of pairs in which the one
-    with the property has the higher score, a tie counting half: whose examples they are, which model and which round
-    are the same in both. ``property.auc_swapped`` is the AUC within models over all updates of these pairs: the other
-    clients' batches and the noise of other rounds, which an attacker does not know, are in the way.
+    ``property.auc_counterfactual`` is over ``property.pairs`` pairs: a model's update to which the victim contributed,
+    and the same update if the victim had trained on its examples of the other kind. It is the fraction of pairs in
+    which the update with the property has the higher score; a tie counts half. The victim, the model and the round are
+    the same in both. ``property.auc_swapped`` is the AUC within models over all updates of these pairs. Here the other
+    clients' batches and the noise of other rounds, which an attacker does not know, add to the difficulty.
     """
     present = updates["present"].to_numpy(dtype=bool)
     overall: dict[str, float] = {

@@ -48,7 +48,8 @@ class Demand:
     """The requirements on a protection.
 
     Args:
-        limit: on the exposure of every group: a balanced accuracy in [0.5, 1]; strictly inside with ``promise``.
+        limit: the limit on the exposure of every group, a balanced accuracy in [0.5, 1]; strictly inside with
+            ``promise``.
         max_cost: largest loss of accuracy over all clients, as a share; in a regression of minus the squared error.
         view: the attacker of the exposure.
         references: reference federations of each run.
@@ -106,21 +107,21 @@ class Protection:
     """The outcome of a search.
 
     Args:
-        rung: the name of the protection; "as it is" where none meets the price.
-        words: its changes.
+        rung: the name of the protection; "as it is" if none meets the price.
+        words: the protection's changes.
         outcome: "within the limit", "above the limit" or "not decided": the worst verdict of the findings, or with a
-            promise that of the bound.
+            promise the verdict of the bound.
         findings: one per group on the judging seeds (`SeedTest`), the most exposed first, compared with the limit, or
             with a promise, with chance.
         before: the exposure of the most exposed group without the protection, on the same seeds, three at most.
-        accuracy, accuracy_before: on the judging seeds, over all clients.
+        accuracy, accuracy_before: the accuracy over all clients on the judging seeds, with and without the protection.
         payer: the group with the largest loss of accuracy.
-        payer_accuracy, payer_accuracy_before: of that group.
-        alone: accuracy of training on the labelled shadow set without clients; NaN without one.
+        payer_accuracy, payer_accuracy_before: the same accuracies of that group.
+        alone: the accuracy of training on the labelled shadow set without clients; NaN without such a set.
         epsilon: the largest epsilon of the protected runs in the demand's view; NaN: none.
         bound: the largest bound on the balanced accuracy of any attack in that view; NaN: none.
         seeds: number of judging seeds.
-        hopeless: whether even all allowed seeds, with a mean lower by a standard error, could not show a group to be
+        hopeless: whether even all allowed seeds, with a mean lower by a standard error, could not show that a group is
             within the limit.
         searched: whether other protections were tried.
         metric: name of the reported accuracy.
@@ -166,14 +167,14 @@ class Protection:
 
 @dataclass(frozen=True, eq=False)
 class Figures:
-    """The figures of runs of a search, a row a run with its ``setting`` and ``seed``.
+    """The figures of runs of a search, one row per run with its ``setting`` and ``seed``.
 
     Args:
         attacked: the runs of protections, with exposures.
         plain: runs of the unprotected federation on some of the same seeds, with exposures if a setting is judged.
             Changes are paired on these seeds.
         groups: groups with clients.
-        view: of the demand.
+        view: the demand's view.
     """
 
     attacked: pd.DataFrame
@@ -183,7 +184,7 @@ class Figures:
 
     @property
     def exposures(self) -> pd.DataFrame:
-        """The groups' exposures, a row a run; 0.5 where nobody trained on a group's records."""
+        """The groups' exposures, one row per run; 0.5 where nobody trained on a group's records."""
         return self._exposures_of(self.attacked)
 
     @property
@@ -197,7 +198,7 @@ class Figures:
 
     @property
     def deviations(self) -> pd.DataFrame:
-        """The standard deviations of the groups' exposures over records, a row a run, by their 95 % intervals."""
+        """The standard deviations of the groups' exposures over records, one row per run, by their 95 % intervals."""
         ends = [
             self.attacked.reindex(columns=[f"mia_{end}.{group}" for group in self.groups]).astype(float).to_numpy()
             for end in ("low", "high")
@@ -236,7 +237,7 @@ class Figures:
         )
 
     def _changes(self) -> pd.DataFrame:
-        """Accuracies less the unprotected federation's of the same seed, a row a run; of a group without any: 0."""
+        """Accuracies minus the unprotected federation's on the same seed, one row per run; 0 where it has none."""
         names = ["overall", *self.groups]
         columns = [f"accuracy.{name}" for name in names]
         before = self.plain.drop_duplicates("seed").set_index("seed").reindex(columns=columns).astype(float)

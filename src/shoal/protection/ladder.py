@@ -67,11 +67,12 @@ class Rung:
     """A protection.
 
     Args:
-        name: in tables.
-        words: its change, the rest of a sentence after "the federation with".
-        changes: values, or whole tables, by dotted key.
+        name: the name in tables.
+        words: the protection's change, as the rest of a sentence after "the federation with".
+        changes: new values, or whole tables, by dotted key.
         rates: learning rates of local training to try; the most accurate one is used. Empty: that of ``changes``.
-        slow: whether it trains the configuration's own network or a larger one; quicker ones are tried first.
+        slow: whether the protection trains the configuration's own network or a larger one; quicker protections are
+            tried first.
 
     Example:
         >>> from shoal.protection import Rung
@@ -159,7 +160,7 @@ class Ladder:
         return 2 * DIMENSIONS[self.images][0]
 
     def _fits(self, dimension: int) -> bool:
-        """Whether there are more inputs of `pca`, and more public examples, than so many components."""
+        """Whether both the inputs of `pca` and the public examples outnumber ``dimension``."""
         inputs = Features(("scattering",)).width(self.inputs) if self.images else prod(self.inputs)
         return dimension < min(inputs, self.public)
 
@@ -219,7 +220,7 @@ class Ladder:
                 yield self._noisy(head, "private clusters", "clusters chosen by noisy means", algorithm, noise, cluster)
 
     def _noisy(self, head: Rung, name: str, words: str, algorithm: dict[str, Any], noise: float, least: int) -> Rung:
-        """A head trained with noise in sums over at least so many clients."""
+        """A head trained with noise in sums over at least ``least`` clients."""
         private = {"noise": "sum", "noise_multiplier": noise, "min_clients": least, "delta": DELTA}
         rounds = {"rounds": ONE_STEP_ROUNDS, "participation": self.config.algorithm.participation}
         changes = {

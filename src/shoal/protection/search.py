@@ -69,7 +69,7 @@ def protect(config: Config, place: Workplace[SweepWatch], demand: Demand) -> Pro
     with all seeds.
 
     Raises:
-        InputError: a federation that cannot be repeated, or a directory of another search; nothing is written.
+        InputError: a federation that cannot be repeated, or the directory of a different search; nothing is written.
         ShoalError: a run failed; finished runs stay.
     """
     require(config.property_attack is None, "'property_attack' cannot be protected against here; leave it out")
@@ -182,13 +182,13 @@ class _Search:
     """The runs of a search in its directory, and its stages.
 
     Args:
-        place: whose directory has the runs.
+        place: the place with the runs' directory.
         config: the federation without a protection, as it is measured.
-        groups: with clients.
-        demand: what is searched for.
-        rows: of results, by run.
+        groups: groups with clients.
+        demand: the demand on the protection.
+        rows: the rows of results, by run.
         tried: the candidates that may be judged, by name.
-        fronts: `Figures.means` of what was screened and attacked.
+        fronts: `Figures.means` of the settings that were screened and attacked.
     """
 
     place: Workplace[SweepWatch]
@@ -248,7 +248,7 @@ class _Search:
     def best(self, fitting: Sequence[Candidate], as_it_is: Protection | None) -> Protection:
         """Return the first protection that is judged to be within the limit, or else the least exposed of those judged.
 
-        ``as_it_is`` is the judgement of the unprotected federation; None: a promise is asked for.
+        ``as_it_is`` is the judgement of the unprotected federation; None if the demand is a promise.
         """
         judgements = [] if as_it_is is None else [as_it_is]
         most, attacked = MAX_JUDGED + len(judgements), list[pd.DataFrame]()

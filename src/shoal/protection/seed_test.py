@@ -1,24 +1,23 @@
 """A test of mean exposures over seeds that may stop as soon as it is decided.
 
-The exposure of a group on seed s is ``mu + b_s + e_s``: the mean over seeds, what the seed does to training, and what
-the finite number of records does to the figure. Over seeds ``b_s + e_s`` are independent. They are taken to be normal,
-with a variance that nobody knows: a figure of one run is a mean over records, and an interval for any distribution in
-[0, 1] would need more than fifty seeds.
+The exposure of a group on seed s is ``mu + b_s + e_s``: the mean over seeds, the seed's effect on training, and the
+effect of the finite number of records on the figure. The sums ``b_s + e_s`` are independent between seeds. They are
+taken to be normal, with an unknown variance, because a figure of one run is a mean over records. An interval for any
+distribution in [0, 1] would need more than fifty seeds.
 
 The figures are looked at after n_1 < ... < n_L seeds. At each look the ends of the interval
 
     mean -+ t(n - 1; 1 - level n / (n_1 + ... + n_L)) max(s, w) / sqrt(n)
 
-are each wrong in at most ``level n / (n_1 + ... + n_L)`` of all cases (Student), so over all looks in at most
-``level`` of them (Bonferroni). Late looks, where Student's t is narrow, have more of the level. Therefore the test may
-stop at any look, for any reason, and look again after more seeds. ``s`` is the standard deviation over seeds. ``w`` is
-that of records within a run, by the interval of each run's figure. ``s`` has both sources of error, and ``w`` one of
-them, so the larger of the two only widens the interval. It keeps few records whose figures agree by chance from
-deciding.
+are each wrong in at most ``level n / (n_1 + ... + n_L)`` of all cases (Student), so over all looks in at most ``level``
+of them (Bonferroni). Late looks, where Student's t is narrow, have more of the level. Therefore the test may stop at
+any look, for any reason, and look again after more seeds. ``s`` is the standard deviation over seeds. ``w`` is that of
+records within a run, by the interval of each run's figure. ``s`` has both sources of error, and ``w`` one of them, so
+the larger of the two only widens the interval. It prevents decisions from few records whose figures agree by chance.
 
-All groups together are within the limit if each one's upper end is. If one group is above the limit, only an error
-about this group can say "within", so upper ends need no correction for the number of groups. One group above the limit
-is enough for "above", so the lower ends of G groups share the level: each has a G-th of it.
+All groups together are within the limit if each group's upper end is. If one group is above the limit, only an error
+about this group can give "within", so upper ends need no correction for the number of groups. One group above the limit
+is enough for "above", so each of the lower ends of G groups gets 1 / G of the level.
 
 Source: repeated confidence intervals, Jennison and Turnbull 1989, JRSS B 51:305-361, with a Bonferroni boundary.
 """
@@ -44,8 +43,8 @@ class SeedTest:
     """Intervals of mean exposures that hold at all looks at once.
 
     Args:
-        most: seeds, at least 2.
-        level: of each end, over all looks.
+        most: the largest number of seeds, at least 2.
+        level: the error probability of each end, over all looks.
 
     Example:
         >>> from shoal.protection.seed_test import SeedTest

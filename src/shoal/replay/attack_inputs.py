@@ -221,7 +221,7 @@ def site_figures(attacked: AttackedRun, engine: Engine) -> dict[str, float]:
     audit.json.
 
     Raises:
-        InputError: a regression, or a federation that does not say whose its held-out examples are.
+        InputError: a regression, or a federation whose held-out examples have no known clients.
     """
     federation, deployed = attacked.simulation.federation, attacked.deployed
     held_out, _, within = held_out_examples(federation)

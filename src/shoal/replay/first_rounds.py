@@ -31,15 +31,14 @@ class FirstRounds:
     """The moves of the first T rounds of a federation, collected during training.
 
     Args:
-        first: the number of the first of them.
-        models: (K, P) before the first and after each round, T + 1 of them.
-        merged: of each of the T rounds, the ids (n,) of the clients that sent updates, and their weights (K, n) in each
-            model.
-        updates: of each round, as received by the server, after clients' defences; of fewer rounds where they are large
-            (`MAX_BYTES`).
+        first: the number of the first of these rounds.
+        models: (K, P) each, the T + 1 models before the first round and after every round.
+        merged: the ids (n,) of the clients that sent updates, and their weights (K, n) in each model, per round.
+        updates: the updates as the server received them, after clients' defences, per round; of fewer rounds if updates
+            are large (`MAX_BYTES`).
         senders: (m,) int64, the ids of the clients that sent an update in these rounds.
-        most: T, at most.
-        with_updates: whether updates are kept.
+        most: the largest T.
+        with_updates: whether to keep updates.
     """
 
     first: int = 1

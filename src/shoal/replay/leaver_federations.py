@@ -43,11 +43,11 @@ class LeaverRun:
     """A run that a client left.
 
     Args:
-        simulation: with its data where the engine wants them.
-        progress: after its last round.
-        state: the same with the models as they are released.
+        simulation: the simulation, with its data moved to the engine.
+        progress: the simulation's state after its last round.
+        state: the same state with the released models.
         leaver: the client's position.
-        records: Q pairs of one of its training examples and a held-out example.
+        records: Q pairs of one of the leaver's training examples and a held-out example.
         population: Z examples that nobody trained on.
     """
 
@@ -214,8 +214,8 @@ class LeaverRun:
         return there[torch.isin(there, last)]
 
     def deployed(self, engine: Engine) -> tuple[Training, list[Deployed]]:
-        """The training of those who stay, and the models that they use: of those before the client left, and of the
-        final ones. They choose among both by the rule and risks of the last round. Empty where the number of models
+        """The training of those who stay, and the models that they use: of the models before the client left and the
+        final ones. They choose among both by the rule and risks of the last round. Empty if the number of models
         changed or the client never took part.
         """
         departure, rest = self.departure, self.staying

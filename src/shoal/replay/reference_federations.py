@@ -6,7 +6,7 @@ clusters. Source: Carlini et al. 2022, arXiv:2112.03570, section IV, for
 centralised training.
 
 Risks and directives of the attacked run are replayed: steered by its own risks, a reference federation would train
-under another defence.
+under a different defence.
 """
 
 import time
@@ -73,16 +73,17 @@ class FederationScores:
     """Scores of the models of one trained federation on 2 Q records and on Z further examples.
 
     Args:
-        score: (2 Q,) float64, the logit-scaled confidence of the model that the record's client trained last; of the
-            one that it uses where it trained none.
+        score: (2 Q,) float64, the logit-scaled confidence of the model that the record's client trained last; if the
+            client trained none, of the model that it uses.
         member: (2 Q,) bool, whether that model was trained on the record.
         model: (N,) int64, that model of each client.
-        population: (S, Z) float64, of every model; S is 0 where clients have models of their own, Z without a shadow
-            set.
-        trajectory: (T, 2 Q) float64, the score after each of `AttackedRun.snapshot_rounds`; T is 0 where clients have
-            models of their own, where the number of models changed, or where no snapshot was taken.
-        spans: (2 Q,) float64, of the span attacks on the first rounds, by name; NaN where one cannot be asked.
-        seconds: that training took.
+        population: (S, Z) float64, the scores of every model on the further examples; S is 0 if clients have models of
+            their own, Z without a shadow set.
+        trajectory: (T, 2 Q) float64, the score after each of `AttackedRun.snapshot_rounds`; T is 0 if clients have
+            models of their own, if the number of models changed, or if no snapshot was taken.
+        spans: (2 Q,) float64, the scores of the span attacks on the first rounds, by name; NaN if an attack is
+            impossible.
+        seconds: the wall time of training.
     """
 
     score: Tensor
@@ -104,19 +105,19 @@ class AttackedRun:
     """A run under attack, and the records that its reference federations exchange.
 
     Args:
-        simulation: moved to the engine.
-        state: after its last round, with the released models.
-        deployed: the models in use then.
-        risks: published risks by round.
-        directives: of its coordinator, by round; None without one.
-        records: the attacked records, of clients that are members of the model that they trained last; a pair of
-            another client would count as two non-members.
+        simulation: the simulation, moved to the engine.
+        state: the state after the simulation's last round, with the released models.
+        deployed: the models in use at the end.
+        risks: the published risks, by round.
+        directives: the coordinator's directives, by round; None without a coordinator.
+        records: the attacked records, of clients that are members of the model that they trained last; a pair of any
+            other client would count as two non-members.
         population: non-members of every model.
         notes: caveats about the records, in sentences without a full stop.
-        rows: of `rounds.csv`, to verify repeated rounds.
+        rows: the rows of `rounds.csv`, to verify repeated rounds.
         queries: number of copies of each record to query; trajectories use the record itself.
         snapshots: rounds of trajectories, with the model that each client trained last by then; empty: evenly spaced
-            rounds, and the last model of all.
+            rounds, and the last model of each client.
     """
 
     simulation: Simulation
@@ -285,8 +286,8 @@ class AttackedRun:
     def first_rounds(self, engine: Engine, rounds: int = ROUNDS) -> tuple[FirstRounds | None, Knowledge]:
         """Repeat the first rounds of the run after its ``start``; return them and the attacker's knowledge.
 
-        None where the repeated rounds differ, as on another machine. Training stops after `MAX_SECONDS`, but not before
-        `ROUNDS` rounds.
+        None if the repeated rounds differ, as on a different machine. Training stops after `MAX_SECONDS`, but not
+        before `ROUNDS` rounds.
         """
         training = replace(self.simulation.on(engine), risk_estimator=self.risks, coordinator=self.directives)
         state, seen = initial_state(self.simulation, engine).state, FirstRounds(most=rounds)

@@ -62,13 +62,13 @@ def reference_scores(
     """Return the scores of the first ``count`` reference federations, training those that ``folder`` lacks.
 
     Args:
-        attacked: the attacked run; a leaver's without ``rounds``.
-        target: its own scores.
+        attacked: the attacked run; a leaver's run without ``rounds``.
+        target: the attacked run's own scores.
         count: R, the number of reference federations.
-        engine: with its network.
+        engine: the engine, with the run's network.
         folder: folder of the scores, made if missing. None: they stay in memory.
-        watch: called before the first training and after each.
-        workers: the processes that train them; results are the same.
+        watch: function to call before the first training and after each.
+        workers: the processes that train the reference federations; results are the same.
         rounds: whether attacks on rounds will follow: they need the repeated run (`replayed_scores`) and scores of the
             span attacks ``spans``.
         spans: names of span attacks; see `spans_to_repeat`.
@@ -108,7 +108,7 @@ class _Store:
     """The scores of federations in a folder, one file each; without a folder nothing is stored.
 
     Args:
-        folder: of the files.
+        folder: the folder of the files.
         attacked: a digest of the attacked models and records.
     """
 
@@ -258,13 +258,13 @@ def view_scores(
 ) -> tuple[dict[str, RecordTable], dict[str, str]]:
     """Return a view's attacks beyond an outsider's, by name, and reasons for missing ones.
 
-    They use the run's rounds, which are repeated: a few of them; with reference federations all.
+    The attacks use the run's rounds, which are repeated: a few rounds, or all with reference federations.
 
     Args:
-        attacked: the run.
-        target: its own scores, which the repeated run must give again.
-        references: scores of its reference federations, possibly none.
-        engine: with its network.
+        attacked: the attacked run.
+        target: the run's own scores, which the repeated run must reproduce.
+        references: the scores of the run's reference federations, possibly none.
+        engine: the engine, with the run's network.
         view: the view.
         folder: folder of the repeated run's scores; None: they are not stored.
         spans: the span attacks on the run (`AttackedRun.spans`), if computed already.

@@ -42,10 +42,10 @@ class SpansOfRun(NamedTuple):
     """The attacks on a run's rounds.
 
     Args:
-        scores: of the attacks that could be asked, by name.
-        omitted: why others could not, by name.
-        notes: what must be known of them, in sentences without a full stop.
-        repeat: the names of those that are worth asking of reference federations.
+        scores: the scores of the possible attacks, by name.
+        omitted: reasons for missing attacks, by name.
+        notes: caveats about the attacks, in sentences without a full stop.
+        repeat: the names of the attacks that are worth repeating on reference federations.
     """
 
     scores: Mapping[str, RecordTable]
@@ -59,7 +59,7 @@ TOO_LARGE = f"the updates of one round take more than {MAX_BYTES / 1e6:,.0f} MB 
 
 
 def on_list(asked: Candidates, further: Candidates | None) -> Candidates:
-    """Return the records that are asked, and then what else is on the list of a joint attack."""
+    """Return the attacked records, followed by the other records on the list of a joint attack."""
     names = ("x", "y", "client", "examples")
     columns = [[getattr(part, name) for part in (asked, further) if part is not None] for name in names]
     return Candidates(**{name: torch.cat(parts) for name, parts in zip(names, columns, strict=True)})
@@ -73,13 +73,14 @@ def span_scores(
     names: Collection[str] = SPAN_NAMES,
     listed: Mapping[str, Candidates] | None = None,
 ) -> SpansOfRun:
-    """Return the scores (M,) of each of `SPANS` and `JOINTS` of these ``names`` that can be asked, and why others
-    cannot.
+    """Return the scores (M,) of each possible attack of `SPANS` and `JOINTS` with these ``names``, and reasons for
+    missing ones.
 
-    A record is asked of its own client's updates. The span attack asks it of the moves of every cluster's model, as
-    whoever does not know its cluster would; the joint attack knows which clients trained which model. A record has no
-    score (NaN) where its client sent nothing in these rounds. ``listed`` is what else is on the list of a joint attack,
-    by its name: the clients' other examples, and further non-members. Without records, ``asked`` is None.
+    A record is tested on its own client's updates. The span attack tests it on the moves of every cluster's model, as
+    an attacker who does not know the client's cluster would; the joint attack knows which clients trained which model.
+    A record has no score (NaN) if its client sent nothing in these rounds. ``listed`` has the other records on the list
+    of a joint attack, by name: the clients' other examples, and further non-members. Without records, ``asked`` is
+    None.
     """
     chosen = [attack for attack in (*SPANS, *JOINTS) if attack.name in names]
     if asked is None or asked.client is None or not bool(torch.isin(asked.client, seen.senders).any()):
@@ -176,14 +177,14 @@ def _of_models(seen: FirstRounds, asked: Candidates, engine: Engine, knowledge: 
 def largest(found: SpanScores, candidates: Candidates) -> RecordTable:
     """Return the largest of each record's scores by K models, its threshold, and whether that model's span is exact.
 
-    Scores of different models are compared by how far they are from those of known non-members, in standard deviations;
-    of residuals it is their number of digits that is compared, since exact ones have five more than others. The largest
-    of several scores exceeds a threshold more often than one does: where spans are not exact, thresholds are of the
-    largest scores of the known ones.
+    Scores of different models are compared by their distance from those of known non-members, in standard deviations.
+    Residuals are compared by their number of digits, since exact residuals have five more than others. The largest of
+    several scores exceeds a threshold more often than one score does, so thresholds are those of the largest scores of
+    known records if spans are not exact.
 
     Args:
         found: the scores of ``candidates``.
-        candidates: that were asked. Without known non-members they are compared by themselves.
+        candidates: the attacked records. Without known non-members they are compared by themselves.
     """
     of_model = np.flatnonzero(~np.isnan(found.score).all(axis=1))
     judged = ~np.isnan(found.known[of_model]).any(axis=0)

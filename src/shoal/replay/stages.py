@@ -27,7 +27,7 @@ class RecordedRisks:
 
     Args:
         every: rounds from one estimate to the next; 0: never.
-        by_round: (K,) float64 of each round with an estimate. Where a round is missing, or K is another, risks stay.
+        by_round: (K,) float64 of each round with an estimate. Where a round is missing, or K differs, risks stay.
 
     Example:
         >>> from shoal.replay.stages import RecordedRisks
@@ -61,14 +61,14 @@ class RecordedRisks:
 
 @dataclass(frozen=True, eq=False)
 class ChainLink:
-    """A simulation that led to attacked models: the attacked one, or one that it went on from.
+    """A simulation that led to attacked models: the attacked one, or one that it continued.
 
     Args:
-        simulation: to be replayed.
-        engine: that computed it; None: that of the attacked run.
-        risks, directives: as of `AttackedRun`.
-        records: the attacked pairs as its clients have them.
-        pair: (E,) int64, which of the Q attacked pairs each of them is.
+        simulation: the simulation to be replayed.
+        engine: the engine of that simulation; None: the attacked run's.
+        risks, directives: see `AttackedRun`.
+        records: the attacked pairs as the simulation's clients have them.
+        pair: (E,) int64, the index of each of these pairs among the Q attacked pairs.
     """
 
     simulation: Simulation

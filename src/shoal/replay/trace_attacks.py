@@ -29,14 +29,14 @@ _Scores = tuple[Floats, Floats, Bools]
 def attacks_on_rounds(
     rounds: Iterable[RoundUpdates], records: OwnedRecords, clients: Ints, engine: Engine, knowledge: Knowledge
 ) -> tuple[list[ScoredUpdates], dict[str, str]]:
-    """Ask the span and joint attacks of recorded rounds, and say why one cannot be asked.
+    """Run the span and joint attacks on recorded rounds, and give a reason for each impossible attack.
 
     Args:
         rounds: recorded updates, in order.
         records: M records.
-        clients: (N,) their ids, of `UpdateScores`.
-        engine: of the model that was trained.
-        knowledge: of training.
+        clients: (N,), the clients' ids, see `UpdateScores`.
+        engine: the engine of the trained model.
+        knowledge: the attacker's knowledge of training.
     """
     recorded = _RecordedRounds.of(rounds, records, clients, engine, knowledge)
     scored, omitted = list[ScoredUpdates](), dict[str, str]()
@@ -51,16 +51,16 @@ def attacks_on_rounds(
 
 @dataclass(frozen=True, eq=False)
 class _RecordedRounds:
-    """Recorded rounds and the records that are asked of them.
+    """Recorded rounds and the records to attack with them.
 
     The attacker knows every second record that nobody trained on; these set thresholds and have no score (NaN). Without
     noise the span attacks read the first `ROUNDS` updates of each client, or moves of models.
 
     Args:
         kept: the rounds whose updates fit into memory.
-        models: (K, P) before each of the first rounds that follow each other.
-        first: the number of the first of these.
-        records, clients, engine, knowledge: as of `attacks_on_rounds`.
+        models: (K, P) each, the models before each of the first rounds that follow each other.
+        first: the number of the first of these rounds.
+        records, clients, engine, knowledge: see `attacks_on_rounds`.
     """
 
     kept: Sequence[RoundUpdates]
@@ -107,7 +107,7 @@ class _RecordedRounds:
         return self._table(places, found.score, found.threshold, found.exact[:, None])
 
     def joint_models(self) -> _Scores:
-        """Return the joint attack on the models' moves, which says whether any client trained on a record.
+        """Return the joint attack on the models' moves, which decides whether any client trained on a record.
 
         Records of nobody are dealt out to the clients of their group. Updates are taken to be merged by numbers of
         examples.

@@ -36,10 +36,10 @@ def save_checkpoint(
     """Write a checkpoint and remove all but the newest two.
 
     Args:
-        folder: of checkpoints.
+        folder: the folder of checkpoints.
         progress: the state to store.
-        observations: of a round attack since the last checkpoint, by round. They never change, so each is written once,
-            to a file that stays; `stored_observations` reads them all.
+        observations: a round attack's observations since the last checkpoint, by round. They never change, so each is
+            written once, to a file that stays; `stored_observations` reads them all.
         frozen: `Model.frozen_hash`.
     """
     state = progress.state

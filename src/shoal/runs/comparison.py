@@ -45,10 +45,10 @@ class Comparison:
     """Finished runs side by side; both tables have one column per run.
 
     Args:
-        settings: one row per key in which the configurations differ, without keys that only change the speed.
+        settings: one row per key that differs between the configurations, without keys that only change the speed.
         metrics: one row per metric of any run.
         sentences: one for each run but the first, against the first; then a caveat.
-        summaries: of each run, by its column's name.
+        summaries: the summary of each run, by the name of its column.
 
     Example:
         >>> import shoal.toy

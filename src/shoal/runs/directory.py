@@ -95,11 +95,11 @@ def open_run_dir(
 
     Args:
         out: the directory.
-        config: the text of its config.toml.
-        require_same: raises unless ``out`` holds the same run; called under the lock, since another run may have
-            started in it meanwhile.
+        config: the text of the run's config.toml.
+        require_same: function that raises unless ``out`` holds the same run; called under the lock, since a different
+            run may have started in the directory meanwhile.
         resume: whether the directory may exist.
-        examples: the hash of the federation; None: its examples are on other machines.
+        examples: the hash of the federation; None: the federation's examples are on other machines.
     """
     checkpoints = out / "checkpoint"
     with ExitStack() as stack:
@@ -131,7 +131,7 @@ def rounds_before(out: Path, description: RunDescription, rounds: int) -> int:
     depends on later ones.
 
     Raises:
-        InputError: ``out`` holds another run than ``description``, or a finished run with changed files.
+        InputError: ``out`` holds a different run than ``description``, or a finished run with changed files.
     """
     if not is_begun(out):
         return rounds
@@ -170,10 +170,10 @@ def extend_rounds(
     """Extend a run to more rounds; return its state as if it had been the longer run from the start.
 
     Args:
-        out: its directory.
-        description: of the longer run.
-        progress: state of the shorter run; None without a checkpoint.
-        before: rounds of the shorter run.
+        out: the run's directory.
+        description: the longer run's description.
+        progress: the shorter run's state; None without a checkpoint.
+        before: the number of rounds of the shorter run.
         every: rounds between evaluations.
 
     Raises:

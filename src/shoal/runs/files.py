@@ -95,7 +95,7 @@ def read_table(path: Path, columns: Sequence[str], *, empty: bool = False) -> pd
     Args:
         path: the file.
         columns: required columns.
-        empty: whether it may have no rows.
+        empty: whether the file may have no rows.
 
     Raises:
         InputError: the file is missing or damaged.

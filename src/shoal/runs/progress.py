@@ -19,10 +19,10 @@ class LiveBar:
     """A count while it is open: one line that updates on a terminal, elsewhere at most ``lines`` lines per count.
 
     Args:
-        console: where to.
-        unit: what is counted.
-        lines: of a log.
-        refresh_per_second: of the terminal.
+        console: the console to write to.
+        unit: the name of what is counted.
+        lines: the largest number of lines in a log.
+        refresh_per_second: the terminal's updates per second.
     """
 
     def __init__(self, console: Console, unit: str, *, lines: int = 10, refresh_per_second: int = 4) -> None:
@@ -49,7 +49,7 @@ class LiveBar:
         return self._bar
 
     def begin(self, unit: str, done: float, total: int) -> None:
-        """Begin a count; the ``done`` units took no time, so they do not tell the time left."""
+        """Begin a count; the ``done`` units took no time, so they do not count for the time left."""
         self._unit, self._began, self._first = unit, time.perf_counter(), done
         self._line = int(self._lines * done / total) if total else 0
         self._bar.reset(self._task, total=total, completed=int(done), description=unit, remark="")
@@ -60,7 +60,7 @@ class LiveBar:
         Args:
             done: units, a part of one included.
             total: units.
-            remark: what else is known.
+            remark: further text at the end of the line.
             completed: whole units; None: ``done``.
         """
         completed = int(done) if completed is None else completed
@@ -95,7 +95,7 @@ class Display(LiveBar):
     """The rounds of a run.
 
     Args:
-        console: where to.
+        console: the console to write to.
     """
 
     def __init__(self, console: Console) -> None:

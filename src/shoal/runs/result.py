@@ -126,7 +126,7 @@ class Result:
         return Result(**attributes | {"simulation": self.simulation, "engine": self.engine})
 
     def start(self, *, public: bool = False) -> WarmStart:
-        """Return these models as the ``start`` of another `Simulation`.
+        """Return these models as the ``start`` of a new `Simulation`.
 
         Args:
             public: whether the models were trained without that simulation's clients, as on public data. Then only the
@@ -217,8 +217,8 @@ class Result:
         """Attack the members with every attack, as `shoal audit` does.
 
         Args:
-            out: directory of the audit's files, made if missing. It stores the scores of reference federations, so that
-                an interrupted audit resumes. None: no files are written.
+            out: directory of the audit's files, made if missing. The directory stores the scores of reference
+                federations, so that an interrupted audit resumes. None: no files are written.
             references, duplicates, queries, jobs, cluster, watch, attacks: see `shoal.audit_run`.
 
         Raises:
@@ -266,7 +266,7 @@ def load(directory: str | Path, *, allow_code: bool = False) -> Result:
             your own runs or those of people you trust.
 
     Raises:
-        InputError: it is not the directory of a finished run, or one of its files is missing or damaged.
+        InputError: not the directory of a finished run, or one of its files is missing or damaged.
     """
     out = path_of("directory", directory)
     path = out / FEATURES

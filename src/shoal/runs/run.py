@@ -59,9 +59,9 @@ class Run:
     """A simulation with its engine, its directory and its watches.
 
     Args:
-        simulation: all that decides the outcome.
+        simulation: the settings that decide the outcome.
         out: a run directory to make, with checkpoints for resuming. None: nothing is written.
-        engine: by default the processor, with one thread per core.
+        engine: the engine's settings; by default the processor, with one thread per core.
         watch: a function to call before the first round and after each; a tracker to log to, such as `TensorBoard`; or
             a list of these. Without a function, a terminal or a notebook shows the progress and the time left.
         watch_references: function of the finished and of all reference federations, called before the first one and
@@ -69,7 +69,7 @@ class Run:
         workers: the processes that train reference federations, such as ``Workers(jobs=2)``; results are the same.
         checkpoint_every: rounds between checkpoints.
         max_megabytes: limit on the size of recorded updates.
-        description: of the run in reports. None: that of a simulation in Python.
+        description: the run's description in reports. None: a description of a simulation in Python.
         notes: lines on the data for run.log.
         warnings: warnings about the data, logged before the first round.
         cluster_number: the automatic choice of the number of clusters; None without one.
@@ -134,7 +134,7 @@ class Run:
                 run is read.
 
         Raises:
-            InputError: the directory exists, cannot be written, holds another run, or is in use by one; or training
+            InputError: the directory exists, cannot be written, holds a different run, or is in use by one; or training
                 diverged, and the last good checkpoint stays.
             MeasurementError: the final models, an attribute of the error, cannot be measured.
         """

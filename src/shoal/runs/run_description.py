@@ -46,8 +46,8 @@ def describe_simulation(simulation: Simulation, engine: EngineSettings) -> RunDe
     """Describe a simulation in Python, with its config.toml.
 
     Args:
-        simulation: before its data are moved to the engine.
-        engine: with its backend decided.
+        simulation: the simulation, before its data are moved to the engine.
+        engine: the engine's settings, with its backend decided.
     """
     federation, model, attack = simulation.federation, simulation.model, simulation.round_attack
     canaries, start, coordinator = simulation.canaries, simulation.start, simulation.coordinator

@@ -128,16 +128,16 @@ def measure_trained(
     """Measure the models after the last round, with reference federations if the simulation has some.
 
     Args:
-        simulation: moved to the engine.
-        engine: with the simulation's network.
-        progress: after the last round.
-        observations: of a round attack, by round.
+        simulation: the simulation, moved to the engine.
+        engine: the engine, with the simulation's network.
+        progress: the simulation's state after the last round.
+        observations: a round attack's observations, by round.
         out: the run's directory; models.safetensors is written there first. None: nothing is written.
-        watch: called before the first reference federation and after each.
+        watch: function to call before the first reference federation and after each.
         workers: the processes that train reference federations.
 
     Raises:
-        MeasurementError: anything but the operating system failed; the sentence says where the models are.
+        MeasurementError: anything except the operating system failed; the message says where the models are.
     """
     began = time.perf_counter()
     progress = replace(progress, state=apply_release(simulation.release, simulation.on(engine), progress.state))

@@ -38,10 +38,10 @@ class LoggedRun:
     """The run behind a log.
 
     Args:
-        title: of its page.
-        settings: the text of its config.toml.
-        out: its directory; None without one.
-        rounds: finished rounds, logged by an earlier process.
+        title: the title of the run's page.
+        settings: the text of the run's config.toml.
+        out: the run's directory; None without one.
+        rounds: the number of finished rounds, logged by an earlier process.
     """
 
     title: str

@@ -43,8 +43,8 @@ class GroupValues:
     """The accuracy of the clients of one group on test examples.
 
     Args:
-        share: of the federation's clients.
-        values: (M,) float64, the metric of each test example on its client's model; for an unknown client, the mean
+        share: the group's fraction of the federation's clients.
+        values: (M,) float64, the metric of each test example on its client's model; if the client is unknown, the mean
             over the models of the group's clients.
         owners: (M,) int64, each test example's client; if unknown, every example counts as a client.
     """
@@ -113,9 +113,9 @@ def compare_with_baselines(
     does not cover them.
 
     Args:
-        simulation: moved to the engine.
-        engine: of the simulation.
-        deployed: its final models.
+        simulation: the simulation, moved to the engine.
+        engine: the simulation's engine.
+        deployed: the simulation's final models.
         baselines: see `baselines_of`.
 
     Returns:

@@ -30,9 +30,10 @@ def checked_setup(
 
     Args:
         setup: training without defences.
-        defenses: in order of application.
-        algorithm: its method ``check_layout``, if any, checks the network's parameters; so do wrapped ones.
-        coordinator: None without one.
+        defenses: the defences, in order of application.
+        algorithm: the algorithm; its method ``check_layout``, if any, checks the network's parameters, as do wrapped
+            algorithms.
+        coordinator: the coordinator; None without one.
         risk_period: rounds between estimates of risk; 0: never.
 
     Raises:

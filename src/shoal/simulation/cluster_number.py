@@ -71,8 +71,8 @@ def choose_cluster_number(simulation: Simulation, engine: Engine, watch: Callabl
     one, otherwise a fifth of the training examples. `smallest_unbeaten` chooses.
 
     Args:
-        simulation: moved to the engine, with ``clusters = "auto"``.
-        engine: of the trials.
+        simulation: the simulation, moved to the engine, with ``clusters = "auto"``.
+        engine: the engine of the trials.
         watch: function of a trial's number of clusters and the largest number, called before each trial.
 
     Raises:

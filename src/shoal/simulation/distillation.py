@@ -38,18 +38,18 @@ class Distillation:
     model's loss with the teacher's outputs. Memory of members outside the span of the public examples does not reach
     the student. Where the public examples span all that a model can express, the student equals its teacher.
 
-    It protects against attackers that only have students: outsiders with ``distil = "end"``, other clients too with
-    ``"round"``. The server has the teachers. Jagielski et al. still find members in students whose teachers never saw a
-    query of a training example (NeurIPS 2023, arXiv:2303.03446), so measure yours, with canaries too.
+    Distillation protects against attackers that only have students: outsiders with ``distil = "end"``, other clients
+    too with ``"round"``. The server has the teachers. Jagielski et al. still find members in students whose teachers
+    never saw a query of a training example (NeurIPS 2023, arXiv:2303.03446), so measure your own, with canaries too.
 
     Args:
         distil: "end": students replace the models after the last round; "round": they replace the models of every
             round, and clients train them; "never": no students, and the averages are released.
-        average: N, rounds of the average; None: no average.
-        steps: of SGD.
+        average: N, the number of rounds in the average; None: no average.
+        steps: the number of SGD steps.
         batch_size: public examples per step.
-        learning_rate: of the steps.
-        temperature: T.
+        learning_rate: the learning rate of these steps.
+        temperature: T, the temperature of the posteriors.
 
     Raises:
         InputError: neither students nor averages.

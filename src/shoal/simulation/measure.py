@@ -125,13 +125,13 @@ def measure_models(
 
     Args:
         simulation: settings of the measurement.
-        training: of the simulation.
-        state: after the last round.
+        training: the simulation's training.
+        state: the state after the last round.
         use: the models in use and each client's loss, from `Training.deployed`.
-        rows: of `rounds.csv`.
+        rows: the rows of `rounds.csv`.
         references: the run's records, attacked with reference federations; then the strongest attack decides how
             exposed a model is. None without them.
-        budget: of differential privacy; None: that of the training.
+        budget: the budget of differential privacy; None: the training's own.
     """
     team, rounds, canaries = simulation.red_team, simulation.member_rounds, simulation.canaries
     deployed, losses = use
@@ -170,9 +170,9 @@ def measure_final(
     """Let every client choose among the final models, attack them, and measure.
 
     Args:
-        simulation, engine: of the run.
+        simulation, engine: the run's simulation and engine.
         now: the state after the last round.
-        observations: of a round attack, by round.
+        observations: a round attack's observations, by round.
         references: see `measure_models`.
     """
     began = time.perf_counter()
@@ -287,9 +287,9 @@ class PrivacyBudget:
     """The guarantee of differential privacy where local steps are private; adds the clients' column "epsilon".
 
     Args:
-        first_round: first round that epsilon covers.
+        first_round: the first round that epsilon covers.
         everyone: the training with the clients that left, whose spending counts too; None without events.
-        departures: of clients; forgetting them takes further trainings.
+        departures: the departures of clients; forgetting them takes further trainings.
     """
 
     first_round: int = 1

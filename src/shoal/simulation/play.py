@@ -100,14 +100,14 @@ class SimulationState:
     """A simulation after some rounds.
 
     Args:
-        state: after the last round.
-        rows: of `rounds.csv`.
+        state: the state after the last round.
+        rows: the rows of `rounds.csv`.
         seconds: wall times: `PARTS` and, with a round attack, "NAME_attack", which add up to "total" except for a
             remainder; and "train", a sum of some of them.
-        memory: of the round attack.
-        observation: of the round attack in the last round; None without one.
+        memory: the round attack's memory.
+        observation: the round attack's observation of the last round; None without an attack.
         by_round: seconds of the parts of each round.
-        departures: of clients, in order.
+        departures: the departures of clients, in order.
     """
 
     state: State
@@ -147,7 +147,7 @@ def initial_state(simulation: Simulation, engine: Engine) -> SimulationState:
     """Return the state before the first round.
 
     Raises:
-        InputError: ``start`` has another number of models than the algorithm.
+        InputError: ``start`` has a different number of models than the algorithm.
     """
     state = simulation.on(engine).start()
     now = SimulationState(state)

@@ -149,9 +149,9 @@ def main_task_metrics(outputs: Tensor, assignment: Ints, federation: Federation)
     has a high ``main.auc`` and a ``main.auc_even`` of 0.5.
 
     Args:
-        outputs: (K, M, C), of each model for each test example.
+        outputs: (K, M, C), the outputs of each model for each test example.
         assignment: (N,), each client's model.
-        federation: of these clients and test examples.
+        federation: the federation with these clients and test examples.
     """
     if federation.classes is None:
         return {}

@@ -82,13 +82,13 @@ class WarmStart:
     """Trained models from which a simulation starts, with their history; see `Result.start`.
 
     Args:
-        state: after the last round; ``fitted`` fills in its models.
+        state: the state after the last round; ``fitted`` fills in its models.
         models: the tensors of each model by name; empty after ``fitted``.
         simulation: the simulation behind the models; None: unknown.
-        engine: its engine, perhaps closed; None like ``simulation``.
-        rows: of its rounds.csv.
+        engine: the engine of that simulation, perhaps closed; None like ``simulation``.
+        rows: the rows of that simulation's rounds.csv.
         public: whether, by the user's word, the models were trained without the clients' examples, so that attackers
-            may know them. Only models and risks are taken over then.
+            may know the models. Only models and risks are taken over then.
     """
 
     state: State
@@ -103,7 +103,7 @@ class WarmStart:
         """Convert the models to parameter vectors (K, P) of ``model``.
 
         Raises:
-            InputError: they are models of another network.
+            InputError: the models are of a different network.
         """
         if not self.models:
             return self
@@ -156,8 +156,8 @@ class RoundAttack(Protocol):
 
         Args:
             before, after: the states before and after the round.
-            report: of the round.
-            memory: of earlier rounds.
+            report: the round's report.
+            memory: what the attack remembers of earlier rounds.
             training: the observed training.
         """
         ...
@@ -165,12 +165,12 @@ class RoundAttack(Protocol):
     def measure(
         self, observations: Mapping[int, Tensors], stream: Stream, *, jobs: int
     ) -> tuple[Summary, pd.DataFrame]:
-        """Return the metrics and the rows of its table.
+        """Return the metrics and the rows of the attack's table.
 
         Args:
-            observations: by round.
-            stream: of random draws.
-            jobs: largest number of threads.
+            observations: the observations, by round.
+            stream: the stream of random draws.
+            jobs: the largest number of threads.
         """
         ...
 
@@ -185,11 +185,11 @@ class Simulation:
         algorithm: one of `shoal.algorithms`, or your own.
         local: local training of a client in a round, before the defences.
         rounds: number of rounds, after those of ``start``.
-        seed: of every random draw.
+        seed: the seed of every random draw.
         participation: fraction of the clients that take part in a round, at least one client; 0: none.
         red_team: estimator of risks and attack on the final models. By default the gap attack at the end, which needs
             no shadow set; for a regression a loss threshold, which needs one.
-        defenses: of `shoal.defenses` or your own, applied in order.
+        defenses: defences from `shoal.defenses` or your own, applied in order.
         coordinator: controller that turns risks into directives for each cluster's training, such as
             ``LimitController({"augmentation": Knob(Augmentation())})``. It needs a `RedTeam` with ``every`` above 0.
         canaries: the canaries in ``federation``, from `MislabelledCanaries.insert`; measured at the end.
@@ -201,17 +201,17 @@ class Simulation:
         reference_federations: R, number of reference federations after the last round, each about as expensive as the
             rounds. Attacks with them then decide how exposed the models are.
         duplicates: "leave-out" excludes from these attacks and from audits every record with a copy (same inputs and
-            label) at another client or in the test, hold-out or shadow set.
+            label) at a different client or in the test, hold-out or shadow set.
         view: the attacker of ``exposure``, ``mia``, ``violations`` and ``exceeded``. The attacks of a "client" or the
-            "server" run after the last round. A client's limit may name another view (`Preferences`).
+            "server" run after the last round. A client's limit may name a different view (`Preferences`).
         evaluate_every: rounds between evaluations on the test set.
         member_rounds: a client's examples count as members of a model if the client trained it at most this many rounds
             before the model's last training.
         baselines: whether to compare the clusters with one model for all, local training and one model per group, each
             trained for the same rounds (`baseline.*` of `summary.json`).
         min_clients: a warning names each cluster with fewer clients after the last round.
-        record_updates: rounds from one recorded round to the next; 0: none. Each client's update is written as the
-            server received it into the run's directory, for attacks of the server (docs/trace.md).
+        record_updates: rounds from one recorded round to the next; 0: none. Each client's update is written into the
+            run's directory as the server received it, for attacks of the server (docs/trace.md).
         round_attack: attack that observes every round, such as `PropertyAttack` with a `PropertySchedule`.
         malicious_clients: clients with their own way of training, such as from `active_property_attacker`.
         attacks: your own attacks for audits, on scores of reference models (`ReferenceAttack`; at the end of a run with
@@ -224,7 +224,7 @@ class Simulation:
         forgetting: the method of forgetting clients that leave.
 
     Raises:
-        InputError: settings that do not fit each other, or models in ``start`` of another network.
+        InputError: settings that do not fit each other, or models in ``start`` of a different network.
 
     Example:
         >>> import shoal.toy
@@ -419,8 +419,8 @@ def apply_feature_map(simulation: Simulation, threads: int | None = 1) -> Simula
     """Replace all inputs by their features; a simulation without features, or with a fitted map, stays as it is.
 
     Args:
-        simulation: with raw inputs.
-        threads: None: one per core; results are bit-identical.
+        simulation: a simulation with raw inputs.
+        threads: the number of threads; None: one per core; results are bit-identical.
 
     Raises:
         InputError: a missing shadow set for features that need one, or inputs of a wrong shape.

@@ -29,10 +29,10 @@ class PlannedRun:
     """A run that can be started.
 
     Args:
-        run: its place in the sweep.
-        config: what it runs, with everything decided.
-        digest: the name of its directory.
-        examples: training examples of all its clients together.
+        run: the run's place in the sweep.
+        config: the configuration to run, with everything decided.
+        digest: the name of the run's directory.
+        examples: training examples of all clients in total.
     """
 
     run: SweepPoint
@@ -122,10 +122,10 @@ class SweepProgress:
     """The progress of a sweep.
 
     Args:
-        runs: all of them.
-        finished: how many are done, before and now.
-        failed: how many failed now.
-        done: the share of the work that is done, in [0, 1]: rounds (of an unfinished run, those up to its last
+        runs: the number of runs in total.
+        finished: the number of finished runs, before and now.
+        failed: the number of runs that failed now.
+        done: the finished fraction of the work, in [0, 1]: rounds (of an unfinished run, those up to its last
             checkpoint, and those of its reference federations), each weighted by its training examples.
 
     Example:

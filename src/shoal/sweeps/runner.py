@@ -37,8 +37,8 @@ class SweepResult:
     """A sweep that ended.
 
     Args:
-        report: its page.
-        finished: how many runs are done.
+        report: the path of the sweep's page.
+        finished: the number of finished runs.
         failed: the reason for each run that failed, by its settings and seed in words.
     """
 
@@ -70,11 +70,11 @@ def run_sweep(
     """Do the unfinished runs of a sweep in the directory ``out``, then write its tables, figures and page.
 
     Args:
-        sweep: what to run.
-        out: its directory; where it exists already, the runs in it are kept.
-        workers: where runs are done; by default one after the other in this process.
-        data_dir: where to look for data first.
-        watch: shown the progress.
+        sweep: the sweep to run.
+        out: the sweep's directory; if it exists already, its runs are kept.
+        workers: the processes that carry out the runs; by default this process, one run at a time.
+        data_dir: the first directory to search for data.
+        watch: the watch that shows the progress.
 
     Raises:
         InputError: a sweep that cannot be run; nothing has been written then.
@@ -115,12 +115,12 @@ def run_sweep(
 
 @dataclass(frozen=True)
 class FinishedRuns:
-    """The planned runs after they were done.
+    """The finished ones of the planned runs.
 
     Args:
-        rows: of results.csv, one for each that is finished.
-        missing: the settings and seed of each other one, and the reason.
-        failed: as in `SweepResult`.
+        rows: the rows of results.csv, one per finished run.
+        missing: the settings and seed of each unfinished run, and the reason.
+        failed: see `SweepResult`.
     """
 
     rows: Sequence[Mapping[str, Any]]
@@ -141,7 +141,8 @@ def finish_runs(
 ) -> FinishedRuns:
     """Do those of the ``planned`` runs that are not finished in the folder of a workplace.
 
-    ``work`` leaves their pages out. Calls with the same one share worker processes, which take seconds to start.
+    ``work`` leaves the runs' pages out. Calls with the same ``work`` share worker processes, which take seconds to
+    start.
     """
     pages = work is None
     failed, runs, watch = dict[str, str](), place.out, place.watch

@@ -53,9 +53,9 @@ class SweepPoint:
     """One run of a sweep.
 
     Args:
-        settings: its place on each axis.
-        seed: its seed.
-        config: what it runs.
+        settings: the run's place on each axis.
+        seed: the run's seed.
+        config: the configuration to run.
     """
 
     settings: Mapping[str, Value]
@@ -69,17 +69,17 @@ class SweepPoint:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Many runs.
+    """A sweep of many runs.
 
     Args:
-        name: of its file.
-        title: what it asks.
-        axes: what varies, in the order of the file.
-        seeds: of each setting.
-        runs: the product of both.
-        shown: the tables and figures it asks for.
+        name: the name of the sweep's file.
+        title: the question of the sweep.
+        axes: the settings that vary, in the order of the file.
+        seeds: the seeds of each setting.
+        runs: the product of the axes and the seeds.
+        shown: the requested tables and figures.
         base: the table that all runs change.
-        asked: the file's own table, with what it takes over from another file to show.
+        asked: the file's own table, with the tables and figures that it takes over from a different file.
     """
 
     name: str
@@ -99,7 +99,7 @@ class Sweep:
 def read_sweep(path: Path, changes: Iterable[str] = (), *, allow_code: bool = True) -> Sweep:
     """Return the sweep in a TOML file, with ``changes`` such as "engine.device=cuda" made to its base.
 
-    ``allow_code`` says whether they may name code (``module:Name``), which is then imported.
+    ``allow_code`` decides whether they may name code (``module:Name``), which is then imported.
 
     Raises:
         InputError: the file or its base cannot be read, or asks for runs, tables or figures that cannot be.
@@ -221,7 +221,7 @@ def _check_apart(changes: SettingChanges, axes: Mapping[str, Mapping[Value, Sett
 def _changed(base: Mapping[str, Any], shared: SettingChanges, own: SettingChanges, where: str) -> Config:
     """The configuration that changes make of the table ``base``; ``where`` names it in error sentences.
 
-    ``shared`` changes are made for all runs, and count as the base's where the run's ``own`` name another algorithm.
+    ``shared`` changes apply to all runs, and count as the base's if the run's ``own`` name a different algorithm.
     """
     table = copy.deepcopy(dict(base))
     for changes in (shared, own):

@@ -26,11 +26,11 @@ class LocalStep:
     """Moves parameters in place from the start of a round to its end, by SGD with momentum, weight decay and clipping.
 
     Args:
-        local: at the learning rate of the round.
-        rows: (P,) of one client, or (n, P) of n clients that step together.
+        local: the local training, at the round's learning rate.
+        rows: parameters (P,) of one client, or (n, P) of n clients that step together.
         weights: the views of ``rows`` that ``local`` trains, in the layout's order.
-        layout: of a row.
-        term: strength and constant of `LinearTerm.constants`, (1,) and (P,), or (n, 1) and (n, P); None: none.
+        layout: the layout of each row.
+        term: the strength and the constant of `LinearTerm.constants`, (1,) and (P,), or (n, 1) and (n, P); None: none.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class LocalStep:
     def step(self, gradients: Sequence[Tensor], batch: int = 1, active: Tensor | None = None) -> None:
         """One step by ``gradients / batch``, by trained tensor.
 
-        ``active`` (n, 1) is 0 for clients whose steps are done, whose gradients are 0, and 1 for others; None: all are.
+        ``active`` (n, 1) is 0 for clients whose steps are done, whose gradients are 0, and 1 for others; None: all 1.
         """
         local, rate = self._local, self._local.learning_rate
         scale = 1 / batch
@@ -205,10 +205,10 @@ class BoundNetwork:
         """Start the local training of a client.
 
         Args:
-            row: (P,), the parameters that it starts from.
-            local: at the learning rate of the round.
-            term: of `LocalStep`.
-            seed: of dropout's masks.
+            row: (P,), the parameters at the start.
+            local: the local training, at the round's learning rate.
+            term: see `LocalStep`.
+            seed: the seed of dropout's masks.
         """
         self.load(row)
         self.network.train()

@@ -7,8 +7,8 @@ follows from norms of rows (as in `ghost_norms.py`), and its clipping factor sca
 
 Full batches can train in the span of their inputs. The gradient of the first layer's weight is D'X, so after steps on
 the same X the weight is ``W0 + A'X``, where A (B, H) adds up the D of each step, and the layer's outputs are ``X W0' +
-(X X') A``: the same gradient descent in another order of summation. A step costs B*B*H multiplications there instead of
-2*B*I*H, and no step reads or writes the weight.
+(X X') A``: the same gradient descent in a different order of summation. Each such step costs B*B*H multiplications
+instead of 2*B*I*H, and no step reads or writes the weight.
 """
 
 from collections.abc import Sequence
@@ -42,9 +42,9 @@ class DenseNetwork:
     """The batched gradients of a model that is Linear or Linear-ReLU-Linear on flattened inputs, in float32.
 
     Args:
-        layers: the names of the weight and of the bias (None: there is none) of each layer.
+        layers: the names of each layer's weight and bias (None: a layer without a bias).
         loss: `cross_entropy` or `squared_error`.
-        layout: of the model.
+        layout: the model's layout.
     """
 
     layers: tuple[tuple[str, str | None], ...]
@@ -157,7 +157,7 @@ class DenseNetwork:
                 into[bias].add_(cut(g.sum(dim=1), into[bias]), alpha=factor)
 
     def cheaper_in_span(self, batch: int, steps: int) -> bool:
-        """Return whether ``steps`` on one full batch of so many examples take less time by `train_in_span`."""
+        """Return whether ``steps`` on one full batch of ``batch`` examples take less time by `train_in_span`."""
         outputs, inputs = self.first.shape
         in_span = 2 * inputs * outputs * batch + batch * batch * (inputs + outputs * steps)
         return in_span < steps * (2 * batch + 3 * _PASS) * inputs * outputs + 4 * _PASS * inputs * outputs
@@ -166,9 +166,9 @@ class DenseNetwork:
         """Move rows (n, P) by plain steps on full batches.
 
         Args:
-            rows: changed in place.
+            rows: (n, P), the parameters, changed in place.
             batch: inputs (n, B, I), labels y (n, B) and each example's share (n, B) of its owner's mean loss.
-            steps: their number, at least 1, the same for all owners.
+            steps: the number of steps, at least 1, the same for all owners.
             local: learning rate and weight decay.
         """
         (x, y, share), rate = batch, local.learning_rate

@@ -18,7 +18,7 @@ class ParameterGradients:
     """The gradients of B examples with respect to one parameter.
 
     Args:
-        parameter: of the network.
+        parameter: the network's parameter.
         squares: (B,), the squared L2 norm of each example's gradient.
         weighted: maps weights (B,) to the weighted sum of the gradients, of the parameter's shape.
     """

@@ -46,9 +46,9 @@ class PerExampleClipper:
     """Sums of clipped gradients of one network, for one thread.
 
     Args:
-        network: in training mode when it is used, without batch norm.
+        network: the network, without batch norm; callers set it to training mode.
         loss: per-example loss.
-        dtype: of the network's computations; sums are float32.
+        dtype: the type of the network's computations; sums are float32.
 
     Raises:
         InputError: the network has batch norm.
@@ -74,7 +74,7 @@ class PerExampleClipper:
             forward: runs the network: inputs to float32 outputs (B, C).
             x: inputs (B * M, ...) of at least one example, its M copies in consecutive rows.
             y: labels (B * M,).
-            bound: on the L2 norm of one example's gradient; may be infinite.
+            bound: the largest L2 norm of each example's gradient; may be infinite.
             multiplicity: M; an example's gradient is the mean of its copies', clipped once.
         """
         found = None
@@ -108,7 +108,7 @@ class PerExampleClipper:
         self, layers: Sequence[nn.Module], forward: Forward, x: Tensor, y: Tensor
     ) -> tuple[list[ParameterGradients], Tensor] | None:
         """The gradients of all parameters, in order, and the squared norm (B,) of each example's; None where the
-        network turns out to be of another kind.
+        network turns out to be of a different kind.
         """
         seen: list[tuple[nn.Module, Tensor, Tensor]] = []
 
@@ -210,7 +210,7 @@ class PerExampleClipper:
 
 
 def _known(network: nn.Module, trained: Collection[nn.Parameter]) -> list[nn.Module] | None:
-    """The layers with trained parameters, where each has a formula and shares none of them with another."""
+    """The layers with trained parameters, if each has a formula and no two share a parameter."""
     layers = [
         module
         for module in network.modules()
@@ -251,10 +251,10 @@ def example_gradients(model: Model, network: nn.Module, row: Tensor, x: Tensor, 
     order.
 
     Args:
-        model: its loss and layout.
-        network: its structure, in evaluation mode, as for an attacker who has the model and no batch. No other thread
-            may use it.
-        row: (P,) float32, the model.
+        model: the model, for its loss and layout.
+        network: the model's structure, in evaluation mode, as for an attacker who has the model and no batch. No other
+            thread may use this network.
+        row: (P,) float32, the model's parameters.
         x: inputs (B, ...).
         y: labels (B,).
     """
@@ -279,6 +279,6 @@ def example_gradients(model: Model, network: nn.Module, row: Tensor, x: Tensor, 
 
 
 def gradients_one_by_one(losses: Iterable[Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the gradients (B, ...) of B losses by each parameter, one loss after another."""
+    """Return the gradients (B, ...) of B losses by each parameter, loss by loss."""
     gradients = [torch.autograd.grad(loss, [*parameters.values()], materialize_grads=True) for loss in losses]
     return dict(zip(parameters, map(torch.stack, zip(*gradients, strict=True)), strict=True))

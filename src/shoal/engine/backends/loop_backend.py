@@ -1,4 +1,4 @@
-"""The loop backend: one owner after another on a thread's own network; best for convolutions on a CPU."""
+"""The loop backend: owners train one at a time on a thread's own network; best for convolutions on a CPU."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -51,17 +51,17 @@ class LoopBackend:
         *,
         rule: StepRule | None = None,
     ) -> None:
-        """Train some owners: each of the ``rows`` (u, P) becomes the result of training it on its owner's examples.
+        """Train some owners, and replace each of the ``rows`` (u, P) by the result of training on its owner's examples.
 
         Args:
             bound: this thread's network.
-            rows: changed in place.
+            rows: parameters, changed in place.
             shards: all owners' examples.
-            owners: (u,) int64.
-            randomness: of all owners, as `LocalSGD.randomness`.
-            local: at the learning rate of the round.
-            term: of all owners; None: none.
-            rule: replaces the gradient step; rows are then (u, R). None: no rule.
+            owners: (u,) int64, the owner of each row.
+            randomness: the randomness of all owners, as from `LocalSGD.randomness`.
+            local: the local training, at the round's learning rate.
+            term: the linear term of all owners; None: none.
+            rule: a rule in place of the gradient step; rows are then (u, R). None: no rule.
         """
         constants = None if term is None else term.constants(owners)
         for i, (row, owner) in enumerate(zip(rows, owners.tolist(), strict=True)):
@@ -87,13 +87,13 @@ class _Batches:
     """The batches of an owner's local training.
 
     Args:
-        bound: the network that they are for.
+        bound: the network that trains on the batches.
         shards: all owners' examples.
         local: local training.
         examples: (m,), the owner's indices into the examples.
         orders: (passes, m or more), the order of the examples in each pass.
-        weights: (m,) of the examples; None: all 1.
-        seed: of the owner's own streams: "augmentation", "objective", "noise" and "coins".
+        weights: (m,), the examples' weights; None: all 1.
+        seed: the seed of the owner's own streams "augmentation", "objective", "noise" and "coins".
     """
 
     bound: BoundNetwork
@@ -140,7 +140,7 @@ class _Batches:
             yield augment(x) if len(x) else x, y, None, 0
 
     def _read(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and labels, each example as many times in a row as `LocalSGD.multiplicity` says."""
+        """Inputs and labels, with each example repeated `LocalSGD.multiplicity` times in a row."""
         indices, device = self._copies(indices).to(self.shards.y.device), self.bound.row.device
         x = to_compute_dtype(gather(self.shards.x, indices), self.bound.dtype, device)
         return x, self.shards.y[indices].to(device)
@@ -198,7 +198,7 @@ def _train_privately(batches: _Batches, rule: GradientPrivacy) -> None:
 
 
 def augmented(augmentation: InputAugmentation, x: Tensor, draws: Tensor) -> Tensor:
-    """Return the images of x (B, C, H, W) as their draws (B, d) say, in PyTorch's channels-last memory format."""
+    """Transform images x (B, C, H, W) by their draws (B, d); return them in PyTorch's channels-last memory format."""
     require(
         x.dim() == 4 and x.is_floating_point(),
         f"augmentation is of images (channels, height, width); got inputs of shape {tuple(x.shape[1:])}",

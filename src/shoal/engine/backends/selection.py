@@ -68,14 +68,15 @@ def resolve_backend(
     examples: tuple[Tensor, Tensor] | None = None,
     classes: int | None = None,
 ) -> Backend:
-    """Return the faster backend for a model on a CPU, by `prefers_vmap`; the loop where only the loop can train.
+    """Return the faster backend for a model on a CPU, by `prefers_vmap`; the loop for models that only the loop can
+    train.
 
     Args:
-        model: to be trained.
+        model: the model to train.
         local: local training.
-        examples: a few inputs (B, ...) and their labels, on which vmap is tried; where it does not give the loop's
-            gradients, the loop trains, and a warning gives the reason. None: the network's layers alone decide.
-        classes: of these labels; None: those of a regression.
+        examples: a few inputs (B, ...) and their labels, to try vmap on; if its gradients differ from the loop's, the
+            loop trains, and a warning gives the reason. None: the network's layers alone decide.
+        classes: the number of classes; None: a regression.
 
     Raises:
         InputError: neither backend can train the model on the examples.

@@ -217,12 +217,12 @@ class VmapBackend:
 def vmap_gradients(
     network: nn.Module, loss: Loss, dtype: torch.dtype, weights: BatchedTensors, rest: BatchedTensors, *batch: Tensor
 ) -> BatchedTensors:
-    """By name, (n, ...): the gradient of ``sum_b share[i, b] * loss(network(x[i, b]), y[i, b])``.
+    """Return gradients of ``sum_b share[i, b] * loss(network(x[i, b]), y[i, b])`` by tensor name, each (n, ...).
 
     Args:
         network: structure, in training mode, not in use by another thread.
         loss: per-example loss.
-        dtype: to compute in.
+        dtype: the type of the computations.
         weights: the trained tensors by name, each (n, ...).
         rest: the network's other tensors, each (n, ...).
         *batch: stored inputs x (n, B, ...), labels y (n, B) and each example's share (n, B) of its owner's mean loss.

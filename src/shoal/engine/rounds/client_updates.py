@@ -15,18 +15,18 @@ from shoal.engine.state import State
 def client_updates(
     training: Training, before: State, report: RoundReport, client: int, examples: Shards | None = None
 ) -> Iterator[tuple[int, float, Tensor]]:
-    """Recompute what the server received of a client in a round; nothing where it took no part.
+    """Recompute what the server received from a client in a round; nothing if the client did not take part.
 
     Args:
-        training: of the federation.
+        training: the federation's training.
         before: the state before the round.
-        report: of the round.
-        client: its id.
-        examples: other examples (one owner) to train the same models on, with other randomness and equal weights;
-            None: those of the round.
+        report: the round's report.
+        client: the client's id.
+        examples: different examples (one owner) to train the same models on, with different randomness and equal
+            weights; None: the round's examples.
 
     Yields:
-        The cluster whose model it moved, its aggregation weight, and its update (P,).
+        The cluster whose model the client moved, the client's aggregation weight, and the client's update (P,).
 
     Example:
         >>> import shoal.toy

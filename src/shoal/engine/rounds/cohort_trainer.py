@@ -24,16 +24,17 @@ class CohortTrainer:
     """Trains the n clients of a round.
 
     Args:
-        engine: of the trainings.
+        engine: the engine of the trainings.
         shards: the clients' examples of this round, n owners.
         ids: (n,) int64, the clients' ids.
-        local_of: local training of a cluster's clients, from the cluster and the plan's settings (None: the run's).
+        local_of: function from a cluster and the plan's settings (None: the run's) to the local training of the
+            cluster's clients.
         batches: the stream of this round's batches.
-        update_filter: applied to every update that the server receives; None: none.
-        client_filter: applied by honest clients to every update that they send; None: none.
-        malicious_clients: replace local training; None: all are honest.
+        update_filter: the server's filter of every received update; None: none.
+        client_filter: the honest clients' filter of every update that they send; None: none.
+        malicious_clients: clients with their own way of training; None: all are honest.
         record: whether `Aggregate.sent` is kept.
-        clock: counts the time of each part.
+        clock: a clock for the time of each part.
     """
 
     engine: Engine
@@ -173,15 +174,15 @@ def aggregated(
 ) -> Aggregate:
     """Return the server's part of a plan whose clients have trained elsewhere and sent their parameters.
 
-    It gives what `CohortTrainer.train` gives with the loop backend, bit for bit.
+    The result equals that of `CohortTrainer.train` with the loop backend, bit for bit.
 
     Args:
-        state: before the round.
-        plan: for these n clients.
-        ends: (n, P), the parameters that they sent; a few rows are read at a time.
-        seeds: (n,) int64, of the server's filter.
+        state: the state before the round.
+        plan: the plan for these n clients.
+        ends: (n, P), the parameters that the clients sent; a few rows are read at a time.
+        seeds: (n,) int64, the seeds of the server's filter.
         sizes: (n,) int64, examples per client, which decide the order of summation.
-        update_filter: applied to every update; None: none.
+        update_filter: the server's filter of every update; None: none.
 
     Raises:
         InputError: the plan does not ask for exactly one update per client.
@@ -285,11 +286,11 @@ def averaging_weights(assignment: Tensor, weights: Tensor, clusters: int) -> Ten
 
 @dataclass(frozen=True, eq=False)
 class _LocalTensors:
-    """The personal tensors of clients, in whose place the server has the values of its own models.
+    """The personal tensors of clients; the server has the values of its own models instead.
 
     Args:
-        slices: their places in a row; empty: all tensors are shared.
-        models: (K, P), the server's.
+        slices: the tensors' places in a row; empty: all tensors are shared.
+        models: (K, P), the server's models.
         clusters: (n,) int64, the cluster of each client.
     """
 
@@ -314,18 +315,18 @@ class _LocalTensors:
 
 @dataclass(eq=False)
 class _Receiver:
-    """Receives the results of one local training: those that are sent are filtered, recorded and aggregated.
+    """Receives the results of one local training; filters, records and aggregates those that are sent.
 
     Args:
-        training: whose results.
-        aggregator: of the server; None: nothing is sent.
-        column: of the training's first client in the aggregation weights.
-        update_filter: the server's.
-        local_tensors: those that are not sent; None: all are sent.
-        record: whether what is sent is kept, before the server's filter.
-        kept: parts of the updates, as `LocalTraining.keep` says.
+        training: the local training.
+        aggregator: the server's aggregator; None: nothing is sent.
+        column: the column of the training's first client in the aggregation weights.
+        update_filter: the server's filter of updates; None: none.
+        local_tensors: the tensors that are not sent; None: all are sent.
+        record: whether to keep what is sent, before the server's filter.
+        kept: parts of the updates, see `LocalTraining.keep`.
         sent: parameters that were sent.
-        clock: counts the time of filters and of sums.
+        clock: a clock for the time of filters and of sums.
     """
 
     training: LocalTraining

@@ -26,9 +26,9 @@ class Leaving:
     """Clients that leave, as a forgetting method sees them.
 
     Args:
-        training: of the run; the leavers are there until the last round.
-        state: after that round.
-        leavers: (m,) int64, positions of those that leave now.
+        training: the run's training; the leavers stay until its last round.
+        state: the state after that round.
+        leavers: (m,) int64, positions of the clients that leave now.
         seconds: wall time of `history`, by the name "history".
 
     Example:
@@ -131,5 +131,5 @@ class Forgetting(Protocol):
         ...
 
     def forget(self, leaving: Leaving) -> tuple[State, Departure]:
-        """Return the state with which the others go on, after `State.round` rounds, and the report."""
+        """Return the state with which the other clients continue, after `State.round` rounds, and the report."""
         ...

@@ -24,8 +24,8 @@ class RemoteRounds:
     """The parts of an algorithm's rounds on clients' machines and on the server.
 
     Args:
-        client: runs on each client, from the models, risks and directives that it is offered and its own tensors of the
-            state. Its plan has one training with ``weights``, since a client sends one update.
+        client: runs on each client, from the offered models, risks and directives and the client's own tensors of the
+            state. The client's plan has one training with ``weights``, since a client sends one update.
         server: runs on the server, from the updates, the clients' choices and their numbers of examples.
         choice: decides which model a client trains: the "client", which is offered all; the "server", which offers it
             one; or neither, where clients train for all models and send their "shares" (`ClientUpdate.best`).
@@ -53,7 +53,7 @@ def remote_rounds(algorithm: Algorithm) -> RemoteRounds:
     """Return the parts of an algorithm on several machines.
 
     Raises:
-        InputError: it is not `RunsRemotely`, or not as it is set.
+        InputError: the algorithm is not `RunsRemotely`, or not with its settings.
 
     Example:
         >>> import shoal
@@ -108,10 +108,10 @@ class ReceivedUpdates:
 
 
 def client_round(training: Training, state: State, *, count_best: bool = False) -> tuple[ClientUpdate, State]:
-    """Return a client's part of the round after ``state``: it chooses a model, and trains it.
+    """Return a client's part of the round after ``state``, the choice of a model and its training.
 
     Args:
-        training: of a federation of this client alone, without the server's treatment of updates.
+        training: a federation's training with this client alone, without the server's treatment of updates.
         state: the offered models and their risks and directives, with the client's own tensors.
         count_best: whether `ClientUpdate.best` is requested.
 
@@ -188,15 +188,15 @@ def summed_round(
     The federation's first n clients stand for the round's unknown clients, in the order of their clusters.
 
     Args:
-        training: of a federation with at least n clients.
-        state: before the round.
-        assignment: (n,) int64, their clusters.
-        sizes: (n,) int64, any numbers of examples that add up to those of each cluster.
+        training: the training of a federation with at least n clients.
+        state: the state before the round.
+        assignment: (n,) int64, the clients' clusters.
+        sizes: (n,) int64, any numbers of examples whose sum per cluster is right.
         moves: (K, P) float64, the mean update of each cluster's clients, weighted as the algorithm weighs them; 0 for a
             cluster without clients.
 
     Raises:
-        InputError: the algorithm needs something of single updates.
+        InputError: the algorithm needs more of each update than the sum.
     """
     count, clusters = len(assignment), len(state.models)
     if not count:

@@ -28,15 +28,15 @@ class Cohort:
     Args:
         round: number of the round, from 1.
         clients: (n,) int64, positions in the federation.
-        sizes: (n,) int64, examples of each.
+        sizes: (n,) int64, examples per client.
         preferences: thresholds and weights of risk, (n,) each.
         local: local training in this round, at its learning rate.
-        layout: of a model's parameter vector.
+        layout: the layout of a model's parameter vector.
         scores: computes losses (n, K); see `losses`.
-        stream: for the server's random draws in this round. Clients come in the order of their ids, so draws by
-            position do not depend on the order of clients in the federation.
+        stream: the stream of the server's random draws in this round. Clients come in the order of their ids, so draws
+            by position do not depend on the order of clients in the federation.
         example_scores: computes losses (m, K); see `example_losses`.
-        labels: (m,) of all the clients' examples, client by client; (m, d) in a regression.
+        labels: (m,), the labels of all the clients' examples, client by client; (m, d) in a regression.
 
     Example:
         >>> import torch, shoal.toy
@@ -127,8 +127,8 @@ class TrainingPhase:
     in every phase. `shoal.algorithms.FedRep` trains its head, then its body.
 
     Args:
-        epochs: at least 1.
-        tensors: their names in the layout.
+        epochs: the number of epochs, at least 1.
+        tensors: the trained tensors' names in the layout.
     """
 
     epochs: int
@@ -156,7 +156,7 @@ class LocalTraining:
             trains all tensors.
         shared: names of the tensors that are sent; None: all. The others are personal: the server receives the values
             of its own model in their place, and ``keep`` is given the client's.
-        step_rule: what a local step does with gradients; None: gradient descent, with ``linear_term``. With a rule,
+        step_rule: the use of gradients in a local step; None: gradient descent, with ``linear_term``. With a rule,
             rows of ``initial_params`` are the rule's (S, R); a client sends the first P of its R elements, and ``keep``
             is given all.
 
@@ -255,7 +255,7 @@ class RoundPlan:
     def clusters(self, index: int) -> Tensor:
         """(n,) int64, the cluster whose model each client moves in one of the trainings, and whose directives count.
 
-        It is the client's own, unless clients send several updates: then each update moves another model.
+        This is the client's own model, unless clients send several updates; each of these moves a different model.
         """
         weights = self.trainings[index].weights
         updates = sum(training.weights is not None for training in self.trainings)
@@ -338,7 +338,7 @@ class Deployed:
         model: (n,) int64, the index of each client's model.
         assignment: (n,) int64, the cluster of each client.
         fine_tuning: local trainings that every client takes from its model, in order, on all its examples, without
-            sending anything; None stands for the run's. `Training.deployed` performs them.
+            sending anything; None: the run's. `Training.deployed` performs them.
     """
 
     models: Tensor | PersonalModels
@@ -406,18 +406,19 @@ class Departure:
     Args:
         round: the number of the first round without them.
         clients: (m,) int64, their positions in the federation.
-        before: (K, P) float32, the models that they still trained.
-        after: (K, P) float32, the models with which the others go on.
-        method: how, such as "exact".
-        client_rounds: local trainings that it took, in units of one client's training in one round.
-        full_client_rounds: those that training all earlier rounds again without the leavers takes.
-        clusters: models that changed.
-        choices: choices that the others made anew.
-        changed_choices: those of them that differ from what they chose with the leavers.
-        megabytes: what a server must store to forget so, in units of 10^6 bytes.
+        before: (K, P) float32, the models that the leavers still trained.
+        after: (K, P) float32, the models with which training continues.
+        method: the name of the forgetting method, such as "exact".
+        client_rounds: local trainings for forgetting, in units of one client's training in one round.
+        full_client_rounds: local trainings for training all earlier rounds again without the leavers, in the same
+            units.
+        clusters: the number of models that changed.
+        choices: the number of choices that the other clients repeated.
+        changed_choices: the number of repeated choices that differ from those made with the leavers.
+        megabytes: the size of what a server must store to forget this way, in units of 10^6 bytes.
         seconds: wall time of the method.
-        history_seconds: of training the past again to know it, which a server that stored it does not need.
-        cohorts: positions of the clients that trained for it, round by round.
+        history_seconds: wall time of training the earlier rounds again, which a server that stored them does not need.
+        cohorts: positions of the clients that trained for forgetting, round by round.
     """
 
     round: int
@@ -443,11 +444,11 @@ class RoundReport:
 
     Args:
         cohort: (n,) int64, positions of the clients that took part.
-        plan: of the round.
+        plan: the round's plan.
         risks_estimated: whether risks were estimated at the end of this round.
         seconds: wall time of "choose", of "train" and its parts (`round_clock.TRAIN`), and of "red_team".
-        updates: received by the server; None in a round that is not recorded (`Training.record_every`).
-        departure: of the clients that left before this round, after they had trained; None: nobody left.
+        updates: the updates that the server received; None in a round that is not recorded (`Training.record_every`).
+        departure: the departure of the clients that left before this round, after they had trained; None: nobody left.
     """
 
     cohort: Tensor

@@ -61,22 +61,22 @@ class Training:
 
     Args:
         federation: the clients.
-        algorithm: decides which model each client trains, and how models move.
-        local: local training before any defence.
-        engine: its data should have been prepared (`Engine.prepare`).
+        algorithm: the algorithm, which decides the model that each client trains, and how models move.
+        local: the local training before any defence.
+        engine: the engine, with the federation's data prepared (`Engine.prepare`).
         stream: the root of the run's random streams.
         participation: fraction of the clients that take part in a round, in [0, 1] (`Federation.cohort_size`).
-        risk_estimator: estimates the models' risks; None: they stay unknown.
-        update_filter: applied by the server to every update; None: none.
-        client_filter: applied by every honest client to its update before it sends it; None: none.
-        defenses: change local training, in order, for each cluster in each round.
-        malicious_clients: replace local training; None: all clients are honest.
-        coordinator: turns each estimate of risks into directives; None: there are no directives.
-        release: replaces the models after every round, or averages them; None: nothing does.
+        risk_estimator: the estimator of the models' risks; None: they stay unknown.
+        update_filter: the server's filter of every update; None: none.
+        client_filter: every honest client's filter of its update before sending; None: none.
+        defenses: changes of local training, applied in order, for each cluster in each round.
+        malicious_clients: clients with their own way of training; None: all clients are honest.
+        coordinator: the rule that turns each estimate of risks into directives; None: no directives.
+        release: the rule that replaces the models after every round, or averages them; None: the models stay.
         record_every: rounds between reports with the updates that the server received; 0: none has them.
-        first_state: models, and what else of a `State`, that `start` takes over; None: nothing.
-        presence: which clients are there in which round; None: all, always.
-        forgetting: what is done when clients leave; None: the others go on.
+        first_state: models, and any further parts of a `State`, that `start` takes over; None: nothing.
+        presence: the clients that are present in each round; None: all, always.
+        forgetting: the method of forgetting clients that leave; None: the other clients continue with the same models.
 
     Example:
         >>> import shoal.toy
@@ -120,7 +120,7 @@ class Training:
         """Return the state before the first round.
 
         Raises:
-            InputError: `first_state` has another number of models than the algorithm begins with.
+            InputError: `first_state` has a different number of models than the algorithm begins with.
         """
         state = self.algorithm.init(self.engine, self.federation, self.local, self.stream("init"))
         if self.coordinator is not None:
@@ -223,11 +223,11 @@ class Training:
         estimated.
 
         Args:
-            state: before the round.
-            clients: in the order of their ids.
-            choice: (n,) int64, the models that they choose, whatever their losses say; None: their own choices. It
-                binds algorithms by whose rule clients choose by a mean loss.
-            clock: counts the time of each part.
+            state: the state before the round.
+            clients: their positions, in the order of their ids.
+            choice: (n,) int64, the models that the clients choose, whatever their losses say; None: their own choices.
+                It binds algorithms whose clients choose by a mean loss.
+            clock: a clock for the time of each part.
             record: whether `Aggregate.sent` is kept.
         """
         clock = clock or RoundClock()
@@ -451,8 +451,8 @@ class Training:
     def _finite(self, state: State, losses: Tensor, clients: Tensor, number: int) -> Tensor:
         """The ``losses`` (m, K) of ``clients`` (m,), or the error of a round in which one is not finite.
 
-        With DP-SGD it is float32's largest number instead: an error would say of a record, without noise, that the
-        model overflows on it.
+        With DP-SGD such a loss becomes float32's largest number instead, because an error would show, without noise,
+        that the model overflows on a record.
         """
         unusable = ~torch.isfinite(losses).all(dim=1)
         if not bool(unusable.any()):

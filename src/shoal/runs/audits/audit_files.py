@@ -39,11 +39,11 @@ class AuditRequest:
     """The settings of an audit.
 
     Args:
-        gates: limits on the figures; the page says whether they hold.
+        gates: limits on the figures; the page shows whether they hold.
         attacks: the user's own, in addition to the shipped ones and those of the run.
         references: R, the number of reference federations, the largest with gates; 0: none.
-        duplicates: "leave-out" excludes every record with a copy (same inputs and label) at another client or in the
-            test, hold-out or shadow set; None: as the simulation does.
+        duplicates: "leave-out" excludes every record with a copy (same inputs and label) at a different client or in
+            the test, hold-out or shadow set; None: as the simulation does.
         queries: number of copies of each record to query.
         site: whether to infer the client of held-out examples too (`SiteInference`).
     """
@@ -65,7 +65,7 @@ class AuditFiles:
         audit: the findings.
         flat: the keys and values of audit.json.
         page: the path of audit.html.
-        gates: of the request.
+        gates: the requested gates.
     """
 
     audit: Audit
@@ -80,7 +80,7 @@ class AboutAudited:
     """Facts in an audit's files beside the findings.
 
     Args:
-        title: of the page.
+        title: the page's title.
         stated: "epsilon", "delta" and "bound.*" of the run's guarantee; see `stated_guarantee`.
         seconds: wall times, by key of audit.json.
         pictures: images (channels, height, width) uint8 of some records, by their names.

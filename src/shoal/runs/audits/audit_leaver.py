@@ -50,13 +50,13 @@ OTHER_COLUMNS = ("client", "group", "accuracy_before", "accuracy_after", "exposu
 
 @dataclass(frozen=True, eq=False)
 class LeaverFiles:
-    """An audit of a leaver that was written.
+    """The written audit of a leaver.
 
     Args:
         flat: the keys and values of audit.json.
         answer: the verdicts in sentences.
         page: the path of audit.html.
-        gates: that were asked for.
+        gates: the requested gates.
     """
 
     flat: Mapping[str, Any]
@@ -79,7 +79,7 @@ def audit_leaver(
     gates: Sequence[str] = (),
     allow_code: bool = False,
 ) -> LeaverFiles:
-    """Audit whether a run forgot a client: compare federations that had it until it left with some that never had it.
+    """Audit whether a run forgot a client, by federations that had the client until it left and some that never had it.
 
     Args:
         run: directory of a finished run of a configuration with events.

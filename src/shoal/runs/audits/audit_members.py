@@ -56,12 +56,12 @@ def audit_members(
     """Train reference federations, attack a simulation's members with their scores, and write the audit's files.
 
     Args:
-        simulation, progress: the attacked simulation, and its state after the last round.
-        engine: with the simulation's network.
+        simulation, progress: the attacked simulation, and the simulation's state after the last round.
+        engine: the engine, with the simulation's network.
         request: settings of the audit.
         place: directory of the audit's files, and the workers that train reference federations.
         about: facts beside the findings.
-        home: directory with the folder ``references`` of their scores; None: ``place.out``.
+        home: directory with the folder ``references`` for the reference federations' scores; None: ``place.out``.
         recorded: clients' updates for attacks of the server; None without them.
     """
     copies, queries = request.duplicates or simulation.duplicates, request.queries

@@ -49,25 +49,25 @@ def audit_run(
 ) -> AuditFiles:
     """Audit a finished run: train reference federations, and attack the run's members with their scores.
 
-    Each reference federation costs one training of the run, without evaluation and red team. Its scores are stored in
+    Each reference federation costs one training of the run, without evaluation and red team. The scores are stored in
     ``run/references``, so an interrupted audit resumes, and a larger one reuses them. For a read-only ``run`` they are
     stored in ``out/references``.
 
     Args:
         run: directory of a finished run of a configuration; see `shoal.Result.audit` for a simulation in Python.
-        references: R, the number of reference federations; 0: none. With ``gates`` it is the most: two are added at a
-            time until every gate is decided (`shoal.runs.audits.gate`).
+        references: R, the number of reference federations; 0: none. With ``gates`` R is the largest number: two are
+            added at a time until every gate is decided (`shoal.runs.audits.gate`).
         out: directory of the audit's files; None: ``run``.
         data_dir: the first folder in which to look for data.
-        duplicates: "leave-out" excludes every record with a copy (same inputs and label) at another client or in the
-            test, hold-out or shadow set; None: as configured.
+        duplicates: "leave-out" excludes every record with a copy (same inputs and label) at a different client or in
+            the test, hold-out or shadow set; None: as configured.
         queries: number of copies of each image to query, at most 18 (2 flips x 9 shifts); their scores are averaged.
             Each number needs its own reference federations.
         site: whether to attack the origin of held-out examples too: their client, by its model's outputs.
         jobs: number of processes that train reference federations; results are the same.
         cluster: address of a Ray cluster for the training, see `shoal.sweeps.Workers`; None: this machine.
         watch: function of the finished and of all reference federations, called before the first one and after each.
-        gates: limits on the figures, such as ``"tpr_at_fpr_0.01 <= 0.05"``; the page says whether they hold.
+        gates: limits on the figures, such as ``"tpr_at_fpr_0.01 <= 0.05"``; the page shows whether they hold.
         attacks: your own attacks on the scores of reference models or on clients' updates, in addition to all shipped
             ones and those of the configuration.
         allow_code: see `shoal.load`.

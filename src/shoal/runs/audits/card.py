@@ -164,7 +164,7 @@ def _private_rule(settings: object) -> Mapping[str, Any]:
 def _questions(
     models: int, settings: Mapping[str, Any], promise: Mapping[str, Any] | None, exposure: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """The questions with their answers; an answer with False says why this card does not cover the question."""
+    """The questions with their answers; False with a reason means that this card does not cover the question."""
     nothing, command = "no epsilon is stated", exposure["command"]
     attacked = [view for view in VIEWS if exposure.get("views", {}).get(view)]
     attacks = f"nothing was measured; run {command}"

@@ -76,7 +76,7 @@ class Gate:
         """Return the upper ends that break this gate, by key of audit.json.
 
         Scores with the `wrong_sign` break it wholly. A view's figure includes ``at_least``, the certain figure of
-        another attack in the view.
+        a different attack in the view.
 
         Raises:
             InputError: none of its figures was measured.
@@ -200,11 +200,11 @@ def require_measurable(gates: Sequence[Gate], non_members: Mapping[str, int]) ->
     """Refuse gates on figures that an audit cannot measure, before its reference federations are trained.
 
     Args:
-        gates: of the audit.
+        gates: the audit's gates.
         non_members: number of non-members by group.
 
     Raises:
-        InputError: a key of another form, an unknown view or group, or too few non-members for a true positive rate.
+        InputError: a key of a wrong form, an unknown view or group, or too few non-members for a true positive rate.
     """
     for gate in gates:
         name = gate.key.removesuffix(gate.metric).removesuffix(".")

@@ -44,11 +44,12 @@ class Trace:
     Args:
         model: network and loss.
         records: the members of each client, and non-members.
-        files: of the recorded rounds, in order.
+        files: the files of the recorded rounds, in order.
         read: function that reads the updates of one file.
-        preferences: threshold and beta of each client, by its id; None: unknown.
+        preferences: threshold and beta of each client, by the client's id; None: unknown.
         local: the clients' local training, as far as the server knows it; None: unknown.
-        simulation: of a run of Shoal, which tells the server how clients train; None: another framework's.
+        simulation: the simulation of a run of Shoal, so that the server knows how clients train; None: a different
+            framework.
     """
 
     model: Model
@@ -132,7 +133,7 @@ def trace_of(out: str | Path, federation: Federation, model: Model, every: int |
 
     Args:
         out: the run directory.
-        federation: of the simulation.
+        federation: the simulation's federation.
         model: the trained model, with the defences that change it (`Dropout`).
         every: rounds from one recorded round to the next; None: rounds may be missing.
     """
@@ -159,8 +160,8 @@ class TraceSettings:
     Args:
         model: the network, as in a run's configuration.
         classes: C, the number of classes.
-        shape: of an input: [channels, height, width], or [numbers] of a vector; None for texts.
-        vocabulary: the number of words of texts, numbered from 1; None for other inputs.
+        shape: an input's shape, [channels, height, width], or [numbers] for a vector; None for texts.
+        vocabulary: the number of words in texts, numbered from 1; None for other inputs.
         loss: ``cross-entropy``, or ``module:Name`` of a function of outputs (B, C) and labels (B,) that returns the
             loss of each example (B,).
         every: rounds from one recorded round to the next; None: rounds may be missing.
@@ -275,7 +276,7 @@ def parse_arrays(path: Path, required: Sequence[str], allowed: str) -> dict[str,
     """Read the arrays in a file, by name.
 
     Raises:
-        InputError: it is missing or damaged, needs unpickling, or lacks one of the ``required`` arrays.
+        InputError: the file is missing or damaged, needs unpickling, or lacks one of the ``required`` arrays.
     """
     try:
         if path.suffix == ".safetensors":
