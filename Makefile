@@ -13,6 +13,7 @@ install: .venv/installed  ## Make .venv with Shoal and its tools, in the version
 .venv/installed: pyproject.toml packages/shoal-flower/pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Shoal needs Python 3.11 or later; use make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
+	@echo 'Installing Shoal and its tools into .venv; this takes some minutes'
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable packages/shoal-flower
 	touch $@
 
