@@ -20,11 +20,11 @@ _AS_JSON = Annotated[bool, typer.Option("--json", help="Print one JSON document 
 
 @dataclass(frozen=True)
 class CommandResult:
-    """What a command answers.
+    """A command's answer.
 
     Args:
-        document: for programs; its keys are those of the files.
-        shown: for a person: a text, or what prints it.
+        document: the answer for programs; its keys are those of the files.
+        shown: the answer for a person: a text, or a function that prints it.
         gates: limits on the document's figures; a broken one makes the exit code 3.
         code: the exit code.
     """

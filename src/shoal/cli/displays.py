@@ -52,8 +52,8 @@ class SweepDisplay(LiveBar):
     """The runs of a sweep, or of a stage of a search; a `SweepWatch`.
 
     Args:
-        console: where to.
-        lines: of a log, per sweep or stage.
+        console: the console to write to.
+        lines: number of lines in a log, per sweep or stage.
     """
 
     def __init__(self, console: Console, *, lines: int = 10) -> None:

@@ -133,7 +133,7 @@ class Copies:
         within: training examples that their client has already.
         across: training examples that another client has, each client's first.
         test, holdout, shadow: examples of these sets that a client trains on.
-        examples: of all these sets together.
+        examples: the number of examples in all these sets together.
     """
 
     within: int
@@ -160,9 +160,9 @@ class ExampleHashes:
     """`content_hashes` of the examples of a federation.
 
     Args:
-        clients: (T,) of the training examples, client after client.
-        owner: (T,) the position of each one's client.
-        holdout, test, shadow: of the examples of these sets.
+        clients: (T,) hashes of the training examples, client after client.
+        owner: (T,) the position of each training example's client.
+        holdout, test, shadow: the hashes of these sets' examples.
     """
 
     clients: NDArray[np.uint64]

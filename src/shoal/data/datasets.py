@@ -58,7 +58,7 @@ class TextDataset:
         name: name of the set in the catalog, such as ``"yelp"``.
         words: (M, L) int64, the numbers of the words, 1 to ``vocabulary``; zeros pad a text after its last word.
         vocabulary: the largest number of a word.
-        labels, train_count, classes, has_property: as in `ImageDataset`.
+        labels, train_count, classes, has_property: the arguments of `ImageDataset`.
 
     Example:
         >>> import torch, shoal
@@ -85,7 +85,7 @@ class TableDataset:
     Args:
         name: name of the set in sentences.
         rows: (M, F) float32, M examples of F numbers.
-        labels, train_count, classes, has_property: as in `ImageDataset`.
+        labels, train_count, classes, has_property: the arguments of `ImageDataset`.
 
     Example:
         >>> import torch, shoal
@@ -119,11 +119,11 @@ class Standardizer:
 
     Args:
         inputs: the names of the F columns.
-        mean: of each column; of words 0.
-        std: standard deviation of each column; infinite for a constant column, which becomes 0; of words 1.
+        mean: the mean of each column; 0 for words.
+        std: the standard deviation of each column; infinite for a constant column, which becomes 0; 1 for words.
         words: the words of each column that have an input, none where it holds numbers; a row of another word has 0 in
             all. (): all columns hold numbers.
-        fill: what replaces an empty cell of each column: a number, or the place of a word. (): nothing does.
+        fill: each column's replacement of an empty cell, a number or the place of a word. (): empty cells stay.
 
     Example:
         >>> import pandas as pd

@@ -269,14 +269,14 @@ class Federation:
                 numbered in the order of first appearance and keep their names. As in the source ``table`` of a
                 configuration, classes are numbered in sorted order, inputs standardised by these rows alone, and
                 possible mistakes are warnings in the log.
-            columns: which column names the client, the label, the group, and which are inputs.
+            columns: the columns of the client, the label, the group and the inputs.
             test: held-out examples, a table with the same columns. A row belongs to its client where ``table`` has
                 rows of that client.
-            shadow: the server's examples, such a table; None: none.
-            threshold, beta, classes, task: as in `from_tensors`.
-            test_fraction: in place of ``test``, the fraction of each client's rows that are held out, drawn by ``seed``
+            shadow: the server's examples, a table with the same columns; None: none.
+            threshold, beta, classes, task: the arguments of `from_tensors`.
+            test_fraction: the fraction of each client's rows to hold out instead of ``test``, drawn by ``seed``
                 as `data.test_fraction` of a configuration with that seed does.
-            seed: of the rows that are held out.
+            seed: the seed that draws the rows to hold out.
 
         Raises:
             InputError: a column that is missing, a row without a client, a label that no client has, or examples that

@@ -155,11 +155,11 @@ def partition_dataset(
 
     Args:
         dataset, partition, groups: the examples, their numbers per set, and their shifts.
-        preferences: the clients'; None: a threshold of 0.65 and beta 0.5, as in `Federation.from_tensors`.
+        preferences: the clients' preferences; None: a threshold of 0.65 and beta 0.5, as in `Federation.from_tensors`.
         stream: randomness of the partition and the shifts; by default that of `shoal run` with seed 0.
 
     Raises:
-        InputError: as `Partition.check`.
+        InputError: an error of `Partition.check`.
 
     Example:
         >>> import shoal

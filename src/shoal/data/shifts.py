@@ -100,7 +100,7 @@ def shift_inputs(
     Args:
         dataset, indices: the set and (m,) int64, which of its examples.
         groups, group: the groups and (m,) int64, the index of each example's group among them.
-        stream: of the angles and factors.
+        stream: the randomness of the angles and factors.
         client: (m,) int64, the id of each image's client; None: no client, and each image has a shift of its own.
 
     Returns:

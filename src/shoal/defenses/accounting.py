@@ -42,7 +42,7 @@ def composed(history: Sequence[tuple[float, float, int]], delta: float, accounta
 
     Args:
         history: noise multipliers (0: epsilon is infinite), sampling rates in (0, 1], and numbers of such steps.
-        delta: in (0, 1).
+        delta: the guarantee's delta, in (0, 1).
         accountant: "rdp", at Opacus' default orders, or "prv".
 
     Raises:
@@ -89,7 +89,7 @@ def client_epsilons(
         counted: local trainings.
         rule: the privacy of their steps.
         choice_noise: the noise multiplier of the Gaussian mechanism that chose a client's cluster; None: none.
-        copies: those of each client's most frequent record (N,) int64; None: 1.
+        copies: the number of copies of each client's most frequent record, (N,) int64; None: 1.
         of: a function of the steps to compute instead of epsilon. It counts shuffled batches exactly: a record is in
             one batch per pass, as in a step on all examples.
 
@@ -120,14 +120,14 @@ class PrivateTrainings:
     """The private trainings of a federation's N clients in some rounds and after the last of them.
 
     Args:
-        federation: of the clients. One with a schedule uses an example either in every k-th round or in all others: its
-            epsilon is the larger of the two.
+        federation: the clients' federation. With a schedule a client uses an example either in every k-th round or in
+            all others; its epsilon is the larger of the two.
         cohorts: positions of the clients of each round.
-        trainings: of every client, with all defences.
+        trainings: every client's local training, with all defences.
         rule: the privacy of steps.
         first_round: number of the first of these rounds.
-        choice_noise: as of `client_epsilons`.
-        copies: as of `client_epsilons`; None: they are counted.
+        choice_noise: the noise multiplier, as in `client_epsilons`.
+        copies: the numbers of copies (N,), as in `client_epsilons`; None: they are counted.
     """
 
     federation: Federation
@@ -220,16 +220,16 @@ def epsilons_by_view(
     """The epsilon of each of N clients with noise in the sum, by the view of an attacker, (N,) float64 each.
 
     A sum of at least m clients has noise sigma C: an outsider sees models of such sums, and so does a server whose sums
-    are secure. A client subtracts its own share, which leaves (m - 1) / m of the variance; a server without secure sums
-    sees one share, 1 / m of it. Each round is one Gaussian mechanism on all examples.
+    are secure. A client subtracts its own noise, which leaves (m - 1) / m of the variance; a server without secure sums
+    sees one client's noise, 1 / m of the variance. Each round is one Gaussian mechanism on all examples.
 
     Args:
-        rule: with ``noise = "sum"``.
-        rounds: (N,) int64, that each client took part in.
-        choice_noise: as of `client_epsilons`.
-        secure: whether the server sees sums alone. It may know the share of one client, so it has the client's view.
-        copies: as of `client_epsilons`.
-        of: what is computed of ``mu``, see `gaussian_epsilon`, in place of epsilon.
+        rule: the DP-SGD defence, with ``noise = "sum"``.
+        rounds: (N,) int64, the number of rounds that each client took part in.
+        choice_noise: the noise multiplier, as in `client_epsilons`.
+        secure: whether the server sees sums alone. It may know one client's noise, so it has the client's view.
+        copies: the numbers of copies (N,), as in `client_epsilons`.
+        of: a function of ``mu`` (see `gaussian_epsilon`) to compute instead of epsilon.
     """
     counted = torch.stack([rounds, torch.ones_like(rounds) if copies is None else copies])
     least, (kinds, index) = rule.min_clients or 1, counted.unique(dim=1, return_inverse=True)

@@ -19,7 +19,7 @@ from shoal.engine import ClusterRound, LocalSGD
 class Augmentation(Scaled):
     """Random rotations, shifts, flips and crops of the images in every batch, bilinear, 0 outside the image.
 
-    Each image gets its own transform in every pass, so the guarantee of DP-SGD does not change. It needs images.
+    Each image gets its own transform in every pass, so DP-SGD's guarantee does not change. Examples must be images.
 
     Args:
         rotation: largest angle in degrees, in either direction; uniform.
@@ -29,7 +29,7 @@ class Augmentation(Scaled):
             whole; uniform.
         multiplicity: M, copies of each image in a step, each with its own transform. With DP-SGD the mean of their
             gradients is clipped once, so a step reads an image M times at the epsilon of one (De et al.).
-        strength: of a `scaled` defence, in [0, 1]: the factor on angles, shifts, crops and the share of flips.
+        strength: a `scaled` defence's strength, in [0, 1]: the factor on angles, shifts, crops and the share of flips.
 
     Source: on what it does against membership inference, Kaya and Dumitras, "When Does Data Augmentation Help With
     Membership Inference Attacks?", ICML 2021. Of ``multiplicity``: De, Berrada, Hayes, Smith, Balle 2022,

@@ -17,14 +17,14 @@ class CCL(LossDefense):
     """The loss ``beta * (alpha * CE - (1 - alpha) * g(p))``, averaged over a batch.
 
     CE is an example's cross-entropy and p = exp(-CE) the probability of its label; g is ``exp(p)`` (CCEL) or
-    ``p + p^2 / 2`` (CCQL). Since beta scales every gradient, a learning rate for plain cross-entropy is too small. It
+    ``p + p^2 / 2`` (CCQL). Since beta scales every gradient, a learning rate for plain cross-entropy is too small. CCL
     needs classification by cross-entropy, without DP-SGD, and the ``loop`` backend.
 
     Args:
         variant: the concave term, ``ccel`` (exponential) or ``ccql`` (quadratic).
         alpha: weight of the cross-entropy, in [0, 1]; the concave term has the rest.
         beta: factor on the whole.
-        strength: of a `scaled` defence, in [0, 1]: the weight of this loss; plain cross-entropy has the rest.
+        strength: a `scaled` defence's strength, in [0, 1]: the weight of this loss; plain cross-entropy has the rest.
 
     Source: Liu et al. 2024, arXiv:2402.05453, with the exponential (CCEL) and the quadratic (CCQL) concave term.
 

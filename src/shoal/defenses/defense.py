@@ -25,7 +25,7 @@ class TrainingSetup:
         update_filter: the server's filter of every update; None: none.
         client_filter: every honest client's filter of its update; None: none.
         defenses: changes of local training, in order, for each cluster in each round.
-        kind: of the examples, as `shoal.Federation.kind`, for defences of images; None: unknown.
+        kind: the kind of the examples, as `shoal.Federation.kind`, for defences of images; None: unknown.
 
     Example:
         >>> import shoal

@@ -64,7 +64,7 @@ class DPSGD:
         max_grad_norm: C, the bound on the L2 norm of each example's gradient, at least 1e-6 for squares in float32;
             ``inf``: no clipping, only without noise.
         noise_multiplier: sigma, the standard deviation of the noise in units of C; 0: no noise, and no guarantee.
-        delta: of the reported (epsilon, delta).
+        delta: the delta of the reported (epsilon, delta).
         accountant: ``rdp`` (Renyi, at Opacus' default orders), or ``prv`` (tighter, slower, and refused if it would
             take gigabytes of memory).
         noise: sigma is the noise of each ``client``, or of the ``sum`` over a model's clients.

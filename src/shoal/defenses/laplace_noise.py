@@ -33,7 +33,7 @@ class LaplaceNoise:
 
     Args:
         noise_multiplier: nu, the mean length of the noise in lengths of the update; 0: no noise.
-        epsilon: of every update.
+        epsilon: every update's epsilon, in 1 / (unit of L2 distance).
 
     Raises:
         InputError: both scales, or neither.

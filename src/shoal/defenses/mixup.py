@@ -25,7 +25,7 @@ class Mixup(LossDefense):
 
     Args:
         alpha: a of the distribution Beta(a, a) of the mixing weight; 0: no mixing.
-        strength: of a `scaled` defence, in [0, 1]: lambda becomes ``1 - strength * (1 - lambda)``.
+        strength: a `scaled` defence's strength, in [0, 1]: lambda becomes ``1 - strength * (1 - lambda)``.
 
     Source: Zhang, Cisse, Dauphin, Lopez-Paz 2018, arXiv:1710.09412.
 

@@ -59,10 +59,10 @@ class L2(Scaled):
 
 @settings
 class ShorterTraining:
-    """A share of the local steps: the first ones of a client's steps in a round.
+    """A fraction of the local steps: only the first of a client's steps in each round.
 
     Args:
-        share: of the local steps (of epochs, parts of one too), in (0, 1], rounded, and at least one step; 1: all.
+        share: the fraction of the local steps to take, in (0, 1], rounded to whole steps, at least one; 1: all.
 
     Example:
         >>> import shoal.toy

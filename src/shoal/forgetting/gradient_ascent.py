@@ -30,24 +30,25 @@ LOG = logging.getLogger("shoal")
 
 @settings
 class ProjectedGradientAscent:
-    """The leaver raises its loss by gradient steps, in a ball round a model from which its last update is taken out.
+    """The leaver raises its loss by gradient steps, in a ball around a model without its last update.
 
-    With w the leaver's model of today, w_i what it sent in its last round and W_i its weight then, the reference is
-    ``w_ref = (w - W_i w_i) / (1 - W_i)``. The squared radius of the ball is a third of the mean squared distance of
-    w_ref to random models. From w_ref the leaver takes gradient steps up its own loss; each is followed by a projection
-    onto the ball. It stops when the squared distance to w_i exceeds ``stop_distance``, or after its epochs.
+    With w the leaver's current model, w_i the model that it sent in its last round and W_i its weight then, the
+    reference is ``w_ref = (w - W_i w_i) / (1 - W_i)``. The squared radius of the ball is a third of the mean squared
+    distance of w_ref to random models. From w_ref the leaver takes gradient steps up its own loss; each is followed by
+    a projection onto the ball. The leaver stops when the squared distance to w_i exceeds ``stop_distance``, or after
+    its epochs.
 
-    It is an approximation, and nothing says how much the others learnt from the leaver's earlier updates. The leaver
+    The method is approximate, and nothing shows how much others learnt from the leaver's earlier updates. The leaver
     must still be there to take these steps. Ours: each cluster that a leaver trained, one leaver after another; where
-    its last round was an earlier one, w is today's model all the same. The code's stop at 2.2 was chosen for a network
+    its last round was an earlier one, w is still the current model. The code's stop at 2.2 was chosen for a network
     for MNIST, so choose yours; the paper's text stops by an accuracy.
 
     Args:
         epochs: passes over the leaver's data, at most.
-        learning_rate: of the steps.
-        momentum: of the steps, in [0, 1).
+        learning_rate: the learning rate of the steps.
+        momentum: the momentum of the steps, in [0, 1).
         clip_norm: largest L2 norm of a gradient.
-        stop_distance: squared L2 distance to the leaver's last model at which it stops.
+        stop_distance: squared L2 distance to the leaver's last model above which the steps stop.
         random_models: number of initial models whose distances set the radius.
 
     Source: Halimi, Kadhe, Rawat, Baracaldo 2022, arXiv:2207.05521, sections 2 and 3; the authors' code

@@ -61,8 +61,9 @@ def compose_bound(history: History) -> AttackBound:
     """The limit of steps of sampled Gaussian mechanisms: noise multipliers, sampling rates, numbers of steps.
 
     Args:
-        history: at a rate below 1 a step is on a Poisson subsample. Its limit is by the privacy loss distribution of
-            Gopi, Lee and Wutschitz, arXiv:2106.02848, and at most that of steps on all examples.
+        history: the steps, each kind as (noise multiplier, sampling rate, number). At a rate below 1 a step is on a
+            Poisson subsample; its limit is computed by the privacy loss distribution of Gopi, Lee and Wutschitz,
+            arXiv:2106.02848, and is at most that of steps on all examples.
 
     >>> [round(value, 2) for value in compose_bound(((1.0, 0.05, 100), (1.0, 0.1, 50)))]
     [0.7, 0.77]
@@ -126,8 +127,8 @@ def epsilon_lower_bound(predictions: Bools, is_member: Bools, *, delta: float) -
 
     Args:
         predictions: (M,) true where the attack says member.
-        is_member: (M,) bool.
-        delta: of the guarantee, in [0, 1).
+        is_member: (M,), true for a member.
+        delta: the guarantee's delta, in [0, 1).
 
     Raises:
         InputError: delta outside its range.
@@ -146,10 +147,10 @@ def empirical_epsilon(scores: Floats, is_member: Bools, stream: Stream, *, delta
     With n examples of a kind in a half, no attack can show more than about log(n / 3.7).
 
     Args:
-        scores: (M,).
-        is_member: (M,) bool.
-        stream: of the halves.
-        delta: as in `epsilon_lower_bound`.
+        scores: (M,), the attack's scores.
+        is_member: (M,), true for a member.
+        stream: the randomness of the halves.
+        delta: the guarantee's delta, as in `epsilon_lower_bound`.
 
     Returns:
         At least 0; 0 with fewer than two members or non-members.

@@ -12,8 +12,8 @@ class Fairness:
     """Largest differences between groups, each in [0, 1]; 0 is fair.
 
     Args:
-        demographic_parity: of P(prediction = c | group), Definition 1.
-        equal_opportunity: of P(prediction = c | label = c, group), Definition 2.
+        demographic_parity: the difference of P(prediction = c | group), Definition 1.
+        equal_opportunity: the difference of P(prediction = c | label = c, group), Definition 2.
         equalized_odds: the larger of the differences of true and of false positive rates, Definition 3.
     """
 

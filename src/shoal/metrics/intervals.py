@@ -148,9 +148,9 @@ def clopper_pearson(successes: ArrayLike, trials: ArrayLike, confidence: float =
     Source: Clopper and Pearson 1934, Biometrika 26:404-413; as quantiles of beta distributions.
 
     Args:
-        successes: any shape; not necessarily integers, if examples are weighted.
-        trials: of the same shape; without trials the interval is [0, 1].
-        confidence: of the interval.
+        successes: the numbers of successes, of any shape; not necessarily integers, if examples are weighted.
+        trials: the numbers of trials, of the same shape; without trials the interval is [0, 1].
+        confidence: the interval's confidence level, in (0, 1).
 
     Example:
         >>> from shoal.metrics import clopper_pearson
@@ -197,9 +197,9 @@ def mean_rate_interval(
 
     Args:
         rates: G rates.
-        sizes: their (effective) numbers of examples.
-        confidence: of the interval.
-        correlation: of any two rates' errors; 0: independent.
+        sizes: the rates' (effective) numbers of examples.
+        confidence: the interval's confidence level, in (0, 1).
+        correlation: the correlation of any two rates' errors; 0: independent.
 
     Example:
         >>> from shoal.metrics import mean_rate_interval

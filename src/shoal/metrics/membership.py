@@ -88,7 +88,7 @@ def membership_metrics(
     Without members or without non-members all rates are NaN.
 
     Args:
-        scores, is_member, weights: of the M examples.
+        scores, is_member, weights: (M,), the examples' scores, memberships and weights; without weights all are equal.
         threshold: the largest score of a predicted non-member, one or (M,); intervals take it as fixed.
         pair: (M,), the pair of each example: a member and a non-member of equal weights, whose errors may be
             correlated. None, or other pairs: examples count as independent.

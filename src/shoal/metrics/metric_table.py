@@ -30,15 +30,15 @@ class Metric:
     """A number that a run reports.
 
     Args:
-        key: in `summary.json`, without the group or the model that it is of. A key of one of Shoal's
-            metrics would show that metric by this name and format.
-        name: within a sentence; a page begins it with a capital letter.
-        meaning: in one or two sentences.
-        format: how a value is written: 0.25 is "25.0 %" in "percent" and "0.250" in "decimal".
-        better: which values are better; None: neither.
-        scopes: separated by spaces: "run", "group", "model" or "round".
-        of_model: the meaning of a model's, where that is another one.
-        decimals: of a mean over seeds; None: as many as the format has.
+        key: the key in `summary.json`, without its group or model. With the key of one of Shoal's
+            metrics, that metric would be shown by this name and format.
+        name: the name within a sentence; a page begins it with a capital letter.
+        meaning: the meaning, in one or two sentences.
+        format: the form of a value: 0.25 is "25.0 %" in "percent" and "0.250" in "decimal".
+        better: the direction of better values; None: neither.
+        scopes: the levels that have the metric, separated by spaces: "run", "group", "model" or "round".
+        of_model: the meaning for a model, where it differs.
+        decimals: the number of decimals of a mean over seeds; None: as many as the format has.
         interval: whether the ends of its 95 % interval are reported beside it.
 
     Raises:
@@ -124,13 +124,13 @@ def metric_of(
     declared: Mapping[str, Metric] | None = None,
     attack_title: Callable[[str], str] = str,
 ) -> Metric:
-    """The metric of a key in `summary.json`, without the group or the model that it is of.
+    """The metric of a key in `summary.json`, without its group or model.
 
-    One that nobody declares is called by its key.
+    A metric that nobody declares is called by its key.
 
     Args:
-        key: of the metric.
-        measured: what the run reports as accuracy.
+        key: the metric's key.
+        measured: the name of the figure that the run reports as accuracy.
         declared: the metrics of the user's measurements, by key.
         attack_title: the title of an attack, from its name in audit.json.
 

@@ -19,8 +19,8 @@ def auc_over_runs(*parts: tuple[Floats, Floats], confidence: float = 0.95) -> Es
     Source: Obuchowski 1997, Biometrics 53:567-578, with a run as a cluster; DeLong, DeLong, Clarke-Pearson 1988.
 
     Args:
-        parts: one or more, each with at least two runs of a side.
-        confidence: of the interval.
+        parts: one or more parts, each with at least two runs on either side.
+        confidence: the interval's confidence level, in (0, 1).
 
     Example:
         >>> import numpy as np

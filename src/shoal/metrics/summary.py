@@ -33,7 +33,7 @@ class Summary(dict[str, float | int | str]):
     A metric that is undefined, NaN, is left out: the exposure of a model that no client chose, for example.
 
     Args:
-        run: which run it is, by `RUN_KEYS`; a simulation in memory knows neither "algorithm" nor "dataset".
+        run: the run's identity, by `RUN_KEYS`; a simulation in memory knows neither "algorithm" nor "dataset".
         overall: metrics of the whole run by their key in `summary.json`: "accuracy.overall", "migrated",
             "seconds.total".
         by_group: metrics of each group that has clients, such as ``by_group["minority"]["mia"]``.
@@ -172,7 +172,7 @@ def split_key(key: str, groups: Collection[str] = ()) -> MetricKey:
     """Take a key of `summary.json` apart.
 
     Args:
-        key: of a metric.
+        key: a metric's key.
         groups: names of groups with clients. They are only needed for keys such as ``mia_against_few.many``, where
             the names of two groups, with or without dots, follow each other.
 

@@ -115,7 +115,7 @@ class FeatureMap(nn.Sequential):
 
         Args:
             x: inputs.
-            threads: that map side by side.
+            threads: number of threads that map side by side.
         """
 
         def work(part: Tensor) -> Tensor:
@@ -186,8 +186,8 @@ class Features:
         maps: applied in this order: ``scattering``, wavelets of images, which need no data; ``pca``, the principal
             components of the shadow set, whose labels are not used; or your own, ``module:Name``, a class or function
             without arguments that returns a `torch.nn.Module`. None is trained.
-        dimension: d of ``pca``.
-        modules: in Python, what is meant by each ``module:Name`` in ``maps``: the class, function or module.
+        dimension: d, the number of components of ``pca``.
+        modules: the class, function or module of each ``module:Name`` in ``maps``; for use from Python.
 
     Raises:
         InputError: no map, ``pca`` without a dimension, a dimension without ``pca``, or scattering after another map.
@@ -288,8 +288,8 @@ class Scattering(nn.Module):
     every 2^J-th pixel: 1 + L J + L^2 J (J - 1) / 2 channels of an image's channel, L = `ANGLES`.
 
     Args:
-        height, width: of the images.
-        scale: J, at least 1; of images of less than 2^(J + 1) pixels a side there is nothing to average.
+        height, width: the images' height and width, in pixels.
+        scale: J, at least 1; images need at least 2^(J + 1) pixels per side.
 
     Raises:
         InputError: images too small for ``scale``.

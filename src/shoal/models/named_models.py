@@ -96,21 +96,21 @@ class VectorShape(_Sizes):
 
 @settings
 class Network:
-    """The network that is trained. ``hidden``, ``filters``, ``norm`` or ``padding`` of another network is an error.
+    """The network that is trained. ``hidden``, ``filters``, ``norm`` or ``padding`` is an error for other networks.
 
     Where ``--set`` or a sweep changes the ``name``, those of the file that the new network lacks are left out.
 
     Args:
-        name: of images: ``digits-cnn``, ``mnist-cnn``, ``femnist-cnn``, ``vgg11``, ``vgg13``, ``vgg16``, ``mlp``,
-            ``logistic`` or ``faces-cnn`` (images need not be square); of rows of a table: ``mlp`` or ``logistic``; of
-            texts: ``gru``; or your own, ``module:Name``, a class or function that takes a `Shape`, `VectorShape` or
-            `TextShape` and returns a `torch.nn.Module`.
-        classes: outputs; by default as many as the data has classes, in a regression 1.
-        hidden: hidden neurons of ``mlp`` (by default 200) and ``faces-cnn`` (256); other networks have their own.
-        filters: of the three convolutions of ``faces-cnn``, by default [32, 64, 128].
-        norm: of the VGGs: ``batch`` norm as in the paper, or ``group`` norm, which DP-SGD needs.
-        padding: of the convolutions of ``femnist-cnn``; its paper states none.
-        features: ``[model.features]``, a fixed map before the network, which is then of vectors.
+        name: the network's name; for images: ``digits-cnn``, ``mnist-cnn``, ``femnist-cnn``, ``vgg11``, ``vgg13``,
+            ``vgg16``, ``mlp``, ``logistic`` or ``faces-cnn`` (images need not be square); for rows of a table: ``mlp``
+            or ``logistic``; for texts: ``gru``; or your own, ``module:Name``, a class or function that takes a `Shape`,
+            `VectorShape` or `TextShape` and returns a `torch.nn.Module`.
+        classes: number of outputs; by default as many as the data has classes, in a regression 1.
+        hidden: number of hidden neurons of ``mlp`` (by default 200) and ``faces-cnn`` (256); fixed in other networks.
+        filters: numbers of filters of the three convolutions of ``faces-cnn``, by default [32, 64, 128].
+        norm: the normalisation of the VGGs: ``batch`` norm as in the paper, or ``group`` norm, which DP-SGD needs.
+        padding: the padding of the convolutions of ``femnist-cnn``, in pixels; its paper states none.
+        features: ``[model.features]``, a fixed map before the network, whose inputs are then vectors.
 
     Raises:
         InputError: a value outside its range, or a size that the network does not have.

@@ -98,8 +98,8 @@ def curves_by_cluster(rounds: pd.DataFrame, column: str, *ends: str) -> list[Cur
 
     Args:
         rounds: the table.
-        column: of the values.
-        ends: the columns of the ends of their intervals; none: there are no intervals.
+        column: the column of the values.
+        ends: the columns of the intervals' ends; none: the values have no intervals.
     """
     columns = [rounds.pivot_table(index="round", columns="cluster", values=name, dropna=False)
                for name in (column, *ends)]  # fmt: skip
@@ -119,11 +119,11 @@ class RoundPanel:
     """Curves over rounds in one panel.
 
     Args:
-        curves: drawn ones.
-        label: of the axis up.
-        title: above the panel.
+        curves: the curves to draw.
+        label: the label of the vertical axis.
+        title: the title above the panel.
         steps: whether each value holds until the next one.
-        least: the range that it shows at least.
+        least: the range of values that the panel shows at least.
         level, line: a line across, and its style.
         measured: a value per curve, drawn as a diamond at the end; NaN: none.
     """

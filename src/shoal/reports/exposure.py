@@ -44,8 +44,8 @@ def exposure_headlines(
 
     Args:
         found: one finding per view and group.
-        directory: of a run whose configuration can be run again; None: there is none.
-        audited: whether an audit measured them, or the run's own attack alone.
+        directory: the directory of a run whose configuration can be rerun; None: the page has no such run.
+        audited: whether an audit measured the findings; otherwise the run's own attack did.
     """
     worst = most_exposed(found)
     said = [Headline("Who is exposed, to whom?", exposure_summary(found) if worst else "Nothing was measured.")]
@@ -76,9 +76,9 @@ def limit_sentence(view: str, stated: Mapping[str, Any], found: Iterable[float] 
     """The largest attack accuracy found in a view, and the one that no attack exceeds, without a full stop.
 
     Args:
-        view: of the attacker.
+        view: the attacker's view.
         stated: "bound.<view>.accuracy", without which the sentence is empty, and "bound.<view>.auc".
-        found: by the attack that decides, of each group; NaN or none: nothing was measured.
+        found: each group's accuracy of the attack that decides; NaN or none: nothing was measured.
 
     >>> print(*limit_sentence("client", {"bound.client.accuracy": 0.73, "bound.client.auc": 0.81}, [0.6]).split("; "))
     The strongest attack by another client has accuracy 0.600 no attack on one record can exceed 0.730 (AUC 0.810)

@@ -28,16 +28,16 @@ class Section:
     """A section of a page, in the order in which its parts stand.
 
     Args:
-        id: on the page.
+        id: the section's id on the page.
         title: its heading.
-        paragraphs: of plain text, or of `markupsafe.Markup`.
-        folded: beside the title, where a click shows the rest; empty: all is shown.
+        paragraphs: paragraphs of plain text or `markupsafe.Markup`.
+        folded: a remark beside the title of a folded section, which a click unfolds; empty: the section is not folded.
         pictures: a gallery, with a heading for each.
-        table: with its note.
+        table: a table with its note.
         figures: drawn ones.
-        items: of a list.
-        code: in a fixed font.
-        note: in small print, at the end.
+        items: the items of a list.
+        code: text in a fixed font.
+        note: a note in small print, at the end.
     """
 
     id: str
@@ -106,10 +106,10 @@ def render(
 
     Args:
         template: a file that extends `page.html.j2`.
-        title: of the page.
+        title: the page's title.
         lead: paragraphs before everything else, each with its class of style.css.
         key_metrics: name, value and remark of each.
-        sections: in order; None is left out.
+        sections: the sections, in order; None is left out.
         values: what the template needs beside these; ``answers``, on the first screen.
     """
     shown = [section for section in sections if section is not None]

@@ -21,15 +21,16 @@ _LIMIT: Any = {"color": OVER, "linestyle": "--", "linewidth": 1.2}
 
 
 def protection_page(front: pd.DataFrame, found: Mapping[str, Any], sentences: Sequence[str], path: str) -> str:
-    """The page.
+    """The page on a protection.
 
     Args:
-        front: by setting, ``accuracy`` and its ``change``, ``exposure`` of the most exposed group, its name, ``group``,
-            ``epsilon`` and ``bound`` on any attack: first of the federation as it is on the judging seeds where it was
-            compared, then means over the choosing seeds. NaN is the exposure of those that were not attacked.
+        front: one row per setting with ``accuracy``, its ``change``, ``exposure`` of the most exposed group, its name
+            ``group``, ``epsilon`` and ``bound`` on any attack. The first row is the unchanged federation, on the
+            judging seeds where it was compared; the others are means over the choosing seeds. The exposure of settings
+            that were not attacked is NaN.
         found: the entries of protection.json.
         sentences: the answer, from what to change and who is exposed to what it does not cover.
-        path: of the configuration with the protection.
+        path: the path of the configuration with the protection.
     """
     first, chosen, limit = str(front.index[0]), str(found["rung"]), float(found["limit"])
     price, whole = float(front["accuracy"].to_dict()[first]) - float(found["max_cost"]), front

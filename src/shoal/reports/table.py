@@ -16,11 +16,11 @@ class Cell:
     """A cell.
 
     Args:
-        text: of it.
+        text: the cell's text.
         small: text below it, such as an interval or a meaning.
         sort: the number to sort its column by, as scripts write numbers; empty: undefined.
         strong, faded: whether it is bold, or soft since it repeats the cell above.
-        link: the address of what it names.
+        link: the address of the page or file that it names.
     """
 
     text: str
@@ -53,11 +53,11 @@ class ReportTable:
     """Rows under column heads.
 
     Args:
-        columns, rows: as shown.
-        title, caption, note: above it, and below it.
-        name: of its files.
-        over: above the heads of numbers, such as the name of their axis; empty: nothing.
-        stubs: how many of the first columns head their row.
+        columns, rows: the columns and rows, in the order shown.
+        title, caption, note: the texts above the table, and the note below it.
+        name: the name of the table's files.
+        over: a heading above the heads of numbers, such as the name of their axis; empty: none.
+        stubs: number of first columns that head their row.
         sorted_by: the index of the column that the rows are sorted by; others by a click. None: they stay as they are.
         values: the numbers behind the cells, for a CSV file.
     """

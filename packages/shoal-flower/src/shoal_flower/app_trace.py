@@ -94,11 +94,11 @@ def app_trace(
     """The trace that `AppRecorder` wrote, with the records to be attacked, for `audit_trace`.
 
     Args:
-        folder: of the recorder.
+        folder: the recorder's folder.
         model: the app's network, or a `Model` of it with its loss.
-        members: what each client trained on, by its number: a pair (x, y), a `torch.utils.data.Dataset` of pairs, or
-            a `DataLoader` of pairs or of dictionaries with ``label``.
-        others: such examples that nobody trained on, as many as you have.
+        members: each client's training examples, by its number: a pair (x, y), a `torch.utils.data.Dataset` of pairs,
+            or a `DataLoader` of pairs or of dictionaries with ``label``.
+        others: examples in the same form that no client trained on, as many as you have.
         local: the clients' local training, where it is known; the span attack then subtracts weight decay.
 
     Raises:

@@ -52,7 +52,7 @@ class NodeSettings:
 
     Args:
         partition_id: the client's partition of a named set, for trials; None: the client has its own data.
-        num_partitions: from Flower's own simulation; not used.
+        num_partitions: a number that Flower's own simulation sends; not used.
         client: the client's name; "": ``partition-N``.
         data_path: the client's own folder or table.
         data_dir: the first place to look for a named set; None: the usual places.
@@ -62,17 +62,17 @@ class NodeSettings:
         policy: a TOML file of questions that the server may ask (`shoal_flower.client.policy.Policy`); None: defaults.
         epsilon_budget: largest epsilon of the client's ledger; ``noise`` must be secret.
         state_dir: the client's own folder, with its privacy ledger and its personal model; None: beside Flower's files.
-        risk: whose estimates of risk the client's choice uses: the server's, or its own.
+        risk: the source of the risk estimates in the client's choice, the server or the client itself.
         noise: the source of random numbers that protect the client: "secret", the machine's own, drawn anew for each
             answer; or "seed", the run's seed, for trials only, since the server knows it and could subtract the noise.
-        threads: of the processor.
+        threads: number of processor threads.
         secure_aggregation: "required": the node answers secure sums only; "allowed": as the run says. ``peer_keys``
             imply "required".
         node_key: the file of a private key that signs in secure sums, such as the SuperNode's; None: a new key in
             ``state_dir``.
         peer_keys: a file of the public keys of all clients, a name and a key per line; no other client may take part.
-            None: the first key of each name is trusted, and another one is refused.
-        min_clients: smallest cluster that a secure sum may open.
+            None: the first key of each name is trusted, and a different one is refused.
+        min_clients: smallest number of clients in a cluster whose secure sum may be opened.
         leave: whether the client leaves for good: its ledger closes, and it refuses every question.
         allow_code: ``module:Name`` of the user's own algorithms, networks and so on that a run's configuration may
             name, separated by commas; the node must have their modules installed. Any other code is refused.

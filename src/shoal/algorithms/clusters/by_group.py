@@ -17,10 +17,10 @@ class ByGroup(FixedClusters):
     """FedAvg within each group of the federation, the common practice where a column names the groups.
 
     Clients choose nothing, so an assignment reveals no more than the group. All models start as FedAvg's, so with one
-    group it is FedAvg, bit for bit.
+    group the result is FedAvg's, bit for bit.
 
     Args:
-        weighting: of clients in a group: by "examples", as FedAvg, or "equal".
+        weighting: the weights of a group's clients: by "examples", as in FedAvg, or "equal".
 
     Example:
         >>> import shoal

@@ -19,7 +19,7 @@ class FeSEM:
     is its cluster, and ``c_k <- mean of w_i over r_i = k``.
 
     All clients of a cluster have the same weight. A center without a nearest client in the round does not move. A
-    client starts near its own center, so it rarely leaves it.
+    client starts near its own center, so it rarely leaves its cluster.
 
     Ours: in the first round all clients train one initial model, and the first centers are the means of k-means of the
     results (`OneShotClustering`), since independent random centers are further apart than any training moves. A

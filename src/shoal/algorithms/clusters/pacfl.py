@@ -24,7 +24,7 @@ class PACFL(FixedClusters):
     The data are a matrix of features by examples. The principal angles of two clients are ``arccos s`` for the singular
     values s of ``U_i' U_j``; their distance is the smallest angle or the sum of all, in degrees. Hierarchical
     clustering merges clusters up to the distance ``threshold``, which decides their number. FedAvg trains a model per
-    cluster, all from one initial model. With one cluster it is FedAvg.
+    cluster, all from one initial model. With one cluster the result is FedAvg's.
 
     The authors' code takes the smallest arccos of the *entries* of ``U_i' U_j``, which depends on the basis vectors and
     their signs, and p vectors per label, which are not orthogonal. Its thresholds do not apply here. Ours: U_i is of
@@ -39,7 +39,7 @@ class PACFL(FixedClusters):
             across groups, which depend on the data; the log has the number of clusters.
         vectors: p (the authors: 3 to 5).
         distance: the "smallest" principal angle, or the "sum" of all.
-        linkage: of the hierarchical clustering: "average", "complete" or "single".
+        linkage: the linkage of the hierarchical clustering: "average", "complete" or "single".
 
     Source: Vahidian, Morafah, Wang, Kungurtsev, Chen, Shah, Lin 2022, arXiv:2209.10526 (AAAI 2023): the
     signatures, the proximity matrix of principal angles and its hierarchical clustering, without its clients that join

@@ -31,7 +31,7 @@ class FedAvg:
     unlike data drift apart (`Scaffold`, `FedProx`).
 
     Args:
-        weighting: of clients: by "examples" (the paper), or "equal".
+        weighting: the weights of clients: by "examples" (the paper), or "equal".
 
     Source: McMahan, Moore, Ramage, Hampson, Aguera y Arcas 2017, arXiv:1602.05629, Algorithm 1.
 

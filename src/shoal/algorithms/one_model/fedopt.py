@@ -21,8 +21,8 @@ Beta = Annotated[float, Field(ge=0, lt=1, strict=True)]
 class FedOpt(Wrapper):
     """Each of the K models moves by an optimizer of its own, whose gradient is ``-delta = model - average``.
 
-    - "sgd": ``m <- beta1 * m + delta``, ``model <- model + learning_rate * m``. With learning rate 1 and beta1 = 0 it
-      is ``base``.
+    - "sgd": ``m <- beta1 * m + delta``, ``model <- model + learning_rate * m``. With learning rate 1 and beta1 = 0 the
+      result is that of ``base``.
     - "adam", "yogi": ``m <- beta1 * m + (1 - beta1) * delta``, ``v`` by Adam's or Yogi's rule,
       ``model <- model + learning_rate * m / (sqrt(v) + tau)``, without correction of bias, as in the paper.
 
@@ -32,7 +32,7 @@ class FedOpt(Wrapper):
     Args:
         base: the algorithm whose averages are taken as gradients.
         optimizer: "sgd", "adam" or "yogi".
-        learning_rate: of the server.
+        learning_rate: the server's learning rate.
         beta1: decay of the first moment.
         beta2: decay of the second moment.
         tau: degree of adaptivity; the second moment starts at tau^2.

@@ -32,8 +32,8 @@ class APFL(Derived):
     """Client i uses ``m_i = alpha_i * v_i + (1 - alpha_i) * w``, of its own model v_i and the shared model w.
 
     In every local step, on one batch: ``w <- w - eta * g(w)`` and ``v_i <- v_i - eta * alpha_i * g(m_i)``, with m_i
-    before the step. w is sent and averaged, so it is FedAvg's; v_i and alpha_i stay with the client. With alpha 0 a
-    client uses FedAvg's model, and with alpha 1 that of local training alone. Adaptive: in each step also
+    before the step. w is sent and averaged, so it equals FedAvg's model; v_i and alpha_i stay with the client. With
+    alpha 0 a client uses FedAvg's model, and with alpha 1 that of local training alone. If adaptive, each step also has
     ``alpha_i <- alpha_i - eta * <v_i - w, g(m_i)>``, of the values before it, kept in [0, 1].
 
     Parameters are mixed, as in the paper; the authors' code mixes the two models' outputs, takes w after its step,
@@ -41,9 +41,9 @@ class APFL(Derived):
     kept.
 
     Args:
-        alpha: the personal model's share, in [0, 1] (the authors' code: 0.5); adaptive: the first.
-        adaptive: whether each client adapts its own.
-        weighting: of clients' shared models: "equal" (the paper), or by "examples".
+        alpha: the personal model's share, in [0, 1] (the authors' code: 0.5); the initial one if adaptive.
+        adaptive: whether each client adapts its own alpha.
+        weighting: the weights of clients' shared models: "equal" (the paper), or by "examples".
 
     Raises:
         InputError: local training with momentum, clipping, noise or an optimizer, or a network with batch norm or

@@ -29,9 +29,9 @@ class FedBN(OwnLayers):
     brightness, contrast or device from client to client.
 
     Args:
-        layers: that each client has for itself: "batch-norm", all with running statistics; or another layer by its name
-            in the network or as "last", the last linear one, which is FedPer (arXiv:1912.00818).
-        weighting: of clients, p_i: by "examples" (the paper), or "equal" (the authors' code).
+        layers: the layers that each client has for itself: "batch-norm", all with running statistics; or another layer
+            by its name in the network or as "last", the last linear one, which is FedPer (arXiv:1912.00818).
+        weighting: the weights p_i of clients: by "examples" (the paper), or "equal" (the authors' code).
 
     Source: Li, Jiang, Zhang, Kamp, Dou 2021, arXiv:2102.07623, Algorithm 1.
 

@@ -21,7 +21,7 @@ class FedRep(OwnLayers):
     The trained body is sent and averaged; the head stays with the client. Of the local epochs the last ``body_epochs``
     train the body and all before them the head, as in the authors' code (paper: ten epochs of the head and one of the
     body, so `LocalSGD(epochs=11)`). Clients use the averaged body and their own head as last trained, or the initial
-    one. The authors' code trains all heads once more after the last round; `FineTuning` around this trains all of the
+    one. The authors' code trains all heads once more after the last round; `FineTuning` around FedRep trains all of the
     model.
 
     Ours: the momentum of an optimizer begins anew with the body (the authors' code keeps one optimizer), and batch
@@ -29,9 +29,9 @@ class FedRep(OwnLayers):
     trains, and epsilon covers both. N heads are kept, and the server's model has the initial one.
 
     Args:
-        weighting: of clients' bodies: by "examples" (the authors' code), or "equal" (the paper).
+        weighting: the weights of clients' bodies: by "examples" (the authors' code), or "equal" (the paper).
         head: the layer that each client has for itself: "last", the last linear one, or a layer's name in the network.
-        body_epochs: of the local epochs, those in which the body is trained.
+        body_epochs: the number of last local epochs, which train the body.
 
     Source: Collins, Hassani, Mokhtari, Shakkottai 2021, arXiv:2102.07078, Algorithm 1, and the authors' code
     (lgcollins/FedRep, 'main_fedrep.py' and 'models/Update.py').

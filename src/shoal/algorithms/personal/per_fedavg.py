@@ -20,12 +20,12 @@ class PerFedAvg(Derived):
     beta is local training's learning rate. D and D' are two consecutive batches of local training, so an epoch is half
     as many steps as FedAvg's; a last batch alone is both, and so is a batch of all examples. Models are averaged as in
     FedAvg. In the end every client uses ``w - alpha * g(w)``, one step of adaptation on all its examples (ours; the
-    paper: on a batch), with the defences of local training. Nothing of it is sent.
+    paper: on a batch), with the defences of local training. Nothing of this step is sent.
 
     Args:
         alpha: learning rate of the adaptation (0.01, with beta 0.001, as the paper's experiments are
             recalled; not verified).
-        weighting: of clients: "equal" (the paper), or by "examples".
+        weighting: the weights of clients: "equal" (the paper), or by "examples".
 
     Raises:
         InputError: local training with momentum, clipping, noise or an optimizer, or a network with batch norm or

@@ -16,12 +16,12 @@ class RobustMerging(Wrapper):
     Every client of a cluster has the same weight, since a client could lie about its number of examples. The server
     needs all updates of a round in memory, so secure sums are refused. `NormClipping` bounds updates before the merge.
 
-    A client whose data differ from its cluster's looks like one that lies, so robust merging ignores a few honest
+    A client whose data differ from its cluster's looks like a client that lies, so robust merging ignores a few honest
     clients as well (docs/defenses.md).
 
     Raises:
-        InputError: in the first round, if ``base`` gives a client weight in several models, or keeps clients' updates
-            itself, as CFL does.
+        InputError: ``base`` gives a client weight in several models, or keeps clients' updates itself, as CFL does;
+            raised in the first round.
     """
 
     moves_by_average: ClassVar[bool] = False

@@ -102,7 +102,7 @@ def boundary_distance(
     times the number of levels, plus one, queries.
 
     Args:
-        engine, model, x, y, rows: as in `augmentation_votes`.
+        engine, model, x, y, rows: the arguments of `augmentation_votes`.
         stream: randomness of the noise.
         levels: standard deviations of the noise in units of the inputs, above 0 and increasing.
         draws: number of directions.

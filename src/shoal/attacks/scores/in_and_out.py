@@ -107,7 +107,7 @@ def log_ratio(
     """Return the log density (M,) of each record's score on its IN side minus that on its OUT side.
 
     Args:
-        attack, records: as in `in_and_out`.
+        attack, records: the arguments of `in_and_out`.
         log_density: the log densities (M,) from a side and its pooled variance.
     """
     sides = in_and_out(attack, records, needs_in=True)

@@ -77,7 +77,7 @@ class OfflineLiRA:
     eight standard deviations. Variances and records without OUT scores are as in `LiRA`.
 
     Args:
-        own_variance: as in `LiRA`.
+        own_variance: the number of reference models, as in `LiRA`.
     """
 
     name: ClassVar[str] = "lira-offline"

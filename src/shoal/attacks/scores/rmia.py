@@ -61,7 +61,7 @@ class OfflineRMIA:
     The mean probability over all models is estimated from their mean p_out as ((1 + a) p_out + 1 - a) / 2, for z too.
 
     Args:
-        gamma: as in `RMIA`.
+        gamma: the factor, as in `RMIA`.
         a: the weight of p_out, in [0, 1]; at 1 the mean is p_out itself.
     """
 

@@ -27,9 +27,9 @@ class DenseLayer:
     """A layer `torch.nn.Linear`, or `torch.nn.Conv2d` on patches that do not overlap, whose weight is trained.
 
     Args:
-        name: of the module in the network.
+        name: the module's name in the network.
         outputs, inputs: (h, d), the weight's shape; for a convolution d counts all channels and places of a patch.
-        bias: whether its bias is trained too; then it is one more input, which is always 1.
+        bias: whether the layer's bias is trained too; the bias counts as one more input, which is always 1.
     """
 
     name: str

@@ -149,10 +149,10 @@ class ModelJoint(_JointAttack):
         """Return scores (M,) and thresholds (M,), NaN for records of a client that trained no model.
 
         Args:
-            models: (T + 1, K, P), as in `ModelSpan.score`.
+            models: (T + 1, K, P), the models, as in `ModelSpan.score`.
             merged: the clients and weights of each of the T rounds.
             candidates: M records, each with its ``client``.
-            engine, knowledge: as in `UpdateJoint.score`.
+            engine, knowledge: the arguments of `UpdateJoint.score`.
             first: the number of the first of the T rounds.
 
         Raises:
@@ -176,7 +176,7 @@ class _Unknown:
         prior: the share of members among them.
         gram: (m, m) float64, the sum over moves of ``<c_i g_i, c_j g_j>``, in units of the noise's variance.
         target: (m,) float64, the same of ``<c_i g_i, -move>``.
-        products: by layer the last inputs (m, d) and their products (m, m), since a first layer's stay the same.
+        products: each layer's last inputs (m, d) and their products (m, m), kept because a first layer's do not change.
     """
 
     rows: Tensor

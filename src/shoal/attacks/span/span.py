@@ -102,7 +102,7 @@ class ModelSpan(_SpanAttack):
     An outsider with the models of two rounds has one move.
 
     Args:
-        layer, false_alarms: as in `UpdateSpan`.
+        layer, false_alarms: the settings of `UpdateSpan`.
     """
 
     name: ClassVar[str] = "span-models"
@@ -120,8 +120,8 @@ class ModelSpan(_SpanAttack):
         """Return scores (K, M) of the clusters' models.
 
         Args:
-            models: (T + 1, K, P), before the first and after each of T rounds; NaN in numbers that are not sent.
-            candidates, engine, knowledge: as in `UpdateSpan.score`.
+            models: (T + 1, K, P), those before the first and after each of T rounds; NaN where numbers are not sent.
+            candidates, engine, knowledge: the arguments of `UpdateSpan.score`.
             first: the number of the first of the T rounds.
 
         Raises:

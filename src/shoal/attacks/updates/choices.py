@@ -173,7 +173,7 @@ class PreferenceInference:
         """Guess the classes of N clients from their choices in T rounds.
 
         Args:
-            assignment, group, clients, stream: as in `ClusterIdentity.guess`.
+            assignment, group, clients, stream: the arguments of `ClusterIdentity.guess`.
             preferences: the true preferences of the N clients.
 
         Raises:

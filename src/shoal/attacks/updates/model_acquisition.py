@@ -126,7 +126,7 @@ class ModelAcquisition:
     - "random": a random direction.
 
     Args:
-        replies: in the order of trial at a split; new models get the first.
+        replies: the kinds of reply, in the order of trial at a split; new models get the first.
         scale: length of all updates, in norms of an honest one (the paper: 1). Cosines do not depend on it, but a long
             update to a wrong cluster makes CFL divide that cluster, and leaves the sybil alone with a model.
 

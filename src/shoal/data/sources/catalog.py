@@ -53,15 +53,16 @@ class Source:
 
     Args:
         size: number and size of the official examples.
-        instructions: how to get it.
-        load: reads it from a path, with a task; None: its clients have their examples already (`ClientDataset`).
-        find: its path in a folder; None: it is looked for nowhere.
-        shipped_file: the file of an installed package that it is; such a source takes no path.
+        instructions: how to get the data.
+        load: a function that reads the data from a path, with a task; None: its clients have their examples already
+            (`ClientDataset`).
+        find: a function that finds its path in a folder; None: no folder is searched.
+        shipped_file: the file of an installed package that holds the data; such a source takes no path.
         count: number and size of the examples at a path.
         torchvision: its folder in torchvision's layout.
-        system: folders where a package manager installs it.
-        kind: of its examples, in the plural.
-        hub: on the Hugging Face hub.
+        system: folders where a package manager installs the data.
+        kind: the kind of the examples, in the plural.
+        hub: the same data on the Hugging Face hub; None: not there.
     """
 
     size: str

@@ -44,8 +44,8 @@ def load_idx_folder(folder: Path, name: str, classes: int | None, transposed: bo
     The test split may be empty, the training split may not.
 
     Args:
-        folder, name: of the set.
-        classes: of the official set; None: one more than the largest label.
+        folder, name: the set's folder and name.
+        classes: the number of classes of the official set; None: one more than the largest label.
         transposed: whether the files store each image transposed, as EMNIST's do; the result is upright.
 
     Raises:

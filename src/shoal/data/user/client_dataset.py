@@ -39,14 +39,14 @@ class ClientDataset:
     """Labelled examples of N named clients.
 
     Args:
-        name: of the file or folder, in sentences.
+        name: the name of the file or folder, for use in sentences.
         examples: pictures (M, C, H, W) uint8, or a frame of M rows, not standardised, whose F columns are of float64
             or of words, NaN where a cell is empty.
         labels: (M,) int64, the classes by their numbers; (M, 1) float64, the targets of a regression.
         client: (M,) int64, the client of each example.
-        group: (N,) int64, the group of each client; with ``row_group`` its largest one.
-        class_names, client_names, group_names: by number; a regression has no classes.
-        impute: what replaces empty cells; None: there are none.
+        group: (N,) int64, the group of each client; with ``row_group`` the client's largest group.
+        class_names, client_names, group_names: the names, in the order of their numbers; a regression has no classes.
+        impute: the method that replaces empty cells; None: no cell is empty.
         warnings: sentences for the user before training.
         origin: maps the number of an example to its name in the file or folder.
         row_group: (M,) int64, the group of each example, where a client has several; None: its client's.
@@ -218,17 +218,17 @@ def _counts(names: Sequence[str], numbers: Tensor) -> list[tuple[str, int]]:
 
 @settings
 class ClientSplit:
-    """Fractions of each client's examples that are held out, drawn at random; it trains on the rest.
+    """Fractions of each client's examples that are held out, drawn at random; the client trains on the rest.
 
     Args:
-        test_fraction: of each client's examples, for measuring; rounded, and at least one example of a client with
-            several. A group's test examples are those of its clients.
-        holdout_fraction: kept by the client for the estimators of risk ``federated`` and ``histogram``; above 0 at
-            least one example.
-        shadow_fraction: given to the server as its shadow set; above 0 at least one example. A federation in use would
-            need such examples from elsewhere.
-        min_examples: clients with fewer are left out, with a warning. A client with too few for all parts keeps one to
-            train on, then has test, holdout and shadow examples, in this order.
+        test_fraction: the fraction for measuring; rounded, and at least one example of a client with several. A group's
+            test examples are those of its clients.
+        holdout_fraction: the fraction that the client keeps for the estimators of risk ``federated`` and ``histogram``;
+            above 0 at least one example.
+        shadow_fraction: the fraction that the server gets as its shadow set; above 0 at least one example. A federation
+            in use would need such examples from elsewhere.
+        min_examples: fewest examples of a client; smaller clients are left out, with a warning. A client with too few
+            for all parts keeps one to train on, then has test, holdout and shadow examples, in this order.
 
     Raises:
         InputError: a value outside its range, or fractions that leave nothing to train on.

@@ -169,7 +169,7 @@ def table_dataset(
     """The rows of ``table``, which sentences call ``name``; ``origin`` names each of them.
 
     Raises:
-        InputError: as `read_rows`.
+        InputError: an error of `read_rows`.
     """
     regression = task == "regression"
     chosen = chosen_rows(name, table, columns)

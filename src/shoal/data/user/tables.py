@@ -28,7 +28,7 @@ class TableRows:
     """M rows of a table.
 
     Attributes:
-        name: of the table, in sentences.
+        name: the table's name, for use in sentences.
         x: a frame of F columns of float64 or of words, NaN where a cell is empty; of a column of pictures or lists
             (M, ...), as they are.
         clients: (M,) names.

@@ -37,7 +37,7 @@ def by_view(
 
     Args:
         found: one finding per view and group.
-        views: in their order from above.
+        views: the views, from top to bottom.
         metric: what the ``accuracy`` of findings is.
     """
     names = [*dict.fromkeys(finding.group for finding in found)]
@@ -103,11 +103,11 @@ def chance_exposure(references: int) -> float:
 
 
 def exposure_of_records(records: pd.DataFrame, names: Sequence[str], references: int) -> plot.Figure | None:
-    """The share of each group's members that is exposed at least so much; None where no exposure is known.
+    """The share of each group's members whose exposure is at least a given value; None where no exposure is known.
 
     Args:
         records: `Audit.records`.
-        names: of the groups that are drawn, in the order of their styles.
+        names: the names of the groups to draw, in the order of their styles.
         references: R, the number of reference models.
     """
     members = records[records["member"].astype(bool) & records["exposure"].notna()]

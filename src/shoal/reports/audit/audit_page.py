@@ -86,14 +86,14 @@ def audit_page(
 
     Args:
         audit: what attackers find.
-        title: of the page.
+        title: the page's title.
         stated: "epsilon", "delta" and "bound.*" of differential privacy, where the run has them.
         pictures: (channels, height, width) uint8 of records, by their names; the others are listed without.
         kind_of_data: what a record is, in the plural.
         warnings: sentences without a full stop, above the answer.
         gates: a sentence for each limit that was set on the figures, and whether it holds.
         run: the address of the run's page; None: there is none.
-        directory: of a run whose configuration can be run again; None: there is none.
+        directory: the directory of a run whose configuration can be rerun; None: the audit has no such run.
     """
     found, by_name, everything = (
         findings(audit.attacks), every_attack(audit.attacks, "group"), every_attack(audit.attacks, "all")

@@ -16,10 +16,10 @@ TARGET_LINE: Any = {"color": "#222222", "linewidth": 1.0, "linestyle": "-"}
 
 
 def coordinator_section(coordinator: LimitController, rounds: pd.DataFrame) -> Section | None:
-    """The section on a run's coordinator; None where rounds.csv says nothing of it.
+    """The section on a run's coordinator; None where rounds.csv says nothing about the coordinator.
 
     Args:
-        coordinator: of the run; its knobs need not be known.
+        coordinator: the run's coordinator; its knobs need not be known.
         rounds: one row per round and cluster, as in rounds.csv.
     """
     if "over_limit" not in rounds:

@@ -38,19 +38,19 @@ class RunDescription:
     Args:
         algorithm: its name in a file.
         dataset: the name of the data.
-        seed: of everything random.
-        groups: by name, also those without clients.
+        seed: the seed of everything random.
+        groups: the names of the groups, also those without clients.
         attack: the membership attack's name in a file.
-        estimator: of the red team.
+        estimator: the red team's estimator.
         settings: the text of config.toml.
         property_attack: the settings of an attack on rounds; None where there is none, or they are not known.
         attack_table: the name of such an attack's table, and the columns that it always has; None: there is none.
-        metric: what the models are measured by, "accuracy" or the name of a model's own.
+        metric: the name of the models' measure, "accuracy" or a model's own.
         kind: what the examples are, in the plural: images, texts, rows, or just examples.
-        coordinator: that steered the run, perhaps without its knobs; None: nobody did.
-        data_name: of the user's own file or folder; "": none but ``dataset``.
+        coordinator: the coordinator that steered the run, perhaps without its knobs; None: none did.
+        data_name: the name of the user's own file or folder; "": the run used ``dataset``.
         task: the label to learn and the property to infer, as ``MAIN/PROPERTY``; None: the data have only one of each.
-        metrics: of the user's own measurements.
+        metrics: the metrics of the user's own measurements.
         examples: the hash of the federation, `shoal.data.fingerprint`; "": unknown.
         algorithm_title: the algorithm's name in text.
     """
@@ -122,7 +122,7 @@ class RecordedUpdates:
 
     Args:
         rounds: numbers of the recorded rounds, in order; at least one.
-        size: of their files, in bytes.
+        size: the total size of the recorded files, in bytes.
     """
 
     rounds: tuple[int, ...]

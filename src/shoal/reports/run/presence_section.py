@@ -12,7 +12,7 @@ def presence_section(metrics: Metrics, presence: pd.DataFrame) -> Section:
     """The section on clients that left or joined.
 
     Args:
-        metrics: of the whole run, by their keys in `summary.json`.
+        metrics: the metrics of the whole run, by their keys in `summary.json`.
         presence: one row per client of an event, as in presence.csv.
     """
     columns = ["first_round", "last_round", "cluster"]

@@ -28,9 +28,9 @@ def answer(summary: Summary, kind: str = "images", metric: str = ACCURACY, audit
     Then what is said of chance, of a property attack and of differential privacy, where there is something to say.
 
     Args:
-        summary: of the run.
-        kind: what its examples are, in the plural.
-        metric: what it reports as accuracy.
+        summary: the run's summary.
+        kind: the kind of the examples, in the plural.
+        metric: the name of the figure that the run reports as accuracy.
         audited: the findings of the run's audit, which replace those of the run's own attack.
     """
     if not _complete(summary):

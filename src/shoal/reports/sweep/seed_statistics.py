@@ -31,7 +31,7 @@ class SeedStatistics:
     Args:
         results: one row per finished run: ``run``, one column per axis, ``seed``, and one column per metric.
         axes: what the sweep varies.
-        seeds: of each setting.
+        seeds: the seeds of each setting.
     """
 
     results: pd.DataFrame

@@ -59,11 +59,11 @@ class Settings:
     """The settings of one axis that varies, side by side; of a sweep without one, all runs together.
 
     Args:
-        statistics: of the finished runs.
+        statistics: the statistics of the finished runs.
         labels: the names of axes, settings and metrics.
         keys: the metrics to compare.
         exposure: the MIA accuracy of the group that is most exposed over all runs; "": no run was attacked.
-        axis: whose settings these are; None: no axis varies.
+        axis: the axis that has these settings; None: no axis varies.
     """
 
     statistics: SeedStatistics

@@ -164,8 +164,8 @@ def secure_reply(records: RecordDict, settings: NodeSettings) -> RecordDict:
 
     Raises:
         RefusedError: a question that is repeated, out of order, or against the protocol.
-        NotAllowedError: as `training_reply`.
-        InputError: a run whose sums the node's settings do not allow, or as `training_reply`.
+        NotAllowedError: an error of `training_reply`.
+        InputError: a run whose sums the node's settings do not allow, or an error of `training_reply`.
     """
     question = unpack_question(records)
     node = _Node(settings, settings.folder / "secure-sums")

@@ -177,7 +177,7 @@ def histograms_reply(offer: Offer, settings: NodeSettings) -> np.ndarray:
     """A client's histograms (2, B) of losses on the offered model, with the run's noise.
 
     Raises:
-        NotAllowedError: as `training_reply`.
+        NotAllowedError: an error of `training_reply`.
         InputError: the client has no hold-out examples.
     """
     policy = Policy.read(settings.policy)
@@ -201,7 +201,7 @@ def vote_reply(offer: Offer, settings: NodeSettings) -> bool:
     """Whether the risk of ``offer`` exceeds the client's limit, by randomised response if the run has it.
 
     Raises:
-        NotAllowedError: as `training_reply`.
+        NotAllowedError: an error of `training_reply`.
         InputError: the run has no coordinator.
     """
     policy = Policy.read(settings.policy)

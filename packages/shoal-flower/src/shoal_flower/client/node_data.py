@@ -110,9 +110,9 @@ def asked_run(
 
     Args:
         text: the configuration, as TOML.
-        settings: of the node.
-        classes: of the server.
-        scale: of the columns of the server's table; None: no table.
+        settings: the node's settings.
+        classes: the server's classes.
+        scale: the scale of the columns in the server's table; None: no table.
         features: the hash of the map of features; "": none.
         frozen: the hash of the models' frozen tensors; None: any.
 

@@ -207,7 +207,7 @@ class Policy:
     """The questions that a node answers, and their limits over all runs.
 
     Args:
-        delta: of every epsilon of the ledger, whatever the run says.
+        delta: the delta of every epsilon in the ledger, whatever the run says.
         questions: the questions that are answered: ``train``; ``choice`` among several models (without it, the node
             refuses rounds with more than one); a ``histogram`` of losses; a ``vote`` for a coordinator; training on
             ``features`` by the server's map.
@@ -217,7 +217,7 @@ class Policy:
         min_noise_multiplier: least noise of DP-SGD in every local training; 0: any, or none.
         max_grad_norm: largest clipping norm of DP-SGD.
         sampling: "poisson": batches as the accountant assumes; "any": shuffled ones too, whose epsilon is approximate.
-        choice_epsilon: the node randomises its choice among K models: true with probability
+        choice_epsilon: epsilon of the node's randomised choice among K models: true with probability
             ``e^epsilon / (e^epsilon + K - 1)``, otherwise any other. Left out: true choices, of infinite epsilon.
         choice_every: rounds between two choices in a run, by this node's ledger; between them the client keeps its
             model at no cost.
@@ -225,11 +225,11 @@ class Policy:
         histograms: largest number of histograms.
         vote_epsilon: largest epsilon of a vote's randomised response; ``inf``: true votes are allowed too.
         votes: largest number of votes.
-        classes: of the node's labels; the server's classes must include them. Left out: those in its data.
+        classes: the classes of the node's labels; the server's classes must include them. Left out: those in its data.
         columns: ``client``, ``label``, ``inputs`` and perhaps ``group`` of the node's table; a run names the same, and
             some or all inputs. Left out: as the run says.
-        sum_threshold: least share of the clients that can open a secure sum. With a smaller share a server needs fewer
-            helpers to unmask a client.
+        sum_threshold: least fraction of the clients that can reveal a secure sum. With a smaller fraction a server
+            needs fewer helpers to unmask a client.
         trusts_server: whether updates, choices, histograms and votes may have no noise; false: each needs noise, also
             in a secure sum, since sums of several rounds can be subtracted.
         networks: the networks that may be trained, by name, with their largest number of parameters; left out: all.

@@ -63,16 +63,16 @@ class CoordinatedSum:
     """One secure sum over clients.
 
     Args:
-        session: of the sum.
-        config: of the run, for all clients.
+        session: the sum's session.
+        config: the run's configuration, for all clients.
         clusters: K.
         form: the length L of a block and the little-endian type of its numbers, by the number of clients with cards.
-        share: more than this share of the clients opens the sum.
+        share: the fraction of the clients that must be exceeded to reveal the sum.
         offer: the digest of the offer to all clients.
-        ask: sends questions.
-        reject: called with a client's name and the reason to reject its answer.
+        ask: a function that sends questions.
+        reject: a function called with a client's name and the reason to reject its answer.
         culprits: the clients that broke the sum, or gave wrong shares.
-        members: of the sum, once the clients know them.
+        members: the members of the sum, once the clients know them.
     """
 
     session: Session

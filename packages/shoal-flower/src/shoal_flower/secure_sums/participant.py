@@ -53,20 +53,20 @@ class Participant:
     `count_shares` never gives away both a seed and the mask key of one client.
 
     Args:
-        session: of the sum.
-        config: of the run, from the server; the clients' signatures cover it.
+        session: the sum's session.
+        config: the run's configuration, from the server; the clients' signatures cover it.
         card: its own card.
         letters_key: its private key for letters.
         mask_key: its private key for masks.
-        seeds: of its own masks: of the counts, and of each block.
-        share: more than this share of the clients opens a sum (`threshold_of`).
+        seeds: the seeds of its own masks, one for the counts and one per block.
+        share: the fraction of the clients that must be exceeded to reveal a sum (`threshold_of`).
         stage: number of its answers.
-        cards: of all clients, sorted by name.
+        cards: the cards of all clients, sorted by name.
         sharers: the clients that sent letters.
-        held: other clients' shares by name: of the mask key, then of the seeds.
+        held: other clients' shares by name: those of the mask key, then those of the seeds.
         binding: see `binding_of`.
         subjects: digests of the models and the choice, to compare the members with those of other sums.
-        members: of the sum.
+        members: the members of the sum.
     """
 
     session: Session

@@ -99,7 +99,7 @@ class KnownKeys:
     """The public keys of other nodes, by their client's name.
 
     Args:
-        keys: by name.
+        keys: the keys, by name.
         path: the file, with a name and a key in OpenSSH's form per line.
         fixed: whether the file is the whole list; otherwise a new name is added with its first key.
     """

@@ -47,8 +47,8 @@ class Session:
 
     Args:
         run: a random name of the server's program, 32 hexadecimal digits.
-        number: of the sum in the run, from 1.
-        kind: of its numbers.
+        number: the sum's number in the run, from 1.
+        kind: the kind of the summed numbers.
     """
 
     run: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
@@ -74,12 +74,12 @@ class Card:
     """A client's keys for one sum.
 
     Args:
-        name: of the client.
+        name: the client's name.
         key: its node's long-term public key, in OpenSSH's form.
         letters: X25519 public key for its letters.
         mask: X25519 public key for its masks.
-        seeds: SHA-256 of the seeds of its own masks: of the counts, and of each block.
-        signature: by ``key``, of all these, the session and the configuration.
+        seeds: SHA-256 hashes of the seeds of its own masks, one for the counts and one per block.
+        signature: the signature by ``key`` of the fields above, the session and the configuration.
     """
 
     name: Name

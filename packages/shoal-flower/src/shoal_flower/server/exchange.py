@@ -49,7 +49,7 @@ class Reply:
         id: its id.
         answers: the id of the message that it answers; the SuperLink has checked that this node received it.
         error: the reason for missing content.
-        content: for Flower's own simulation, which has it in this process.
+        content: the reply's records, only in Flower's own simulation, which has them in this process.
     """
 
     id: str
@@ -163,8 +163,8 @@ class NodeReply:
     """The outcome of a message.
 
     Args:
-        node: that received it.
-        content: the reply's records; None: none that can be read.
+        node: the node that received the message.
+        content: the reply's records; None: no readable ones.
         error: the reason for missing content.
         late: whether it answers a message of an earlier exchange; such a reply is not read.
         gone: whether nobody will answer, because the node is gone or the message has expired.
@@ -239,11 +239,11 @@ class Exchange:
         message's, and twice that in secure sums, whose integers may have 64 bits.
 
         Args:
-            question: of all messages.
-            messages: by node.
+            question: the question of all messages.
+            messages: the messages, by node.
             awaited: the nodes to wait for.
             seconds: the longest wait; a message that is not read by then is never delivered.
-            group: names the round in logs.
+            group: the name of the round in logs.
         """
         kind = MessageType.TRAIN if question == "train" else f"{MessageType.QUERY}.{question}"
         current, ttl = dict[str, int](), max(seconds, 1.0)

@@ -27,7 +27,7 @@ class Member:
     """A client, as the server knows it.
 
     Args:
-        name: from its node.
+        name: the client's name, as its node sent it.
         id: names its random streams: the number of its partition, otherwise the next free one.
         examples: number of examples that it last stated; 0 before its first update.
         trained: rounds in which its update was merged.

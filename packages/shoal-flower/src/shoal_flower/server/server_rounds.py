@@ -66,12 +66,12 @@ from shoal_flower.wire_codec import (
 class UpdateFile:
     """The models from the clients of a round, as rows of float32 in a temporary file.
 
-    Weights and the order of summation depend on all replies. So the sum begins after the last one, to equal the
+    Weights and the order of summation depend on all replies. So the sum begins after the last reply, to equal the
     simulation bit for bit. Memory holds a few models for any number of clients; disk takes 4 bytes per parameter and
     client.
 
     Args:
-        folder: of the file.
+        folder: the file's folder.
         parameters: P, the length of a row.
         order: the rows for positions 0, 1, ...; empty: in order of arrival.
     """
