@@ -172,7 +172,7 @@ def test_a_node_that_asks_for_more_takes_no_part(tmp_path, keys, refusal):
 def test_a_single_update_is_given_neither_in_a_run_of_sums_nor_by_a_node_of_sums(tmp_path):
     offer = Offer(1, 0, parse_config(TABLE, "test").toml(), torch.zeros(2, 5), torch.zeros(2))
     node = Nodes(tmp_path).settings_of(0)
-    with pytest.raises(InputError, match="own numbers in a run with"):
+    with pytest.raises(InputError, match="own numbers, which a run with"):
         require_plain(offer, node)
     plain = {name: table for name, table in TABLE.items() if name != "secure_aggregation"}
     offer = replace(offer, config=parse_config(plain, "test").toml())
