@@ -40,7 +40,7 @@ def federation(model_shape: Shape, clients: int, examples: int) -> Federation:
 def measured(
     model: Model, data: Federation, algorithms: Sequence[Algorithm], rounds: int
 ) -> list[tuple[Algorithm, float, float]]:
-    """Each algorithm with the processor seconds of its round (median, after one for warming up) and of `deployed`."""
+    """Each algorithm, the processor seconds of its round (median, after a warm-up round) and of `deployed_models`."""
     with Engine(model, threads=1) as engine:
         ready = engine.prepare(data)
         runs = [Training(ready, each, LOCAL, engine, Stream(0)) for each in algorithms]
@@ -54,7 +54,7 @@ def measured(
         ends = []
         for run, state in zip(runs, states, strict=True):
             began = time.process_time()
-            run.deployed(state)
+            run.deployed_models(state)
             ends.append(time.process_time() - began)
     medians = [statistics.median(each) for each in seconds]
     return list(zip(algorithms, medians, ends, strict=True))

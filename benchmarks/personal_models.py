@@ -61,7 +61,7 @@ def written() -> float:
 def with_own_rows(rows: ClientVectors) -> ClientVectors:
     """Change each of ``rows`` a little, so that no two clients share one."""
     for some in torch.arange(len(rows)).split(64):
-        rows = rows.moved(some, torch.full((len(some), rows.shape[1]), 1e-6))
+        rows = rows.add_rows(some, torch.full((len(some), rows.shape[1]), 1e-6))
     return rows
 
 
@@ -86,7 +86,7 @@ def measured(algorithm: str, clients: int, rounds: int, test_examples: int) -> d
             seconds["checkpoint"].append(time.perf_counter() - trained)
             seconds["written"].append(written() - bytes_before)
         at_rounds, began = peak(), time.perf_counter()
-        run.deployed(state)
+        run.deployed_models(state)
         medians = {name: statistics.median(each[1:]) for name, each in seconds.items()}
         found = medians | {"data": before, "rounds": at_rounds, "end": peak(), "ending": time.perf_counter() - began}
         began = time.process_time()

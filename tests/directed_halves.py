@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from shoal.algorithms import IFCA
-from shoal.engine import Deployed
+from shoal.engine import DeployedModels
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,6 @@ class Halves:
     def server_update(self, state, cohort, plan, aggregate):
         return self.base.server_update(state, cohort, plan, aggregate)
 
-    def deployed(self, state, cohort):
+    def deployed_models(self, state, cohort):
         halves = (cohort.clients >= 3).long()
-        return Deployed(state.models, halves, halves)
+        return DeployedModels(state.models, halves, halves)

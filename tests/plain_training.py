@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from shoal.core.randomness import Stream
 from shoal.data import Federation
-from shoal.engine import Algorithm, Deployed, Engine, LocalSGD, RoundReport, State, Training
+from shoal.engine import Algorithm, DeployedModels, Engine, LocalSGD, RoundReport, State, Training
 from shoal.models import Model
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-6}
@@ -19,20 +19,20 @@ Batch = tuple[Tensor, Tensor]
 def played(
     model: Model, federation: Federation, algorithm: Algorithm, local: LocalSGD, rounds: int = 3, *,
     threads: int = 1, backend: str | None = None, seed: int = SEED, **options,
-) -> tuple[list[State], list[RoundReport], Deployed]:  # fmt: skip
+) -> tuple[list[State], list[RoundReport], DeployedModels]:  # fmt: skip
     """The states after each round, the initial one first; the reports; and what clients use in the end."""
     with Engine(model, threads=threads, backend=backend) as engine:
         training = Training(engine.prepare(federation), algorithm, local, engine, Stream(seed), **options)
         first = training.start()
         after = list(training.rounds(first, rounds))
         states = [first, *(state for state, _ in after)]
-        return states, [report for _, report in after], training.deployed(states[-1])[0]
+        return states, [report for _, report in after], training.deployed_models(states[-1])[0]
 
 
 def batches(federation: Federation, i: int, local: LocalSGD, number: int = 1, phase: int | None = None) -> list[Batch]:
     """Client i's batches in a round, or in one phase of it."""
     clients = federation.clients
-    mine, stream = clients.owned(i), Stream(SEED)("round", number, "batches")
+    mine, stream = clients.indices_of(i), Stream(SEED)("round", number, "batches")
     randomness = local.randomness(clients, federation.ids, stream if phase is None else stream("phase", phase))
     whole = [torch.arange(len(mine))] * local.steps_of(len(mine))
     parts = [

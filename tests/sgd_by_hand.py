@@ -69,7 +69,7 @@ def by_hand(
             name: each for name, each in network.named_parameters() if local.tensors is None or name in local.tensors
         }
         optimizer = optimizer_of(local, list(moved.values()))
-        rows = federation.clients.owned(i)
+        rows = federation.clients.indices_of(i)
         x, y = federation.clients.x[rows], federation.clients.y[rows]
         weight = torch.ones(len(y)) if weights is None else weights[federation.clients.owners() == i]
         orders = randomness.orders[i]

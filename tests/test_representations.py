@@ -12,7 +12,7 @@ import shoal
 from shoal.config.schema import parse_config
 from shoal.core.formats import one_line
 from shoal.data import GroupedExamples
-from shoal.engine import Aggregate, Cohort, Deployed, LocalTraining, RoundPlan, RoundReport, State
+from shoal.engine import Aggregate, Cohort, DeployedModels, LocalTraining, RoundPlan, RoundReport, State
 from shoal.metrics.summary import Summary
 from shoal.reports.run.description import RunDescription
 from shoal.simulation.play import SimulationState
@@ -91,7 +91,7 @@ def test_a_value_is_shown_on_one_line(value):
 
 def test_every_public_class_is_shown_by_one_function_or_above():
     public = [value for name in shoal.__all__ if inspect.isclass(value := getattr(shoal, name))]
-    held = [Aggregate, Cohort, Deployed, GroupedExamples, LocalTraining, RoundPlan, RoundReport, State, Summary]
+    held = [Aggregate, Cohort, DeployedModels, GroupedExamples, LocalTraining, RoundPlan, RoundReport, State, Summary]
     # A protocol, which has no values, and exceptions.
     without = {shoal.Defense, shoal.InputError, shoal.ShoalError}
     others = {cls for cls in [*public, *held] if cls.__repr__ is not one_line}

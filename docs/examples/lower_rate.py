@@ -20,7 +20,7 @@ class LowerRate:
 
     factor: Annotated[float, Field(gt=0, le=1)] = 0.5
 
-    def applied(self, setup: TrainingSetup) -> TrainingSetup:
+    def apply(self, setup: TrainingSetup) -> TrainingSetup:
         """The setup with this defence, fixed at full strength."""
         return replace(setup, defenses=(*setup.defenses, self))
 
@@ -29,6 +29,6 @@ class LowerRate:
         del at
         return replace(local, learning_rate=self.factor * local.learning_rate)
 
-    def scaled(self, strength: float) -> Self:
+    def with_strength(self, strength: float) -> Self:
         """This defence at a strength in [0, 1], as a directive asks for it; at 0 it changes nothing."""
         return replace(self, factor=1 - strength * (1 - self.factor))

@@ -17,7 +17,7 @@ class RiskDecay:
 
     gain: NonNegativeFloat = 1.0
 
-    def applied(self, setup: TrainingSetup) -> TrainingSetup:
+    def apply(self, setup: TrainingSetup) -> TrainingSetup:
         """The setup with this defence."""
         return replace(setup, defenses=(*setup.defenses, self))
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shoal import IFCA, Federation, LocalSGD, Stream
 from shoal.core.settings import NonNegativeFloat, Positive, settings
-from shoal.engine import Aggregate, Cohort, Deployed, Engine, RoundPlan, State
+from shoal.engine import Aggregate, Cohort, DeployedModels, Engine, RoundPlan, State
 
 
 @settings
@@ -48,10 +48,10 @@ class StickyIFCA:
         }
         return replace(state, models=aggregate.models, clients=clients)
 
-    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+    def deployed_models(self, state: State, cohort: Cohort) -> DeployedModels:
         """Each client uses its choice."""
         choice = self._choice(cohort.losses(state.models), state, cohort)
-        return Deployed(state.models, choice, choice)
+        return DeployedModels(state.models, choice, choice)
 
     def _choice(self, losses: Tensor, state: State, cohort: Cohort) -> Tensor:
         before, best = state.assignment[cohort.clients], losses.argmin(dim=1)

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from shoal import IFCA, Federation, LocalSGD, Stream
 from shoal.core.settings import Positive, settings
-from shoal.engine import Aggregate, Cohort, Deployed, Engine, RoundPlan, State
+from shoal.engine import Aggregate, Cohort, DeployedModels, Engine, RoundPlan, State
 
 
 @settings
@@ -47,6 +47,6 @@ class TrimmedIFCA:
             models[cluster] += ordered[cut : len(ordered) - cut].mean(dim=0)
         return replace(state, models=models)
 
-    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+    def deployed_models(self, state: State, cohort: Cohort) -> DeployedModels:
         """Each client uses the model with the lowest loss."""
-        return IFCA(self.clusters).deployed(state, cohort)
+        return IFCA(self.clusters).deployed_models(state, cohort)

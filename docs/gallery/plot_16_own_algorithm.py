@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 import torch
 
 import shoal
-from shoal.engine import Aggregate, Cohort, Deployed, Engine, RoundPlan, State
+from shoal.engine import Aggregate, Cohort, DeployedModels, Engine, RoundPlan, State
 
 plt.style.use("shoal.figures")
 SEEDS = range(5)
@@ -58,9 +58,9 @@ class ExploringIFCA:
         """The averages are the new models."""
         return replace(state, models=aggregate.models)
 
-    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+    def deployed_models(self, state: State, cohort: Cohort) -> DeployedModels:
         """In the end each client uses the model of the least loss."""
-        return shoal.IFCA(self.clusters).deployed(state, cohort)
+        return shoal.IFCA(self.clusters).deployed_models(state, cohort)
 
 
 # %%

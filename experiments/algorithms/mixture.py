@@ -31,7 +31,7 @@ def accuracies(config: Config) -> tuple[float, float]:
             state = after
         test, group = simulation.federation.test, simulation.federation.group
         outputs = torch.stack([engine.outputs(model, test.x) for model in state.models])
-        deployed, _ = training.deployed(state)
+        deployed, _ = training.deployed_models(state)
     one, mixed = [], []
     for i, k in enumerate(deployed.model.tolist()):
         mine = test.group == group[i]

@@ -143,7 +143,7 @@ def attacked(ready: Settled, attack: str, defense: str, group: int, sybils: int)
 def with_few_examples(federation: Federation, beyond: int) -> Federation:
     """The federation whose clients from position ``beyond`` on have their first `FEW` examples alone."""
     shards = federation.clients
-    kept = [shards.owned(i)[: FEW if i >= beyond else None] for i in range(len(shards))]
+    kept = [shards.indices_of(i)[: FEW if i >= beyond else None] for i in range(len(shards))]
     sizes = torch.tensor([len(each) for each in kept])
     return replace(federation, clients=Shards.from_indices(shards.x, shards.y, torch.cat(kept), sizes))
 

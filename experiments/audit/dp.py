@@ -144,7 +144,7 @@ class CoinEstimates:
         self.local, self.rule = simulation.setup.local, simulation.setup.first_local().gradient_privacy
         position = simulation.federation.ids.tolist().index(client)
         self.own = torch.nonzero(canaries.client == client).flatten()
-        self.size = len(owned := shards.owned(position))
+        self.size = len(owned := shards.indices_of(position))
         steps = self.local.steps_of(self.size)
         require(steps == 1, f"'local.steps' must be 1, for an update to be one noised sum; got {steps} steps a round")
         self.rate = self.local.batch(self.size) / self.size

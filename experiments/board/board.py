@@ -105,7 +105,7 @@ class Defence:
         """The seeds that judge: from the SHA-256 of the changes, so nobody knows them before the settings are final."""
         return tuple(int(_hash([self.changes, self.federations, i])[:7], 16) for i in range(count))
 
-    def applied(self, table: Mapping[str, Any], federation: str) -> dict[str, Any]:
+    def apply(self, table: Mapping[str, Any], federation: str) -> dict[str, Any]:
         """The table of a federation's configuration with the changes of this defence."""
         changed, changes = deepcopy(dict(table)), {**self.changes, **self.federations.get(federation, {})}
         for key in changes:
@@ -136,7 +136,7 @@ class Board:
         """A federation's configuration as it is measured, with a defence."""
         table = dict(self.tables[federation])
         if defence is not None:
-            table = defence.applied(table, federation)
+            table = defence.apply(table, federation)
         table["evaluation"] = {"reference_federations": self.asked.references, "view": VIEWS[0], "every": 1_000_000}
         return parse_config(table, f"{self.folder / self.asked.federations[federation].file}")
 

@@ -98,7 +98,7 @@ def trained_canaries(simulation: Simulation) -> Tensor:
     for position, client in enumerate(federation.ids.tolist()):
         own = canaries.client == client
         records, member = canaries.record[own], canaries.member[own]
-        owned, left_out = federation.clients.owned(position), records[~member]
+        owned, left_out = federation.clients.indices_of(position), records[~member]
         before = torch.arange(len(owned) + len(left_out))
         rows.append(owned[torch.isin(before[~torch.isin(before, left_out)], records[member])])
     return torch.cat(rows)

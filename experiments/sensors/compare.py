@@ -62,7 +62,7 @@ MODEL = ["run", "seed", "round", "cluster"]
 def with_holdouts(federation: Federation, most: int) -> Federation:
     """The federation whose clients have their first hold-out examples only, ``most`` each."""
     held = federation.holdout
-    kept = [held.owned(i)[:most] for i in range(len(held))]
+    kept = [held.indices_of(i)[:most] for i in range(len(held))]
     sizes = torch.tensor([len(each) for each in kept])
     return replace(federation, holdout=Shards.from_indices(held.x, held.y, torch.cat(kept), sizes))
 

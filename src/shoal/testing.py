@@ -123,7 +123,7 @@ def _check_plan(algorithm: Algorithm, state: State, cohort: Cohort) -> None:
 
 
 def _check_deployed(training: Training, state: State) -> None:
-    deployed, losses = training.deployed(state)
+    deployed, losses = training.deployed_models(state)
     clients = len(training.federation)
     assert deployed.model.shape == deployed.assignment.shape == losses.shape == (clients,), "a client has no model"
     assert set(deployed.assignment.tolist()) <= {*range(len(state.models))}, "a client uses a cluster that is not there"
@@ -202,8 +202,8 @@ def check_defense(defense: Defense, federation: Federation | None = None, model:
     _check_value(defense, Defense)
     setup = TrainingSetup(model, local, kind=federation.kind)
     given = dict(vars(setup))
-    assert isinstance(defense.applied(setup), TrainingSetup), "'applied' must return a TrainingSetup"
-    assert vars(setup) == given, "'applied' changes the setup that it is given; return another one"
+    assert isinstance(defense.apply(setup), TrainingSetup), "'apply' must return a TrainingSetup"
+    assert vars(setup) == given, "'apply' changes the setup that it is given; return another one"
 
     def trained(clients: Federation) -> State:
         state = simulate(clients, model, FedAvg(), local, rounds=2, defenses=[defense]).state

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shoal.core.randomness import Stream
 from shoal.data import Preferences
-from shoal.engine import Cohort, Deployed, Engine, LocalSGD, RoundPlan, RoundReport, State, Training
+from shoal.engine import Cohort, DeployedModels, Engine, LocalSGD, RoundPlan, RoundReport, State, Training
 from shoal.models import Model
 
 SEED = 2
@@ -60,7 +60,7 @@ def numbers(values: Sequence[float]) -> Tensor:
 
 
 @pytest.fixture
-def ask(mlp, build) -> Callable[..., tuple[RoundPlan, Deployed, Cohort, Tensor]]:
+def ask(mlp, build) -> Callable[..., tuple[RoundPlan, DeployedModels, Cohort, Tensor]]:
     """An algorithm's plan and its deployed models, the cohort of all six clients, and the losses of their examples.
 
     ``losses`` and ``preferences`` replace the clients' own, and numbers by name are directives.
@@ -74,7 +74,7 @@ def ask(mlp, build) -> Callable[..., tuple[RoundPlan, Deployed, Cohort, Tensor]]
         federation: Any = None,
         risks: Sequence[float] = (0.5, 0.5),
         **directives: Sequence[float],
-    ) -> tuple[RoundPlan, Deployed, Cohort, Tensor]:
+    ) -> tuple[RoundPlan, DeployedModels, Cohort, Tensor]:
         with Engine(mlp, threads=1) as engine:
             training = Training(federation or build(), algorithm, LocalSGD(), engine, Stream(SEED))
             of_clusters = {name: numbers(each) for name, each in directives.items()}
@@ -82,7 +82,7 @@ def ask(mlp, build) -> Callable[..., tuple[RoundPlan, Deployed, Cohort, Tensor]]
             cohort = training.cohort_of(state, torch.arange(6))
             cohort = cohort if losses is None else replace(cohort, scores=lambda *_: losses)
             cohort = cohort if preferences is None else replace(cohort, preferences=preferences)
-            plan, deployed = algorithm.plan(state, cohort), algorithm.deployed(state, cohort)
+            plan, deployed = algorithm.plan(state, cohort), algorithm.deployed_models(state, cohort)
             return plan, deployed, cohort, cohort.example_losses(state.models)
 
     return asked

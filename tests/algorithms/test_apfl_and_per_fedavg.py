@@ -96,6 +96,6 @@ def test_per_fedavg_steps_by_the_gradient_where_one_step_leads(mlp, build, backe
             ends.append(own)
         w = torch.stack(ends).mean(dim=0)
     torch.testing.assert_close(states[-1].models[0], w, **CLOSE)
-    clients, owned = federation.clients, map(federation.clients.owned, range(6))
+    clients, owned = federation.clients, map(federation.clients.indices_of, range(6))
     expected = [w - alpha * gradient(mlp, w, (clients.x[rows], clients.y[rows])) for rows in owned]
     torch.testing.assert_close(deployed.models.tensor(), torch.stack(expected), **CLOSE)

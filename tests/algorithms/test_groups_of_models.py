@@ -204,8 +204,8 @@ def test_moved_clients_train_the_new_model_and_use_their_choice(play, mlp, build
     again = play(algorithm, rounds=4)[1]
     assert all(torch.equal(one.assignment, other.assignment) for one, other in zip(reports, again, strict=True))
     cohort = cohort_with(torch.tensor([[0.0, 1.0]] * 6, dtype=torch.float64), mlp, build, algorithm, last)
-    assert algorithm.deployed(last, cohort).model.tolist() == [0] * 6
-    assert base.deployed(last, cohort).model.tolist() == [0] * 6
+    assert algorithm.deployed_models(last, cohort).model.tolist() == [0] * 6
+    assert base.deployed_models(last, cohort).model.tolist() == [0] * 6
     assert sorted(algorithm.plan(last, cohort).assignment.tolist()) == [0, 0, 0, 1, 1, 1]
 
 

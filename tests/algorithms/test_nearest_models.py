@@ -189,9 +189,8 @@ def test_each_cluster_is_fedavg_of_its_clients():
     assert ari(states[-1], TWO) == 1
     for k in range(2):
         mine = torch.nonzero(states[-1].assignment == k).flatten()
-        pairs = [
-            (federation.clients.x[each], federation.clients.y[each]) for each in map(federation.clients.owned, mine)
-        ]
+        clients = federation.clients
+        pairs = [(clients.x[rows], clients.y[rows]) for rows in map(clients.indices_of, mine)]
         alone = Federation.from_tensors(pairs, test=pairs[0], classes=4)
         expected = trained(alone, FedAvg(), 3)[-1].models[0]
         torch.testing.assert_close(states[-1].models[k], expected, rtol=1e-4, atol=1e-6)

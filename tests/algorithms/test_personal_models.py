@@ -77,7 +77,7 @@ def test_local_training_sends_nothing_so_the_servers_filter_has_no_effect(mlp, b
         assert len(report.updates) == 0
         assert not list(client_updates(training, training.start(), report, int(federation.ids[0])))
         assert int(state.trained.max()) == 0, "a client counts as one that trained the server's model"
-        deployed, _ = training.deployed(state)
+        deployed, _ = training.deployed_models(state)
     assert torch.equal(deployed.models.tensor(), own(state))
     assert deployed.model.tolist() == list(range(6))
     limited = trained(mlp, federation, LocalOnly(), rounds=1, update_filter=NormClipping(1e-3))[-1]
@@ -116,7 +116,7 @@ def test_clients_of_mr_mtl_send_their_models_which_move_the_mean_by_their_share(
         again = [
             each for i in report.cohort for each in client_updates(training, first, report, int(federation.ids[i]))
         ]
-        deployed, _ = training.deployed(after)
+        deployed, _ = training.deployed_models(after)
     assert report.updates is not None
     sent = report.updates.models[report.updates.assignment] + report.updates.updates
     torch.testing.assert_close(sent, own(after)[report.cohort], **CLOSE)

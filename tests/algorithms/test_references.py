@@ -34,7 +34,7 @@ class Plain:
         self.sizes = federation.clients.sizes.float()
 
     def gradient(self, theta: Tensor, client: int, term: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        mine = self.clients.owned(client)
+        mine = self.clients.indices_of(client)
         return gradient(self.model, theta, (self.clients.x[mine], self.clients.y[mine]), term=term)
 
     def local(self, start: Tensor, client: int, term: Callable[[Tensor], Tensor] | None = None) -> Tensor:

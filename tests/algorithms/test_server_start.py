@@ -71,7 +71,7 @@ def test_reference_federations_begin_at_the_same_models_whatever_records_they_ha
         now = initial_state(run, engine)
         *_, (last, _) = run_rounds(run, engine, now)
         attacked = AttackedRun.from_run(run, last.state, last.rows, engine)
-        other = replace(run, federation=attacked.records.swapped(attacked.exchanged(0)))
+        other = replace(run, federation=attacked.records.swap_records(attacked.exchanged(0)))
         assert not other.federation.clients.x.equal(run.federation.clients.x)
         assert initial_state(other, engine).state.models.equal(now.state.models)
 

@@ -23,7 +23,7 @@ def trained(model, federation, algorithm, **options):
 
 def examples(federation, i):
     """All examples of client i."""
-    mine = federation.clients.owned(i)
+    mine = federation.clients.indices_of(i)
     return federation.clients.x[mine], federation.clients.y[mine]
 
 
@@ -88,7 +88,7 @@ def test_fedsoft_s_personal_models_persist_and_are_what_clients_use(mlp, build):
                 report.cohort.tolist()
             )
             state = after
-        deployed, _ = training.deployed(state)
+        deployed, _ = training.deployed_models(state)
     assert torch.equal(deployed.models.tensor(), state.personal["fedsoft"].tensor())
 
 
@@ -188,7 +188,7 @@ def test_clients_of_a_mixture_are_members_of_all_models_and_use_the_heaviest(mlp
         training = Training(build(), algorithm, LOCAL, engine, Stream(8), record_every=1)
         before = training.start()
         after, report = training.round(before)
-        deployed, _ = training.deployed(after)
+        deployed, _ = training.deployed_models(after)
         again = [each for i in range(6) for each in client_updates(training, before, report, i)]
         final = algorithm.plan(after, training.final_cohort(after))
     assert after.trainers(1).all()

@@ -29,7 +29,7 @@ def losses_of(clustered, k, client):
     state, federation, engine = clustered
     both = []
     for shards in (federation.clients, federation.holdout):
-        rows = shards.owned(client)
+        rows = shards.indices_of(client)
         both.append(losses(engine.outputs(state.models[k], shards.x[rows]), shards.y[rows]))
     return both
 

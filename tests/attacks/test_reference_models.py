@@ -103,7 +103,7 @@ def test_members_and_others_are_asked_of_their_model_and_of_its_reference_models
     for k in range(2):
         clients = torch.nonzero(state.assignment == k).flatten()
         for shards in (federation.clients, federation.holdout):
-            rows = torch.cat([shards.owned(int(i)) for i in clients])
+            rows = torch.cat([shards.indices_of(int(i)) for i in clients])
             expected.append((k, shards.x[rows], shards.y[rows]))
     if estimator == "audit":
         expected[1::2] = [(k, federation.test.x, federation.test.y) for k in range(2)]

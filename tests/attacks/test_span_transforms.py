@@ -43,7 +43,7 @@ def test_a_known_transform_is_found(family):
 def test_a_draw_says_the_transform_and_columns_that_vary_are_named():
     family = shoal.Augmentation(rotation=20.0, shift=0.0, crop=0.2)
     assert family.varied == (0, 1, 5, 6)
-    assert family.scaled(0.0).varied == ()
+    assert family.with_strength(0.0).varied == ()
     draw, images = shoal.Stream(0).generator(), torch.rand(5, 1, 9, 9)
     uniform = torch.rand(5, 7, generator=shoal.Stream(0).generator())
     assert family.augmented(images, draw).equal(family.transformed(images, uniform))

@@ -142,7 +142,7 @@ def test_the_records_of_a_federation_are_its_clients_and_nobody_s_test_examples(
     records = OwnedRecords.from_federation(federation)
     owners = [5] * 10 + [0] * 9 + [3] * 12 + [1] * 12 + [4] * 5 + [2] * 7
     assert records.client.tolist() == owners + [-1] * len(federation.test)
-    assert torch.equal(records.x[:10], federation.clients.x[federation.clients.owned(0)])
+    assert torch.equal(records.x[:10], federation.clients.x[federation.clients.indices_of(0)])
     assert torch.equal(records.group[len(owners) :], federation.test.group)
     assert records.group[:19].tolist() == [1] * 10 + [0] * 9
 

@@ -13,7 +13,7 @@ from shoal import IFCA, FedAvg, LocalSGD, LossThreshold, RedTeam, ShadowModels, 
 from shoal.audit.final_attacks import exposure_of_clients
 from shoal.audit.model_scores import Membership, is_personal
 from shoal.core.randomness import Stream
-from shoal.engine import Deployed, Engine, PersonalModels, State, Training
+from shoal.engine import DeployedModels, Engine, PersonalModels, State, Training
 
 LOCAL = LocalSGD(epochs=1, batch_size=4, learning_rate=0.1)
 
@@ -25,8 +25,8 @@ class Scripted(IFCA):
         wanted = torch.tensor(self.script[min(state.round, len(self.script) - 1)])[cohort.clients]
         return self.plan_of(wanted, None, state, cohort)
 
-    def deployed(self, state, cohort):
-        plain = super().deployed(state, cohort)
+    def deployed_models(self, state, cohort):
+        plain = super().deployed_models(state, cohort)
         last = torch.tensor(self.script[-1])
         return replace(plain, model=last, assignment=last)
 
@@ -160,7 +160,7 @@ def after(trained, assignment):
 
 
 def deployed(model):
-    return Deployed(torch.zeros(2, 3), torch.tensor(model), torch.tensor(model))
+    return DeployedModels(torch.zeros(2, 3), torch.tensor(model), torch.tensor(model))
 
 
 def test_a_client_that_trained_one_model_last_is_a_member_of_that_whatever_it_uses():
@@ -187,7 +187,7 @@ def test_without_a_record_of_trainings_the_assignment_decides(model):
 
 def test_who_sat_a_round_out_is_no_member_of_its_own_model():
     models = torch.zeros(3, 3)
-    personal = Deployed(
+    personal = DeployedModels(
         PersonalModels(3, lambda some: models[some]), torch.arange(3), torch.zeros(3, dtype=torch.int64)
     )
     # Of three clients in the round one trained, as FedSoft selects them.
@@ -202,6 +202,6 @@ def test_who_sat_a_round_out_is_no_member_of_its_own_model():
 
 def test_a_cluster_with_one_client_is_no_personal_model():
     models, everybody, one = torch.zeros(3, 3), torch.arange(3), torch.zeros(3, dtype=torch.int64)
-    assert not is_personal(Deployed(models, everybody, everybody))
-    assert is_personal(Deployed(models, everybody, one))
-    assert is_personal(Deployed(PersonalModels(3, lambda some: models[some]), everybody, everybody))
+    assert not is_personal(DeployedModels(models, everybody, everybody))
+    assert is_personal(DeployedModels(models, everybody, one))
+    assert is_personal(DeployedModels(PersonalModels(3, lambda some: models[some]), everybody, everybody))

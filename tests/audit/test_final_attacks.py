@@ -129,7 +129,7 @@ def test_roc_curves_and_the_most_frequent_class_are_of_each_group_and_fits_of_th
         key = "mia_auc" if kind == "group" else "mia_population_auc"
         assert area == pytest.approx(result.summary.by_group[group][key])
     for g, group in enumerate(federation.groups):
-        trained = torch.cat([federation.clients.y[federation.clients.owned(int(i))]
+        trained = torch.cat([federation.clients.y[federation.clients.indices_of(int(i))]
                              for i in torch.nonzero(federation.group == g)])  # fmt: skip
         test = federation.test.y[federation.test.group == g]
         share = float((test == trained.bincount().argmax()).double().mean())

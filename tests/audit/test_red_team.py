@@ -160,7 +160,7 @@ def test_the_federated_estimate_counts_members_and_holdout(clustered):
         clients = torch.nonzero(state.assignment == k).flatten()
         rates, sizes = [], []
         for shards, member in ((federation.clients, True), (federation.holdout, False)):
-            rows = torch.cat([shards.owned(int(i)) for i in clients])
+            rows = torch.cat([shards.indices_of(int(i)) for i in clients])
             right = engine.outputs(state.models[k], shards.x[rows]).argmax(1) == shards.y[rows]
             rates.append(float((right == member).double().mean()))
             sizes.append(len(rows))
@@ -199,7 +199,7 @@ def by_hand(clustered, attacks, members, mix_of):
     for client, k in members:
         mix = mix_of(int(federation.group[client]))
         outside = margins(k, test.x, test.y)
-        for row in federation.clients.owned(client).tolist():
+        for row in federation.clients.indices_of(client).tolist():
             label = federation.clients.y[row : row + 1]
             cells = [np.flatnonzero((test.group == h) & (test.y == label)) for h in range(len(mix))]
             if any(share > 0 and not len(cell) for share, cell in zip(mix, cells, strict=True)):

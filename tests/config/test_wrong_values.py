@@ -139,7 +139,7 @@ WRONG = [
     ("coordinator.l2=0.1; local.weight_decay=0.01", "an L2 penalty of 0.1 and a weight decay of 0.01 are the same"),
     ("coordinator.share_of_steps=0.5; algorithm.name=scaffold", "coordinator: SCAFFOLD needs all local steps,"),
     ("coordinator.share_of_steps=0.5; algorithm.name=fedopt; algorithm.base.name=scaffold", "SCAFFOLD needs all"),
-    ("coordinator.custom.own={name='shoal.defenses.regularization:Dropout', dropout=0.1}", "has no method 'scaled'"),
+    ("coordinator.custom.own={name='shoal.defenses.regularization:Dropout', dropout=0.1}", "no method 'with_str"),
     ("coordinator.custom.l2={name='shoal.defenses.regularization:L2', l2=0.1}", "has the name of a shipped defence"),
     ("coordinator.augmentation={}; coordinator.target=1.5", "'coordinator.target' must be at most 1; got 1.5"),
     ("coordinator.augmentaton={}", "unknown key 'coordinator.augmentaton'; did you mean"),

@@ -114,7 +114,7 @@ def test_a_model_that_nobody_uses_teaches_nothing():
     for risks in ([0.7, 0.7, 0.7], [0.6, 0.65, 0.7], [0.5, 0.6, 0.7]):
         state = replace(state, risks=torch.tensor(risks, dtype=FLOAT))
         before = Memory.from_state(state, coordinator.knobs)
-        state = coordinator.steered(state, shares, shares, none, none)
+        state = coordinator.steer(state, shares, shares, none, none)
         after = Memory.from_state(state, coordinator.knobs)
         changed = (before.strengths - before.strengths_before)[:2]
         alone = before.risk_reduction.observed(changed, (before.risk - state.risks)[:2])
@@ -283,7 +283,7 @@ def test_a_fall_of_accuracy_halves_the_demand(mlp):
 
 def estimated(asked: LimitController, state: State, *numbers: float) -> State:
     """One model after an estimate: its share over the limit, the possible one, held-out accuracy, standard error."""
-    return asked.steered(state, *(torch.tensor([number], dtype=FLOAT) for number in numbers))
+    return asked.steer(state, *(torch.tensor([number], dtype=FLOAT) for number in numbers))
 
 
 def wanting(asked: LimitController, demand: float, best: float = 0.8) -> State:
@@ -336,7 +336,7 @@ def test_prices_are_dual_ascent_and_discounts_alone():
     state = State.initial(torch.zeros(3, 4), 10)
     for members in ((2, 3, 5), (1, 0, 9), (3, 6, 1), (4, 6, 0), (0, 9, 1)):
         chosen = torch.repeat_interleave(torch.arange(3), torch.tensor(members))
-        state = asked.steered(replace(state, assignment=chosen), nothing, nothing, nothing, nothing)
+        state = asked.steer(replace(state, assignment=chosen), nothing, nothing, nothing, nothing)
         # Multipliers of the constraints min_clients - members <= 0; the price is minus a multiplier.
         price = [min(0.0, p - 0.1 * (4 - m) / 4) for p, m in zip(price, members, strict=True)]
         assert state.directives["price"].tolist() == pytest.approx(price)

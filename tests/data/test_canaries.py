@@ -23,7 +23,7 @@ def many():
 
 def trained_labels(federation, position):
     """The labels on which a client trains, by the numbers of its examples."""
-    own = federation.clients.owned(position)
+    own = federation.clients.indices_of(position)
     return dict(
         zip(federation.clients.x[own].flatten().int().tolist(), federation.clients.y[own].tolist(), strict=True)
     )

@@ -95,7 +95,7 @@ def test_canaries_and_reference_federations_of_mapped_files_are_those_from_memor
     found = []
     for clients in (saved(tmp_path), pairs()):
         given, canaries = shoal.MislabelledCanaries(per_client=1).insert(federation(clients), shoal.Stream(0))
-        assert given.clients.mapped == isinstance(clients, shoal.ClientArrays)
+        assert given.clients.memory_mapped == isinstance(clients, shoal.ClientArrays)
         found.append(run(given, "rows", canaries=canaries, reference_federations=2, precision=precision))
     require_same(*found)
     assert found[0].summary.overall["references"] == 2
@@ -105,7 +105,7 @@ def test_canaries_and_reference_federations_of_mapped_files_are_those_from_memor
 def test_client_arrays_in_memory_equal_pairs(kind):
     together = federation(shoal.ClientArrays(INPUTS[kind], Y, SIZES), kind)
     assert content.fingerprint(together) == content.fingerprint(federation(pairs(kind), kind))
-    assert not together.clients.mapped
+    assert not together.clients.memory_mapped
 
 
 @pytest.mark.parametrize("form", [tuple, torch.tensor, np.array, lambda sizes: np.array(sizes, "uint8")])
@@ -125,7 +125,7 @@ def test_labels_of_other_types_and_targets_are_read_from_files_too(tmp_path):
 
 def test_a_holdout_may_be_mapped(tmp_path):
     held = federation(pairs(), holdout=saved(tmp_path)).holdout
-    assert held.mapped
+    assert held.memory_mapped
     assert held.sizes.tolist() == SIZES
     assert torch.equal(held.x, X)
 
@@ -138,7 +138,7 @@ def test_mapped_files_stay_unchanged_and_are_never_copied_whole(kind, tmp_path):
     mapped = federation(given, kind)
     with shoal.Engine(MODELS[kind], precision="bf16") as engine:
         ready = engine.prepare(mapped)
-    assert mapped.clients.mapped
+    assert mapped.clients.memory_mapped
     assert ready.clients.x.data_ptr() == mapped.clients.x.data_ptr()
     assert mapped.take(torch.tensor([2, 0])).clients.x.data_ptr() == mapped.clients.x.data_ptr()
     result = run(mapped, kind)

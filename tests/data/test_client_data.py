@@ -92,7 +92,7 @@ def test_pictures_are_scaled_to_one_and_stay_with_their_labels():
     assert made.clients.x.shape == (6, 3, 2, 2)
     numbers = (made.clients.x[:, 2, 1, 1] * 255 / 20).round().long()
     assert torch.equal(numbers % 2, made.clients.y)
-    assert set((numbers // 6)[made.clients.owned(1)].tolist()) == {1}
+    assert set((numbers // 6)[made.clients.indices_of(1)].tolist()) == {1}
     assert made.clients.x.is_contiguous(memory_format=torch.channels_last)
 
 

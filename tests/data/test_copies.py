@@ -35,7 +35,7 @@ def spelled(x, y):
 def parts(federation):
     """The examples of each client, each hold-out, test and shadow set, as values that can be counted."""
     own, held = (
-        [spelled(each.x[each.owned(i)], each.y[each.owned(i)]) for i in range(len(each))]
+        [spelled(each.x[each.indices_of(i)], each.y[each.indices_of(i)]) for i in range(len(each))]
         for each in (federation.clients, federation.holdout)
     )
     return own, held, spelled(federation.test.x, federation.test.y), spelled(federation.shadow.x, federation.shadow.y)

@@ -28,7 +28,7 @@ def ragged() -> Shards:
 
 
 def labels_by_owner(shards: Shards) -> list[list[int]]:
-    return [shards.y[shards.owned(i)].tolist() for i in range(len(shards))]
+    return [shards.y[shards.indices_of(i)].tolist() for i in range(len(shards))]
 
 
 LABELS = [[10 * i + j for j in range(size)] for i, size in enumerate(SIZES)]
@@ -102,8 +102,8 @@ def test_a_federation_of_one_s_own_tensors() -> None:
     assert federation.group_fractions.tolist() == pytest.approx([2 / 3, 1 / 3])
     assert federation.clients.sizes.tolist() == [3, 6, 2]
     for i, (x, y) in enumerate(CLIENTS):
-        assert torch.equal(federation.clients.x[federation.clients.owned(i)], x)
-        assert torch.equal(federation.clients.y[federation.clients.owned(i)], y)
+        assert torch.equal(federation.clients.x[federation.clients.indices_of(i)], x)
+        assert torch.equal(federation.clients.y[federation.clients.indices_of(i)], y)
     assert federation.holdout.sizes.tolist() == [1, 2, 3]
     assert federation.preferences.threshold.tolist() == pytest.approx([0.5, 0.6, 1])
     assert federation.preferences.beta.tolist() == [0.5] * 3

@@ -46,7 +46,7 @@ def test_pairs_have_one_group_and_label_and_no_example_twice(federation):
 def test_swapping_moves_the_chosen_examples_alone(federation):
     records = pair_records(federation, Stream(0))
     exchange = torch.arange(len(records)) % 3 == 0
-    before, after = federation.clients, records.swapped(exchange).clients
+    before, after = federation.clients, records.swap_records(exchange).clients
     assert torch.equal(before.sizes, after.sizes)
     assert torch.equal(before.y[before.indices], after.y[after.indices]), "labels stay, one by one"
     moved = torch.ones(len(before.indices), dtype=torch.bool)
@@ -61,9 +61,9 @@ def test_swapping_moves_the_chosen_examples_alone(federation):
 
 def test_swapping_no_pair_or_all_pairs_gives_the_two_halves(federation):
     records = pair_records(federation, Stream(0))
-    none = records.swapped(torch.zeros(len(records), dtype=torch.bool)).clients
+    none = records.swap_records(torch.zeros(len(records), dtype=torch.bool)).clients
     assert torch.equal(none.x[none.indices], federation.clients.x[federation.clients.indices])
-    every = records.swapped(torch.ones(len(records), dtype=torch.bool)).clients
+    every = records.swap_records(torch.ones(len(records), dtype=torch.bool)).clients
     assert torch.equal(every.indices[records.entry], records.rows[len(records) :])
 
 
@@ -93,12 +93,12 @@ def test_clients_with_an_angle_of_their_own_are_paired_by_group_and_label_too():
     pairs = len(records)
     assert pairs >= 30
     assert torch.equal(records.labels[:pairs], records.labels[pairs:])
-    after = records.swapped(torch.arange(pairs) % 2 == 0).clients
+    after = records.swap_records(torch.arange(pairs) % 2 == 0).clients
     exchanged = torch.zeros(48, dtype=torch.bool)
     exchanged[records.entry[::2]] = True
     for i in range(4):
-        factors, moved = after.x[after.owned(i)].flatten(), exchanged[after.owners() == i]
-        own = federation.clients.x[federation.clients.owned(i)].flatten()
+        factors, moved = after.x[after.indices_of(i)].flatten(), exchanged[after.owners() == i]
+        own = federation.clients.x[federation.clients.indices_of(i)].flatten()
         assert (own == own[0]).all()
         assert (factors[~moved] == own[0]).all()
         assert (factors[moved] != own[0]).all()

@@ -207,7 +207,7 @@ def test_shift_per_client_is_the_same_for_training_and_hold_out_images(more: Any
     )
     factors = []
     for i in range(10):
-        own, out = (shards.x[shards.owned(i)][:, 0, 0, 0] for shards in (found.clients, found.holdout))
+        own, out = (shards.x[shards.indices_of(i)][:, 0, 0, 0] for shards in (found.clients, found.holdout))
         if found.group[i] == 1:
             factors.append(own[0])
             assert (torch.cat([own, out]) == own[0]).all()
@@ -351,7 +351,7 @@ def test_holdouts_have_their_client_s_own_skew() -> None:
     )
     shared = []
     for i in range(10):
-        own, out = (shards.y[shards.owned(i)] for shards in (federation.clients, federation.holdout))
+        own, out = (shards.y[shards.indices_of(i)] for shards in (federation.clients, federation.holdout))
         assert len(out) >= min(1, len(own) - 1)
         shared += torch.isin(out % 10, (own % 10).unique()).tolist()
     assert len(shared) > 250

@@ -52,10 +52,10 @@ class Splits:
 def test_a_column_of_a_dataset_names_the_clients_of_pictures(dataset):
     federation = Federation.from_table(dataset, PICTURE, test=dataset)
     assert (federation.names, federation.clients.sizes.tolist()) == (("b", "a", "c"), [4, 4, 4])
-    first = federation.clients.x[federation.clients.owned(0)]
+    first = federation.clients.x[federation.clients.indices_of(0)]
     assert first.shape == (4, 1, 4, 5)
     torch.testing.assert_close(first[:, 0, 0, 0], torch.tensor([0.0, 60, 120, 180]) / 255)
-    assert federation.clients.y[federation.clients.owned(0)].tolist() == [0, 1, 0, 1]
+    assert federation.clients.y[federation.clients.indices_of(0)].tolist() == [0, 1, 0, 1]
 
 
 @pytest.mark.parametrize("wrapped", [Thirds, lambda dataset: Splits(dataset, "train")], ids=["partitioner", "splits"])
@@ -66,7 +66,7 @@ def test_partitions_are_clients_and_a_test_set_needs_no_column(dataset, wrapped)
     federation = Federation.from_table(wrapped(rows), columns, test=rows, shadow=rows)
     assert federation.names == ("0", "1", "2")
     for i in range(3):
-        mine, theirs = federation.clients.owned(i), by_column.clients.owned(i)
+        mine, theirs = federation.clients.indices_of(i), by_column.clients.indices_of(i)
         assert torch.equal(federation.clients.x[mine], by_column.clients.x[theirs])
         assert torch.equal(federation.clients.y[mine], by_column.clients.y[theirs])
     assert (len(federation.test), len(federation.shadow)) == (12, 12)

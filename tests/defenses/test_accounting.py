@@ -40,20 +40,20 @@ def opacus(name, history, delta):
 )
 def test_epsilon_is_opacus_s(accountant, history, delta):
     expected = opacus(accountant, history, delta)
-    assert accounting.composed(history, delta, accountant) == pytest.approx(expected, abs=1e-6)
+    assert accounting.composed_epsilon(history, delta, accountant) == pytest.approx(expected, abs=1e-6)
     assert expected > 0
 
 
 def test_epsilon_is_infinite_without_noise_and_0_without_steps():
     for accountant in ("rdp", "prv"):
-        assert accounting.composed([(0.0, 0.1, 3)], 1e-5, accountant) == math.inf
-        assert accounting.composed([], 1e-5, accountant) == 0
-        assert accounting.composed([(1.0, 0.1, 0)], 1e-5, accountant) == 0
+        assert accounting.composed_epsilon([(0.0, 0.1, 3)], 1e-5, accountant) == math.inf
+        assert accounting.composed_epsilon([], 1e-5, accountant) == 0
+        assert accounting.composed_epsilon([(1.0, 0.1, 0)], 1e-5, accountant) == 0
 
 
 def test_each_client_by_its_size_and_its_rounds(monkeypatch):
     asked = []
-    monkeypatch.setattr(accounting, "composed", lambda *given: asked.append(given) or float(len(asked)))
+    monkeypatch.setattr(accounting, "composed_epsilon", lambda *given: asked.append(given) or float(len(asked)))
     sizes, attended = torch.tensor([9, 12, 9, 3, 9]), torch.tensor([5, 5, 5, 2, 0])
     rule = DPSGD(1.0, 0.9, 1e-4, "prv")
     assert accounting.client_epsilons([(LOCAL, sizes, attended)], rule).tolist() == [1, 2, 1, 3, 4]
@@ -68,12 +68,12 @@ def test_a_federation_s_clients_spend_in_the_rounds_they_are_in(build):
     sizes = federation.clients.sizes.tolist()
     rounds = [1, 3, 0, 1, 0, 0]
     for i, (size, count) in enumerate(zip(sizes, rounds, strict=True)):
-        assert found[i] == accounting.composed([(1.0, 4 / size, count * LOCAL.steps_of(size))], 1e-5)
+        assert found[i] == accounting.composed_epsilon([(1.0, 4 / size, count * LOCAL.steps_of(size))], 1e-5)
 
 
 def with_copies(federation, client, copies):
     x, y = federation.clients.x.clone(), federation.clients.y.clone()
-    rows = federation.clients.owned(client)[:copies]
+    rows = federation.clients.indices_of(client)[:copies]
     x[rows], y[rows] = x[rows[0]].clone(), y[rows[0]].clone()
     return replace(federation, clients=replace(federation.clients, x=x, y=y))
 
@@ -86,7 +86,7 @@ def test_a_client_s_copies_of_a_record_are_one_record(build):
     )
     others = [0, 2, 3, 4, 5]
     assert torch.equal(found[others], plain[others])
-    assert found[1] == accounting.composed([(1.0, 1 - (1 - 4 / 12) ** 3, 12), (5 / 3, 1.0, 1)], rule.delta)
+    assert found[1] == accounting.composed_epsilon([(1.0, 1 - (1 - 4 / 12) ** 3, 12), (5 / 3, 1.0, 1)], rule.delta)
     summed = DPSGD(1.0, 3.0, noise="sum", min_clients=2)
     rounds, copies = torch.tensor([4, 4]), torch.tensor([1, 3])
     for values in accounting.epsilons_by_view(summed, rounds, 6.0, copies=copies).values():
@@ -99,7 +99,7 @@ def test_rows_that_differ_in_their_label_are_no_copies(build):
     federation, rule = build(), DPSGD(1.0, 3.0)
     copied = with_copies(federation, 1, 2)
     y = copied.clients.y.clone()
-    y[copied.clients.owned(1)[0]] = (y[copied.clients.owned(1)[1]] + 1) % 3
+    y[copied.clients.indices_of(1)[0]] = (y[copied.clients.indices_of(1)[1]] + 1) % 3
     different = replace(copied, clients=replace(copied.clients, y=y))
     found, plain = (
         accounting.PrivateTrainings(each, [torch.arange(6)], ONCE, rule).epsilons() for each in (different, federation)
@@ -133,14 +133,14 @@ def test_a_victim_that_takes_turns_spends_what_the_more_used_part_of_its_example
     everyone = [torch.arange(6)] * 7
     plain = accounting.PrivateTrainings(federation, everyone, ONCE, rule).epsilons()
     holds = torch.zeros(len(federation.clients.y), dtype=torch.bool)
-    holds[federation.clients.owned(2)[:2]] = True  # Two of seven hold the property.
+    holds[federation.clients.indices_of(2)[:2]] = True  # Two of seven hold the property.
     schedule = PropertySchedule(
         holds, torch.zeros(0, dtype=torch.bool), int(federation.ids[2]), int(federation.ids[0]), period=2
     )
     found = accounting.PrivateTrainings(replace(federation, schedule=schedule), everyone, ONCE, rule).epsilons()
     # In rounds 2, 4 and 6 the two, both in every step; in the four others the five, in two steps a pass.
-    with_it = accounting.composed([(1.0, 1.0, 3 * 2)], 1e-5)
-    without = accounting.composed([(1.0, 4 / 5, 4 * 4)], 1e-5)
+    with_it = accounting.composed_epsilon([(1.0, 1.0, 3 * 2)], 1e-5)
+    without = accounting.composed_epsilon([(1.0, 4 / 5, 4 * 4)], 1e-5)
     assert found[2] == max(with_it, without)
     assert with_it != without
     rest = torch.tensor([0, 1, 3, 4, 5])
@@ -168,14 +168,14 @@ def test_an_accountant_that_fails_is_one_sentence(error, monkeypatch):
 
     monkeypatch.setattr("opacus.accountants.PRVAccountant.get_epsilon", fails)
     with pytest.raises(InputError, match=r'the accountant "prv" takes too much memory.*use "rdp"'):
-        accounting.composed([(1.0, 0.013, 7)], 1e-5, "prv")
+        accounting.composed_epsilon([(1.0, 0.013, 7)], 1e-5, "prv")
 
 
 def test_a_victim_s_turns_count_where_prv_is_refused(build):
     """A step takes a tenth of anybody's examples, but all of those with the property."""
     federation = build(sizes=(60,) * 6)
     holds = torch.zeros(360, dtype=torch.bool)
-    holds[federation.clients.owned(2)[:6]] = True
+    holds[federation.clients.indices_of(2)[:6]] = True
     schedule = PropertySchedule(holds, torch.zeros(0, dtype=torch.bool), victim=2, attacker=0, period=2)
     private = LocalSGD(steps=1, batch_size=6, gradient_privacy=DPSGD(1.0, 1.0, accountant="prv"))
     local = ClientTrainings((private,))

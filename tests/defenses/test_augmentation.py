@@ -56,7 +56,7 @@ def test_shifts_are_of_pixels_with_an_empty_border():
 def test_flips_mirror_one_image_in_two_and_at_half_strength_one_in_four():
     images = images_of(400)
     flip = Augmentation(**NONE, flip=True)
-    for defense, share in ((flip, 0.5), (flip.scaled(0.5), 0.25)):
+    for defense, share in ((flip, 0.5), (flip.with_strength(0.5), 0.25)):
         found = defense.augmented(images, drawn())
         mirrored = (found - images.flip(3)).abs().amax(dim=(1, 2, 3)) < 1e-5
         same = (found - images).abs().amax(dim=(1, 2, 3)) < 1e-5
@@ -84,8 +84,8 @@ def test_every_image_has_draws_of_its_own_and_strength_scales_them():
     found = full.augmented(same, drawn())
     assert len({each.sum().item() for each in found}) == 30
     half = Augmentation(10.0, 1.0, crop=0.15).augmented(same, drawn())
-    torch.testing.assert_close(full.scaled(0.5).augmented(same, drawn()), half)
-    assert full.scaled(0.5).scaled(0.5) == full.scaled(0.25)
+    torch.testing.assert_close(full.with_strength(0.5).augmented(same, drawn()), half)
+    assert full.with_strength(0.5).with_strength(0.5) == full.with_strength(0.25)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -102,7 +102,7 @@ def test_one_transformation_is_enough_to_augment_and_none_leaves_training_as_it_
     at = ClusterRound(round=1, cluster=0)
     defense = Augmentation(**{**NONE, **one})
     assert defense.local(LOCAL, at).augmentation == defense
-    assert defense.scaled(0.0).local(LOCAL, at) == Augmentation(**NONE).local(LOCAL, at) == LOCAL
+    assert defense.with_strength(0.0).local(LOCAL, at) == Augmentation(**NONE).local(LOCAL, at) == LOCAL
 
 
 @pytest.mark.parametrize("batch_size", [4, "all"])
@@ -185,9 +185,9 @@ def test_images_alone_can_be_transformed(build):
 
 
 def test_images_are_augmented_once(mlp):
-    setup = Augmentation().applied(TrainingSetup(mlp, LOCAL, kind="images"))
+    setup = Augmentation().apply(TrainingSetup(mlp, LOCAL, kind="images"))
     with pytest.raises(InputError, match="augmentation is applied, but images are augmented already"):
-        Augmentation(5.0).applied(setup)
+        Augmentation(5.0).apply(setup)
 
 
 class Centred(torch.nn.Module):
@@ -228,7 +228,7 @@ def test_multiplicity_clips_the_mean_gradient_of_an_image_s_copies_once(build, b
     model, shift = Model(build), Augmentation(rotation=40.0, shift=1.0, multiplicity=3)
     images, labels = images_of(5, 2, 3, 1), torch.tensor([0, 1, 2, 0, 1])
     setup = TrainingSetup(model, LocalSGD(steps=2, batch_size="all", learning_rate=0.3))
-    local = shift.applied(DPSGD(max_grad_norm=bound).applied(setup)).first_local()
+    local = shift.apply(DPSGD(max_grad_norm=bound).apply(setup)).first_local()
     row, federation = model.init(Stream(0)), Federation.from_tensors([(images, labels)], test=(images, labels))
     randomness = replace(local.randomness(federation.clients, federation.ids, Stream(2)), seeds=torch.tensor([7]))
     with Engine(model, backend="loop") as engine:

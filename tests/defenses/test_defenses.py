@@ -133,7 +133,7 @@ def test_only_private_runs_say_what_they_spent(cnn, build):
     assert (found.clients["epsilon"] > 0).sum() >= 3
     for size, spent in zip(federation.clients.sizes.tolist(), found.clients["epsilon"], strict=True):
         steps = LOCAL.steps_of(size)
-        allowed = [accounting.composed([(0.5, 4 / size, n * steps)], 1e-4) for n in range(4)]
+        allowed = [accounting.composed_epsilon([(0.5, 4 / size, n * steps)], 1e-4) for n in range(4)]
         assert spent in allowed
     assert found.summary.overall["epsilon"] == found.clients["epsilon"].max()
     for others in ((), (Dropout(0.2), L2(0.1)), (DPSGD(math.inf, 0.0),)):
@@ -240,9 +240,9 @@ def test_dropout_where_there_is_nothing_to_drop_is_refused():
 
 
 def test_l2_is_weight_decay_given_once(mlp):
-    assert L2(0.02).applied(TrainingSetup(mlp, LOCAL)).first_local() == replace(LOCAL, weight_decay=0.02)
+    assert L2(0.02).apply(TrainingSetup(mlp, LOCAL)).first_local() == replace(LOCAL, weight_decay=0.02)
     with pytest.raises(InputError, match=r"an L2 penalty of 0.02 and a weight decay of 0.1 are the same thing"):
-        L2(0.02).applied(TrainingSetup(mlp, replace(LOCAL, weight_decay=0.1)))
+        L2(0.02).apply(TrainingSetup(mlp, replace(LOCAL, weight_decay=0.1)))
 
 
 def test_updates_are_cut_to_the_norm_and_no_further():

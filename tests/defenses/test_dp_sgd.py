@@ -59,7 +59,7 @@ def by_hand(model, federation, local):
     for i in range(len(federation)):
         seat = BoundNetwork(model, torch.device("cpu"), torch.float32)
         seat.load(model.init(Stream(1)))
-        rows, own = federation.clients.owned(i), Stream(int(randomness.seeds[i]))
+        rows, own = federation.clients.indices_of(i), Stream(int(randomness.seeds[i]))
         x, y, size = federation.clients.x[rows], federation.clients.y[rows], len(rows)
         batch = local.batch(size)
         if rule.poisson:
@@ -114,12 +114,12 @@ def test_bf16_learns_on_a_master_copy(cnn, build):
 def test_batch_norm_is_refused_before_anything_runs():
     setup = TrainingSetup(Model(VGG), LOCALS["epochs"])
     with pytest.raises(InputError, match="norm = 'group'"):
-        DPSGD(1.0, 0.5).applied(setup)
-    assert NOTHING.applied(setup).first_local().gradient_privacy == NOTHING
-    DPSGD(1.0, 0.5).applied(TrainingSetup(Model(lambda: VGG(norm="group")), LOCALS["epochs"]))
+        DPSGD(1.0, 0.5).apply(setup)
+    assert NOTHING.apply(setup).first_local().gradient_privacy == NOTHING
+    DPSGD(1.0, 0.5).apply(TrainingSetup(Model(lambda: VGG(norm="group")), LOCALS["epochs"]))
 
 
 def test_steps_are_private_once():
-    setup = DPSGD(1.0, 0.5).applied(TrainingSetup(Model(lambda: nn.Linear(2, 2)), LOCALS["epochs"]))
+    setup = DPSGD(1.0, 0.5).apply(TrainingSetup(Model(lambda: nn.Linear(2, 2)), LOCALS["epochs"]))
     with pytest.raises(InputError, match="private already"):
-        DPSGD(1.0, 0.5).applied(setup)
+        DPSGD(1.0, 0.5).apply(setup)

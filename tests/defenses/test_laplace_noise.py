@@ -166,4 +166,4 @@ def test_laplace_noise_refuses_batch_norm_and_a_second_filter(mlp):
         apply_defenses(TrainingSetup(mlp, LOCAL), (LaplaceNoise(1.0), LaplaceNoise(2.0)))
     normed = Model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)))
     with pytest.raises(InputError, match=r"without batch norm; 8 of this one's numbers are not$"):
-        LaplaceNoise(1.0).applied(TrainingSetup(normed, LOCAL))
+        LaplaceNoise(1.0).apply(TrainingSetup(normed, LOCAL))

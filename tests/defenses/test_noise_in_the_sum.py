@@ -58,7 +58,7 @@ def test_without_noise_a_round_is_the_mean_of_clipped_gradients():
 def test_a_model_with_fewer_clients_stays_as_it_is():
     sizes, assignment = torch.tensor([4, 4, 4, 4]), torch.tensor([0, 0, 0, 1])
     training = LocalTraining(torch.zeros(2, 8), assignment, averaging_weights(assignment, sizes, 2))
-    planned = RULE.planned(RoundPlan(assignment, (training,)), sizes).trainings[0].weights
+    planned = RULE.adjust_plan(RoundPlan(assignment, (training,)), sizes).trainings[0].weights
     assert planned is not None
     assert planned[0].equal(training.weights[0])
     assert not planned[1].any()
@@ -89,7 +89,7 @@ def test_a_sum_of_one_hides_nothing_from_that_client_and_no_noise_nothing_from_a
 
 def test_the_exact_epsilon_is_below_that_by_renyi_divergences():
     exact = accounting.gaussian_epsilon(math.sqrt(20) / 4, 1e-5)
-    assert exact < accounting.composed([(4.0, 1.0, 20)], 1e-5) < 1.3 * exact
+    assert exact < accounting.composed_epsilon([(4.0, 1.0, 20)], 1e-5) < 1.3 * exact
 
 
 def test_a_run_states_its_epsilons_and_that_of_the_choice():
@@ -103,13 +103,13 @@ def test_a_run_states_its_epsilons_and_that_of_the_choice():
 def test_the_choice_is_counted_with_noise_at_each_client_too():
     rule, counts = DPSGD(1.0, 4.0), (torch.tensor([6]), torch.tensor([2]))
     plain, chosen = (accounting.client_epsilons([(LOCAL, *counts)], rule, choice) for choice in (None, 2.0))
-    assert float(chosen[0]) == accounting.composed([(4.0, 1.0, 2), (2.0, 1.0, 1)], 1e-5) > float(plain[0])
+    assert float(chosen[0]) == accounting.composed_epsilon([(4.0, 1.0, 2), (2.0, 1.0, 1)], 1e-5) > float(plain[0])
 
 
 def test_one_record_moves_a_private_mean_by_its_clipped_share():
     own = federation()
     x = own.clients.x.clone()
-    x[own.clients.owned(2)[1]] = 0.0
+    x[own.clients.indices_of(2)[1]] = 0.0
     other = replace(own.clients, x=x)
     algorithm = shoal.PrivateMeans(max_norm=0.8, noise_multiplier=1.5)
     one, two = (algorithm.means(clients, own.ids, shoal.Stream(0)) for clients in (own.clients, other))

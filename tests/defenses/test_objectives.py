@@ -64,7 +64,7 @@ def test_flooding_turns_the_gradient_round_below_its_level(batch):
     level = Flooding(0.3)
     value = level.objective(network, x, y, cross_entropy, torch.Generator(), 0)
     assert float(value.detach()) == pytest.approx(abs(loss - 0.3) + 0.3)
-    assert Flooding(0.8).scaled(0.25) == Flooding(0.2)
+    assert Flooding(0.8).with_strength(0.25) == Flooding(0.2)
 
 
 def test_relaxloss_descends_above_its_level_and_below_ascends_or_flattens_in_turn(batch):
@@ -85,7 +85,7 @@ def test_relaxloss_descends_above_its_level_and_below_ascends_or_flattens_in_tur
         flat = gradient(network, -(targets * network(x).log_softmax(dim=1)).sum(dim=1).mean())
         for number in (1, 3):
             torch.testing.assert_close(of(RelaxLoss(loss * 2, upper), *batch, number), flat)
-    assert RelaxLoss(0.8, 0.3).scaled(0.25) == RelaxLoss(0.2, 0.3)
+    assert RelaxLoss(0.8, 0.3).with_strength(0.25) == RelaxLoss(0.2, 0.3)
 
 
 @pytest.mark.parametrize("classes", [2, 3, 4])
@@ -103,7 +103,7 @@ def test_ccl_is_the_paper_s_loss_beside_plain_cross_entropy(batch, variant, stre
     concave = p.exp() if variant == "ccel" else p + p**2 / 2
     changed = 0.2 * (0.7 * -p.log() - 0.3 * concave)
     expected = gradient(network, ((1 - strength) * -p.log() + strength * changed).mean())
-    torch.testing.assert_close(of(CCL(variant, 0.7, 0.2).scaled(strength), *batch), expected)
+    torch.testing.assert_close(of(CCL(variant, 0.7, 0.2).with_strength(strength), *batch), expected)
     # The concave term lowers the loss of a probable label: its gradient with the probability is -g'(p).
     probability = torch.tensor([0.6], requires_grad=True)
     value = CCL(variant, 0.0, 1.0).objective(lambda x: x, probability, y[:1], lambda out, _: -out.log(), None, 0)
@@ -120,7 +120,7 @@ def test_mixup_mixes_inputs_and_losses_alike(batch, strength):
         seen.append(inputs)
         return network(inputs)
 
-    found = of(Mixup(0.8).scaled(strength), *batch, forward=forward)
+    found = of(Mixup(0.8).with_strength(strength), *batch, forward=forward)
     (mixed,) = seen
     draws = torch.Generator().manual_seed(0)
     order = torch.randperm(6, generator=draws)
@@ -156,7 +156,7 @@ def test_mixup_s_weights_are_drawn_from_beta():
     # Of Beta(2, 2) the mean is 1/2 and the variance 1/20.
     assert mixed.mean() == pytest.approx(0.5, abs=0.03)
     assert mixed.var() == pytest.approx(0.05, abs=0.01)
-    half = weights_of(Mixup(2.0).scaled(0.5), 2000)
+    half = weights_of(Mixup(2.0).with_strength(0.5), 2000)
     np.testing.assert_allclose(half, 1 - 0.5 * (1 - found), atol=1e-6)
 
 
@@ -240,7 +240,7 @@ def test_texts_are_not_mixed(batch):
     network, _, y = batch
     sentence = "^mixup mixes inputs that are numbers, which texts are not$"
     with pytest.raises(InputError, match=sentence):
-        Mixup(0.4).applied(TrainingSetup(Model(lambda: Logistic(5, 3)), LOCAL, kind="texts"))
+        Mixup(0.4).apply(TrainingSetup(Model(lambda: Logistic(5, 3)), LOCAL, kind="texts"))
     with pytest.raises(InputError, match=sentence):
         Mixup(0.4).objective(network, torch.ones(6, 5, dtype=torch.int64), y, cross_entropy, torch.Generator(), 0)
 
@@ -252,14 +252,14 @@ def test_a_share_of_the_steps_is_the_first_of_them(model, build):
     federation = build((8, 8, 8, 8, 8, 8))
     whole = LocalSGD(epochs=4, batch_size=4, learning_rate=0.2)
     for share, steps in ((0.5, 4), (0.37, 3), (0.01, 1)):
-        short = ShorterTraining(share).applied(TrainingSetup(model, whole)).first_local()
+        short = ShorterTraining(share).apply(TrainingSetup(model, whole)).first_local()
         assert short.steps_of(8) == steps
         assert short.steps_each(torch.tensor([8, 12])).tolist() == [steps, max(1, round(12 * share))]
         first = LocalSGD(steps=steps, batch_size=4, learning_rate=0.2)
         assert torch.equal(ends_of(model, federation, short), ends_of(model, federation, first))
     twice = TrainingSetup(model, whole, defenses=(ShorterTraining(0.5), ShorterTraining(0.5))).first_local()
     assert twice == replace(whole, share=0.25)
-    assert ShorterTraining(0.2).scaled(0.5) == ShorterTraining(0.6)
+    assert ShorterTraining(0.2).with_strength(0.5) == ShorterTraining(0.6)
 
 
 def test_the_accountant_counts_the_steps_that_are_taken(mlp, build):
@@ -267,7 +267,7 @@ def test_the_accountant_counts_the_steps_that_are_taken(mlp, build):
     found = simulate(build(), mlp, FedAvg(), local, rounds=2, defenses=[rule, ShorterTraining(0.5)], seed=1)
     steps = [2 * max(1, round(0.5 * local.steps_of(size))) for size in build().clients.sizes.tolist()]
     for size, count, spent in zip(build().clients.sizes.tolist(), steps, found.clients["epsilon"], strict=True):
-        assert spent == accounting.composed([(1.0, 4 / size, count)], 1e-5)
+        assert spent == accounting.composed_epsilon([(1.0, 4 / size, count)], 1e-5)
 
 
 def test_scaffold_needs_all_steps(mlp, build):

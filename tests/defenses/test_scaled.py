@@ -43,7 +43,7 @@ class Directed:
     defense: ScalableDefense
 
     def local(self, local, at):
-        return self.defense.scaled(at.directive["strength"]).local(local, at)
+        return self.defense.with_strength(at.directive["strength"]).local(local, at)
 
 
 def models_after(model, federation, strengths, defenses, *, threads=2, rounds=2, backend=None):
@@ -63,8 +63,8 @@ def test_strength_1_is_the_defence_itself_and_strength_0_is_none(request, direct
     # The networks (which decide the backend) alternate; below, both backends train each defence.
     model = request.getfixturevalue(("cnn", "mlp")[SCALABLE.index(defense) % 2])
     assert isinstance(defense, ScalableDefense)
-    assert defense.scaled(1) == defense
-    assert defense.scaled(0.5) != defense
+    assert defense.with_strength(1) == defense
+    assert defense.with_strength(0.5) != defense
     alone = models_after(model, build(), (0, 0), (defense,))
     assert torch.equal(models_after(model, build(), (1, 1), (Directed(defense),)), alone)
     assert torch.equal(directed(model.build, defense), directed(model.build, None))
@@ -72,9 +72,9 @@ def test_strength_1_is_the_defence_itself_and_strength_0_is_none(request, direct
 
 
 def test_defences_scaled_to_0_do_not_change_the_backend(mlp, defense):
-    at, none = ClusterRound(1, 0), defense.scaled(0)
+    at, none = ClusterRound(1, 0), defense.with_strength(0)
     assert loop_reason(none.local(LOCAL, at), dense=False) is None
-    assert none.scaled(1) == none
+    assert none.with_strength(1) == none
     assert resolve_backend(mlp, none.local(LOCAL, at)) == "vmap"
     # Nor does it take from local training what that has already.
     decayed = replace(LOCAL, weight_decay=0.1)
@@ -116,14 +116,14 @@ def test_clusters_that_vmap_cannot_train_are_looped_bit_for_bit(mlp, build):
 def test_a_fixed_defence_that_the_configured_backend_cannot_train_is_refused(mlp, build, defense, sentence):
     with pytest.raises(InputError, match=f"^{sentence}$"):
         simulate_with(build(), mlp, FedAvg(), LOCAL, rounds=1, defenses=[defense], backend="vmap")
-    setup = defense.applied(TrainingSetup(mlp, LOCAL, kind="images"))
+    setup = defense.apply(TrainingSetup(mlp, LOCAL, kind="images"))
     assert resolve_backend(mlp, setup.first_local()) == "loop"
 
 
 @pytest.mark.parametrize("strength", [-0.1, 1.5, float("nan")])
 def test_strengths_are_shares(defense, strength):
     with pytest.raises(InputError, match=r"^'strength' must be in \[0, 1\]; got "):
-        defense.scaled(strength)
+        defense.with_strength(strength)
 
 
 def test_shadow_models_train_as_their_cluster_does(mlp, build):
@@ -133,4 +133,4 @@ def test_shadow_models_train_as_their_cluster_does(mlp, build):
         training = Training(build(), Halves(strengths), LOCAL, engine, Stream(5), defenses=(Directed(mixup),))
         state = [each for each, _ in training.rounds(training.start(), 1)][-1]
         first, second = training.local_of_clusters(state)
-    assert (first.objective, second.objective) == (None, mixup.scaled(0.5))
+    assert (first.objective, second.objective) == (None, mixup.with_strength(0.5))

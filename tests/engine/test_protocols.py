@@ -13,7 +13,7 @@ from shoal.core.randomness import Stream
 from shoal.defenses import DPSGD, L2, NormClipping
 from shoal.engine import (
     ClusterRound,
-    Deployed,
+    DeployedModels,
     Engine,
     LocalSGD,
     LocalTraining,
@@ -182,9 +182,9 @@ class Splits:
         halves = (torch.arange(len(state.assignment)) >= 3).long()
         return replace(state, models=state.models.repeat(2, 1), risks=state.risks.repeat(2), assignment=halves)
 
-    def deployed(self, state, cohort):
+    def deployed_models(self, state, cohort):
         cluster = state.assignment[cohort.clients]
-        return Deployed(state.models, cluster, cluster)
+        return DeployedModels(state.models, cluster, cluster)
 
 
 def test_the_number_of_models_may_change_between_rounds(model, build):
@@ -328,9 +328,9 @@ def test_vectors_equal_a_tensor_and_every_earlier_value_stays():
         some = torch.randperm(CLIENTS, generator=draw)[: 1 + i % CLIENTS]
         update = torch.randn(len(some), WIDTH, generator=draw)
         if i % 2:
-            vectors, reference = vectors.replaced(some, update), reference.index_copy(0, some, update)
+            vectors, reference = vectors.replace_rows(some, update), reference.index_copy(0, some, update)
         else:
-            vectors, reference = vectors.moved(some, update), reference.index_add(0, some, update)
+            vectors, reference = vectors.add_rows(some, update), reference.index_add(0, some, update)
         values.append((vectors, reference))
     for value, expected in values:
         assert torch.equal(value[torch.tensor([4, 0])], expected[[4, 0]])
@@ -346,5 +346,5 @@ def test_vectors_equal_a_tensor_and_every_earlier_value_stays():
 
 def test_a_vector_keeps_none_of_those_that_came_with_it():
     vectors = ClientVectors.same(torch.arange(float(WIDTH)), CLIENTS)
-    stored = vectors.replaced(torch.arange(CLIENTS), torch.ones(CLIENTS, WIDTH))
+    stored = vectors.replace_rows(torch.arange(CLIENTS), torch.ones(CLIENTS, WIDTH))
     assert {row.untyped_storage().nbytes() for row in stored._rows} == {4 * WIDTH}

@@ -67,7 +67,7 @@ def test_training_a_gru_is_sgd_and_moves_only_the_words_that_are_read(federation
     torch.testing.assert_close(ends, by_hand(gru, federation, LOCAL), **CLOSE)
     moved = gru.layout.views(ends - starts_of(gru, federation))["embedding.weight"].abs().amax(dim=2) > 0
     for i, row in enumerate(moved):
-        words = federation.clients.x[federation.clients.owned(i)].unique()
+        words = federation.clients.x[federation.clients.indices_of(i)].unique()
         assert torch.equal(row.nonzero().flatten(), words[words > 0])
 
 
@@ -86,7 +86,7 @@ def test_words_stay_integers_in_every_precision(federation, precision, backend):
         assert not torch.equal(first, second)
     ends = trained(model, federation, LOCAL, precision=precision, backend=backend)
     moved = model.layout.views(ends - starts_of(model, federation))["embedding.weight"].abs().amax(dim=2) > 0
-    words = federation.clients.x[federation.clients.owned(0)].unique()
+    words = federation.clients.x[federation.clients.indices_of(0)].unique()
     assert set(moved[0].nonzero().flatten().tolist()) <= set(words.tolist())
 
 

@@ -306,7 +306,7 @@ def test_batch_norm_without_momentum_is_refused():
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
 def test_divergence_names_the_owner(mlp, build, backend):
     federation = build()
-    federation.clients.x[federation.clients.owned(3)[0]] = float("inf")
+    federation.clients.x[federation.clients.indices_of(3)[0]] = float("inf")
     with pytest.raises(DivergenceError) as caught:
         trained(mlp, federation, LocalSGD(epochs=1), backend=backend)
     assert caught.value.owner == 3
@@ -322,7 +322,7 @@ def test_losses_are_the_mean_loss_per_client_and_model(model, build):
         network = model.network().eval()
         network.load_state_dict(model.state_dict(rows[k]))
         for i in range(len(federation)):
-            mine = federation.clients.owned(i)
+            mine = federation.clients.indices_of(i)
             expected = nn.functional.cross_entropy(network(federation.clients.x[mine]), federation.clients.y[mine])
             assert float(found[i, k]) == pytest.approx(expected.item(), rel=1e-5)
     torch.testing.assert_close(some, found[[4, 1]], rtol=1e-6, atol=0)

@@ -170,7 +170,9 @@ def test_one_s_own_defence_is_steered(examples, build, mlp):
 
     half, local = LowerRate(0.5), LocalSGD(learning_rate=0.2)
     at = ClusterRound(round=1, cluster=0)
-    assert [half.scaled(u).local(local, at).learning_rate for u in (0.0, 0.5, 1.0)] == pytest.approx([0.2, 0.15, 0.1])
+    assert [half.with_strength(u).local(local, at).learning_rate for u in (0.0, 0.5, 1.0)] == pytest.approx(
+        [0.2, 0.15, 0.1]
+    )
     knobs = {"rate": shoal.Knob(half, risk_reduction=0.02, accuracy_cost=0.01)}
     asked = shoal.LimitController(knobs, gain=1.0, release=0.0, prediction=shoal.RiskPrediction())
     team = shoal.RedTeam(every=2, estimator="audit", attack=shoal.LossThreshold())

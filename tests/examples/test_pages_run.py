@@ -92,7 +92,7 @@ def test_the_example_of_an_adapter_trains_and_is_merged():
 def test_the_example_of_mapped_files_trains_on_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made = ran("own-data", "ClientArrays")
-    assert made["federation"].clients.mapped
+    assert made["federation"].clients.memory_mapped
     assert made["result"].summary.overall["accuracy.overall"] > 0.75
 
 

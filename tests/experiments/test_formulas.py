@@ -82,7 +82,7 @@ def epsilons():
 @pytest.mark.parametrize("sigma", [0.5, 1.0])
 def test_its_exact_epsilon_is_what_prv_comes_near_from_above(epsilons, rate, sigma):
     exact = epsilons.exact(epsilons.Setting("", rate, 1, 1e-5), sigma)
-    assert exact <= accounting.composed([(sigma, rate, 1)], 1e-5, "prv") <= exact + 0.03
+    assert exact <= accounting.composed_epsilon([(sigma, rate, 1)], 1e-5, "prv") <= exact + 0.03
 
 
 def test_one_step_of_173_examples_by_the_moments_accountant_gives_both_of_the_paper_s(epsilons):

@@ -72,7 +72,7 @@ NETWORKS = {
 def with_record(federation, value):
     """``value`` in all pixels of three examples of two clients."""
     x = federation.clients.x.clone()
-    rows = torch.cat([federation.clients.owned(0)[3:4], federation.clients.owned(3)[[0, 7]]])
+    rows = torch.cat([federation.clients.indices_of(0)[3:4], federation.clients.indices_of(3)[[0, 7]]])
     x[rows] = value
     return replace(federation, clients=replace(federation.clients, x=x))
 
@@ -104,7 +104,7 @@ def test_a_choice_by_losses_that_overflow_is_made_with_dp_sgd_alone(build):
         training = Training(federation, IFCA(clusters=2), chosen, engine, Stream(2))
         state, _ = training.round(training.start())
         assert state.models.isfinite().all()
-        training.deployed(state)
+        training.deployed_models(state)
         with pytest.raises(InputError, match="the loss became NaN in round 1 at client 0"):
             replace(training, local=BATCHES).round(training.start())
 

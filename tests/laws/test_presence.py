@@ -34,7 +34,7 @@ def trained(run, upto=ROUNDS, state=None):
 def with_noise(client):
     """The federation whose one client has other inputs."""
     x, clients = FEDERATION.clients.x.clone(), FEDERATION.clients
-    x[clients.owned(client)] = 9.0
+    x[clients.indices_of(client)] = 9.0
     return replace(FEDERATION, clients=replace(clients, x=x))
 
 
@@ -46,7 +46,7 @@ def engine():
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
 def test_an_absent_client_trains_nothing_weighs_nothing_and_changes_nothing(algorithm, engine):
-    if any(getattr(part, "fixed_clients", "") for part in shoal.engine.with_bases(algorithm)):
+    if any(getattr(part, "membership_barrier", "") for part in shoal.engine.with_bases(algorithm)):
         with pytest.raises(InputError, match="which events cannot change"):
             Simulation(FEDERATION, MODEL, algorithm, LOCAL, ROUNDS, events=EVENTS, red_team=TEAM)
         return

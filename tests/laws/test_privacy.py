@@ -58,7 +58,7 @@ def with_examples(federation: Federation, x: Tensor) -> Federation:
 def with_record(federation: Federation, factor: float) -> Federation:
     """With a multiple of one record in its place: 0 has the gradient 0, as if left out, and -1 the opposite one."""
     x = federation.clients.x.clone()
-    x[federation.clients.owned(CLIENT)[RECORD]] *= factor
+    x[federation.clients.indices_of(CLIENT)[RECORD]] *= factor
     return with_examples(federation, x)
 
 
@@ -66,7 +66,7 @@ def apart(federation: Federation) -> Tensor:
     """Other examples: each client has one pixel of its own, so that its data span what no other's do."""
     x = torch.zeros_like(federation.clients.x)
     for i in range(len(federation)):
-        x[federation.clients.owned(i), 0, i] = 1.0 + i
+        x[federation.clients.indices_of(i), 0, i] = 1.0 + i
     return x
 
 
@@ -246,7 +246,7 @@ def marked(federation: Federation) -> Federation:
     """With the position of its client in a pixel of each example."""
     x = federation.clients.x.clone()
     for i in range(len(federation)):
-        x[federation.clients.owned(i), 0, 0, 0] = float(i)
+        x[federation.clients.indices_of(i), 0, 0, 0] = float(i)
     return with_examples(federation, x)
 
 
@@ -271,13 +271,13 @@ def test_epsilon_counts_every_private_step_on_a_client_s_examples(algorithm, bui
         return sum(steps * math.exp(rate) for _, rate, steps in history)
 
     monkeypatch.setattr(BoundNetwork, "private_step", counted)
-    monkeypatch.setattr(accounting, "composed", composed)
+    monkeypatch.setattr(accounting, "composed_epsilon", composed)
     with Engine(MODEL, threads=1) as engine:
         training = Training(
             marked(build(SIZES)), algorithm, LOCAL, engine, Stream(2), participation=0.5, defenses=(RULE,)
         )
         state = [each for each, _ in training.rounds(training.start(), 3)][-1]
-        training.deployed(state)
+        training.deployed_models(state)
     trainings = accountable_trainings(training, state)
     assert trainings is not None
     cohorts = [training.cohort(number) for number in (1, 2, 3)]
@@ -329,8 +329,8 @@ class TrainsTwice(shoal.FedAvg):
 
 
 class TunesAfterwards(shoal.FedAvg):
-    def deployed(self, state, cohort):
-        return replace(super().deployed(state, cohort), fine_tuning=(None,))
+    def deployed_models(self, state, cohort):
+        return replace(super().deployed_models(state, cohort), fine_tuning=(None,))
 
 
 @pytest.mark.parametrize("algorithm", [TrainsTwice(), TunesAfterwards()])

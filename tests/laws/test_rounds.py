@@ -243,7 +243,7 @@ def test_mini_batch_choice_scores_the_batch_that_trains_first(build, mlp):
     batch = local.first_batch(federation.clients, federation.ids, stream)
     orders = local.randomness(federation.clients, federation.ids, stream).orders
     for i in range(len(federation)):
-        assert torch.equal(batch.owned(i), federation.clients.owned(i)[orders[i, 0, :4]])
+        assert torch.equal(batch.indices_of(i), federation.clients.indices_of(i)[orders[i, 0, :4]])
 
 
 def test_redraw_takes_models_that_each_win_enough_clients(mlp, build):
@@ -271,7 +271,7 @@ def test_deployed_models_have_the_reported_losses(plain, algorithm, network, bui
     federation, state = build(), plain.states[2]
     with Engine(network) as engine:
         training = Training(federation, algorithm, LOCAL, engine, Stream(5))
-        deployed, losses = training.deployed(state)
+        deployed, losses = training.deployed_models(state)
         expected = [
             engine.losses(deployed.models[s][None], federation.clients.take(torch.tensor([i])))[0, 0]
             for i, s in enumerate(deployed.model.tolist())

@@ -57,13 +57,13 @@ Seen = tuple[Tensor, list[Tensor]]
 def without(federation: Federation, copies: int = 1) -> Federation:
     """The federation with zeros in place of a record and of the copies after it: their gradients are 0."""
     x = federation.clients.x.clone()
-    x[federation.clients.owned(CLIENT)[RECORD : RECORD + copies]] = 0.0
+    x[federation.clients.indices_of(CLIENT)[RECORD : RECORD + copies]] = 0.0
     return replace(federation, clients=replace(federation.clients, x=x))
 
 
 def with_copies(federation: Federation, copies: int) -> Federation:
     x, y = federation.clients.x.clone(), federation.clients.y.clone()
-    rows = federation.clients.owned(CLIENT)[RECORD : RECORD + copies]
+    rows = federation.clients.indices_of(CLIENT)[RECORD : RECORD + copies]
     x[rows], y[rows] = x[rows[0]].clone(), y[rows[0]].clone()
     return replace(federation, clients=replace(federation.clients, x=x, y=y))
 
@@ -120,7 +120,7 @@ class Replay:
                 reports.append(report)
                 sums.append(training.aggregates[-1].models - state.models)
                 state = after
-            deployed, _ = training.deployed(state)
+            deployed, _ = training.deployed_models(state)
         # Clients that use a model of the clusters reveal no more than it does.
         owners = () if deployed.models is state.models else range(len(SIZES))
         own = [deployed.models[int(deployed.model[i])] - state.models[deployed.assignment[i]] for i in owners]
@@ -199,7 +199,7 @@ def _exact_composition(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accountants that state ``mu``; a step on a part of the examples counts as one on all, which it is if it has
     the record."""
     composed = lambda history, *_: math.sqrt(sum(steps / noise**2 for noise, _, steps in history))  # noqa: E731
-    monkeypatch.setattr(accounting, "composed", composed)
+    monkeypatch.setattr(accounting, "composed_epsilon", composed)
     monkeypatch.setattr(accounting, "gaussian_epsilon", lambda mu, delta: mu)
 
 

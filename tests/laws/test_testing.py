@@ -150,20 +150,20 @@ def test_a_faulty_attack_breaks_a_law(attack, sentence):
 
 @settings
 class Nothing:
-    def applied(self, setup):
+    def apply(self, setup):
         return None
 
 
 @settings
 class Changing:
-    def applied(self, setup):
+    def apply(self, setup):
         object.__setattr__(setup, "local", replace(setup.local, weight_decay=0.1))
         return setup
 
 
 @settings
 class Noisy:
-    def applied(self, setup: TrainingSetup):
+    def apply(self, setup: TrainingSetup):
         return replace(setup, update_filter=self)
 
     def filter(self, starts, ends, seeds):
@@ -173,8 +173,8 @@ class Noisy:
 @pytest.mark.parametrize(
     ("defense", "sentence"),
     [
-        (Nothing(), "'applied' must return a TrainingSetup"),
-        (Changing(), "'applied' changes the setup that it is given"),
+        (Nothing(), "'apply' must return a TrainingSetup"),
+        (Changing(), "'apply' changes the setup that it is given"),
         (Noisy(), "training depends on more than the seed"),
     ],
     ids=lambda each: type(each).__name__,

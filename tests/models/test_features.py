@@ -56,15 +56,15 @@ def test_components_are_those_of_the_singular_vectors():
 
 def test_a_feature_depends_on_its_example_alone():
     fitted, x = Features(("scattering", "pca"), dimension=4).fit(images(40)), images(9, seed=1)
-    torch.testing.assert_close(fitted.mapped(x)[3:5], fitted.mapped(x[3:5]))
-    assert fitted.mapped(x[:0]).shape == (0, 4)
+    torch.testing.assert_close(fitted.transform(x)[3:5], fitted.transform(x[3:5]))
+    assert fitted.transform(x[:0]).shape == (0, 4)
 
 
 @pytest.mark.parametrize("maps", [("scattering",), ("pca",), ("scattering", "pca")])
 def test_features_are_the_same_with_more_threads_and_of_the_public_examples_once_computed(maps):
     many = images(600)
     fitted, of_public = Features(maps, dimension=5 if "pca" in maps else None).fit_and_map(many, threads=3)
-    assert fitted.mapped(many).equal(of_public)
+    assert fitted.transform(many).equal(of_public)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_features_are_the_same_with_more_threads_and_of_the_public_examples_once
 )
 def test_the_width_is_that_of_the_features(maps, dimension, width):
     features = Features(maps, dimension=dimension, modules={"own:Flatten": nn.Flatten})
-    assert features.width((1, 16, 16)) == features.fit(images(30)).mapped(images(2)).shape[1] == width
+    assert features.width((1, 16, 16)) == features.fit(images(30)).transform(images(2)).shape[1] == width
 
 
 @pytest.mark.parametrize(
@@ -105,9 +105,9 @@ def test_too_few_public_examples_or_pixels_are_refused():
 
 def test_a_saved_map_is_the_same_map(tmp_path):
     fitted = Features(("scattering", "pca"), dimension=4).fit(images(40))
-    (tmp_path / "features").write_bytes(fitted.serialized())
-    assert FeatureMap.load(tmp_path / "features").mapped(images(3)).equal(fitted.mapped(images(3)))
-    (tmp_path / "own").write_bytes(FeatureMap(nn.Flatten()).serialized())
+    (tmp_path / "features").write_bytes(fitted.to_bytes())
+    assert FeatureMap.load(tmp_path / "features").transform(images(3)).equal(fitted.transform(images(3)))
+    (tmp_path / "own").write_bytes(FeatureMap(nn.Flatten()).to_bytes())
     assert FeatureMap.load(tmp_path / "own") is None
     (tmp_path / "damaged").write_bytes(b"no tensors")
     with pytest.raises(InputError, match="is damaged"):
@@ -133,13 +133,13 @@ def test_training_on_features_is_training_on_a_federation_of_features():
     features, own = Features(("pca",), dimension=6), federation()
     fitted = features.fit(own.shadow.x)
     simulation = toy(own, features)
-    mapped = replace(simulation, federation=own.mapped(fitted.mapped), features=None)
+    mapped = replace(simulation, federation=own.map_inputs(fitted.transform), features=None)
     result, expected = shoal.Run(simulation).train(), shoal.Run(mapped).train()
     assert result.state.models.equal(expected.state.models)
     network = nn.Sequential(result.features, simulation.model.network())
     network[1].load_state_dict(result.models[0])
     x = own.test.x[:3]
-    assert network(x).equal(network[1](fitted.mapped(x)))
+    assert network(x).equal(network[1](fitted.transform(x)))
     assert result.samples.keys() == {"all"}
 
 
@@ -162,7 +162,7 @@ def test_a_run_on_features_is_resumed_and_loaded_with_its_map(tmp_path):
     result = shoal.Run(simulation, tmp_path / "run").train()
     assert shoal.Run(simulation, tmp_path / "run").train(resume=True).state.models.equal(result.state.models)
     x = federation().test.x
-    assert shoal.load(tmp_path / "run").features.mapped(x).equal(result.features.mapped(x))
+    assert shoal.load(tmp_path / "run").features.transform(x).equal(result.features.transform(x))
 
 
 def test_a_run_on_a_map_of_one_s_own_is_loaded_without_it_and_resumed_with_it(tmp_path):
@@ -171,7 +171,7 @@ def test_a_run_on_a_map_of_one_s_own_is_loaded_without_it_and_resumed_with_it(tm
     again = shoal.Run(simulation, tmp_path / "run").train(resume=True)
     assert shoal.load(tmp_path / "run").features is None
     x = federation().test.x
-    assert again.features.mapped(x).equal(result.features.mapped(x))
+    assert again.features.transform(x).equal(result.features.transform(x))
     assert again.models[0]["output.weight"].equal(result.models[0]["output.weight"])
 
 

@@ -119,7 +119,7 @@ def test_a_client_s_step_is_that_of_the_network_on_its_masked_words():
     network = bert(hidden_dropout_prob=0.0)
     network.load_state_dict(model.state_dict(start))
     for i in range(4):
-        x, y = of.clients.x[of.clients.owned(i)], of.clients.y[of.clients.owned(i)]
+        x, y = of.clients.x[of.clients.indices_of(i)], of.clients.y[of.clients.indices_of(i)]
         (cross_entropy(network(**masked(x)).logits, y).mean() / 4).backward()
     with torch.no_grad():
         for tensor in network.parameters():

@@ -224,7 +224,7 @@ def test_the_two_losses_are_weighed_as_in_the_paper(mlp, federation):
         sent, adversary = malicious_client.train(
             MaliciousTraining(state, 0, malicious_client.client, shards, randomness, LOCAL, engine)
         )
-    rows = shards.owned(0)[randomness.orders[0, 0, :8]]
+    rows = shards.indices_of(0)[randomness.orders[0, 0, :8]]
     network = mlp.network()
     network.load_state_dict(mlp.state_dict(state.models[0]))
     head = nn.Linear(8, 2)

@@ -97,7 +97,10 @@ def test_simulated_updates_do_not_depend_on_other_clients_examples(mlp, federati
     """The attacker's own number of examples is all that it can simulate by."""
     local = LocalSGD(epochs=1, batch_size=8, learning_rate=0.1)
     attacker = int(torch.nonzero(federation.ids == federation.schedule.attacker))
-    kept = [federation.clients.owned(i) if i == attacker else federation.clients.owned(i)[::2] for i in range(CLIENTS)]
+    kept = [
+        federation.clients.indices_of(i) if i == attacker else federation.clients.indices_of(i)[::2]
+        for i in range(CLIENTS)
+    ]
     halved = type(federation.clients).from_indices(
         federation.clients.x, federation.clients.y, torch.cat(kept), torch.tensor([len(rows) for rows in kept])
     )

@@ -140,10 +140,10 @@ def test_only_the_victim_alternates_between_its_examples():
         shards = federation.clients_in_round(number)
         for client in range(len(federation)):
             if client == VICTIM:
-                expected = federation.clients.owned(client)
-                assert torch.equal(shards.owned(client), expected[has_property[expected] == (number % 4 == 0)])
+                expected = federation.clients.indices_of(client)
+                assert torch.equal(shards.indices_of(client), expected[has_property[expected] == (number % 4 == 0)])
             else:
-                assert torch.equal(shards.owned(client), federation.clients.owned(client))
+                assert torch.equal(shards.indices_of(client), federation.clients.indices_of(client))
         assert schedule.present(number) == (number % 4 == 0)
 
 
@@ -152,7 +152,7 @@ def test_the_schedule_follows_the_victim_into_another_order():
     order = torch.tensor([4, 1, 5, 0, 3, 2])
     permuted = federation.take(order).clients_in_round(2)
     for place, client in enumerate(order.tolist()):
-        assert torch.equal(permuted.owned(place), federation.clients_in_round(2).owned(client))
+        assert torch.equal(permuted.indices_of(place), federation.clients_in_round(2).indices_of(client))
 
 
 @pytest.mark.parametrize(

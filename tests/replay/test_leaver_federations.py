@@ -31,7 +31,7 @@ def test_federations_without_the_client_do_not_depend_on_its_examples():
         left, (had, never) = audited(RUN, engine, 0, 1)
         clients = left.simulation.federation.clients
         y = clients.y.clone()
-        y[clients.owned(5)] = 1 - y[clients.owned(5)]
+        y[clients.indices_of(5)] = 1 - y[clients.indices_of(5)]
         changed = replace(left.simulation, federation=replace(FEDERATION, clients=replace(clients, y=y)))
         other = replace(left, simulation=changed)
         assert other.train_reference(1, engine).score.equal(never.score)
@@ -58,14 +58,14 @@ def test_exact_forgetting_leaves_nothing_in_any_model_that_is_sent():
 def test_the_others_are_measured_before_and_after_and_a_client_that_never_was_there_has_no_pair():
     with Engine(MODEL, backend="loop") as engine:
         left, (had, never) = audited(RUN, engine, 0, 1)
-        training, deployed = left.deployed(engine)
+        training, deployed = left.deployed_models(engine)
         assert [len(each.model) for each in deployed] == [len(training.federation)] * 2 == [5, 5]
         others = left.others(engine)
         assert {*others.records.client.tolist()} == {0, 1, 2, 3, 4}
         assert others.train_reference(0, engine, spans=()).trajectory.shape == (1, 2 * len(others.records))
         never, (had, without) = audited(replace(RUN, events=[Event(round=1, leave=(5,))]), engine, 0, 1)
         assert never.departure is None
-        assert (never.pair_scores(engine), never.deployed(engine)[1]) == ({}, [])
+        assert (never.pair_scores(engine), never.deployed_models(engine)[1]) == ({}, [])
         assert torch.isfinite(torch.cat([had.score, without.score])).all()
 
 

@@ -55,7 +55,9 @@ def attacked(toy_config):
 )
 def test_recorded_risks_replay_the_run_bit_for_bit(attacked, algorithm):
     run, engine = attacked(algorithm__rounds=6, **algorithm)
-    replay = replace(run.simulation, federation=run.records.swapped(torch.zeros(len(run.records), dtype=torch.bool)))
+    replay = replace(
+        run.simulation, federation=run.records.swap_records(torch.zeros(len(run.records), dtype=torch.bool))
+    )
     training = replace(replay.on(engine), risk_estimator=run.risks)
     for state, _ in training.rounds(initial_state(replay, engine).state, replay.rounds):
         last = state
@@ -136,7 +138,7 @@ def test_only_records_of_clients_that_trained_lately_are_asked_about(attacked, r
     exchanged = run.exchanged(0)
     training = replace(
         run.simulation.on(engine),
-        federation=run.records.swapped(exchanged),
+        federation=run.records.swap_records(exchanged),
         stream=run.stream("reference federation", 0),
     )
     for state, _ in training.rounds(initial_state(run.simulation, engine).state, rounds):

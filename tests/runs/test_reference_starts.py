@@ -80,9 +80,9 @@ def test_a_start_of_some_clients_is_replayed_with_their_examples_exchanged():
     of_pair = run.records.client[: len(own.pair)]
     assert first.pair.sort().values.tolist() == torch.nonzero(torch.isin(of_pair, order)).flatten().tolist()
     exchange = torch.arange(len(run.records)) % 2 == 0
-    before, after = first.records.swapped(exchange[first.pair]).clients, own.records.swapped(exchange).clients
+    before, after = first.records.swap_records(exchange[first.pair]).clients, own.records.swap_records(exchange).clients
     for position, client in enumerate(order.tolist()):
-        assert torch.equal(before.x[before.owned(position)], after.x[after.owned(client)])
+        assert torch.equal(before.x[before.indices_of(position)], after.x[after.indices_of(client)])
 
 
 def test_a_start_of_which_the_training_is_not_known_is_refused(tmp_path):

@@ -77,7 +77,7 @@ def test_the_metric_is_minus_the_loss_on_test_and_training_examples(result):
         network = linear()
         network.load_state_dict(result.models[row.cluster])
         test = FEDERATION.test.of_group(FEDERATION.groups.index(row.group))
-        own = FEDERATION.clients.owned(row.client)
+        own = FEDERATION.clients.indices_of(row.client)
         with torch.no_grad():
             of_test = float((network(test.x) - test.y).square().mean())
             of_training = float((network(FEDERATION.clients.x[own]) - FEDERATION.clients.y[own]).square().mean())

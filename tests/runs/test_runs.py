@@ -183,7 +183,7 @@ def test_a_checkpoint_gives_back_every_tensor_of_a_state(tmp_path):
 
 
 def test_a_checkpoint_has_each_distinct_personal_model_once(tmp_path):
-    rows = ClientVectors.same(torch.rand(50), 9).replaced(torch.tensor([3, 5]), torch.rand(2, 50))
+    rows = ClientVectors.same(torch.rand(50), 9).replace_rows(torch.tensor([3, 5]), torch.rand(2, 50))
     save_checkpoint(tmp_path, SimulationState(replace(State.initial(torch.rand(1, 50), 9), personal={"a/at": rows})))
     (path,) = tmp_path.iterdir()
     assert load_file(path)["personal/a/at"].shape == (3, 50)

@@ -57,8 +57,8 @@ def test_a_fifth_is_held_out_once_and_a_hold_out_set_is_used_where_all_have_one(
     left, held_out = split_for_trials(federation, Stream(0))
     assert held_out.sizes.tolist() == [0, 1, 1, 2]
     for i in range(4):
-        both = [*left.clients.owned(i).tolist(), *held_out.owned(i).tolist()]
-        assert sorted(both) == sorted(federation.clients.owned(i).tolist())
+        both = [*left.clients.indices_of(i).tolist(), *held_out.indices_of(i).tolist()]
+        assert sorted(both) == sorted(federation.clients.indices_of(i).tolist())
     whole = build()
     assert split_for_trials(whole, Stream(0)) == (whole, whole.holdout)
 

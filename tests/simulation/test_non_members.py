@@ -131,7 +131,7 @@ def test_non_members_of_another_group_by_hand(name):
                     continue
                 said, member, weight = [], [], []
                 for i in torch.nonzero(federation.group == g).flatten().tolist():
-                    rows, k = federation.clients.owned(i), latest[i]
+                    rows, k = federation.clients.indices_of(i), latest[i]
                     labels = federation.clients.y[rows]
                     own = engine.outputs(now.state.models[k], federation.clients.x[rows]).argmax(1) == labels
                     for label, caught in zip(labels, own, strict=True):

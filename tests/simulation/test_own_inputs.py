@@ -67,7 +67,7 @@ def attacked(make):
         records = records_of_run(run, found, [], engine)
     audit = audit_records(records, shoal.Stream(0))
     if OTHER_CLIENTS in run.notes:
-        audit = audit.with_others(OTHER_CLIENTS)
+        audit = audit.mark_other_clients(OTHER_CLIENTS)
     return run, roc_auc(found.score.numpy(), found.member.numpy()), findings(audit.attacks)
 
 

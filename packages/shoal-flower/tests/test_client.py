@@ -161,7 +161,7 @@ def test_a_ledger_is_charged_for_all_copies_of_a_record(tmp_path, monkeypatch):
     offer = an_offer(algorithm={"name": "fedavg", "rounds": 1}, defenses={"dp_sgd": {"noise_multiplier": 6.0}})
     monkeypatch.setattr(client_round, "open_client", copied)
     training_reply(replace(offer, models=offer.models[:1], risks=offer.risks[:1]), settings(tmp_path))
-    expected = accounting.composed([(2.0, 1 - 0.5**3, 2)], 1e-5)
+    expected = accounting.composed_epsilon([(2.0, 1 - 0.5**3, 2)], 1e-5)
     assert Ledger.load(tmp_path / "ledger.json").epsilon(1e-5) == expected
 
 

@@ -158,7 +158,7 @@ def client_accuracy(path: Path, state: State) -> float:
     with Engine(simulation.setup.model, threads=1, backend=decided.engine.backend) as engine:
         simulation = move_to_engine(simulation, engine)
         training = simulation.on(engine)
-        deployed, _ = training.deployed(state)
+        deployed, _ = training.deployed_models(state)
         of_models = torch.tensor([group_accuracies(row, training.federation, engine) for row in state.models])
     return float(of_models[deployed.model, simulation.federation.group].mean())
 
@@ -234,7 +234,7 @@ def test_rounds_outlive_a_killed_node_a_node_that_sends_nan_and_a_killed_server(
     for i, ledger in enumerate(ledgers):
         trained = int(members[f"partition-{i}"]["rounds"])
         assert ledger.rounds >= trained
-        assert (0 < accounting.composed(ledger.steps, 1e-5) < 1e9, ledger.answers) == (
+        assert (0 < accounting.composed_epsilon(ledger.steps, 1e-5) < 1e9, ledger.answers) == (
             True,
             (("choice", 0.0, ledger.rounds),),
         )

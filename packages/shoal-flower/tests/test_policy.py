@@ -108,7 +108,7 @@ def test_the_servers_delta_does_not_change_what_a_spent_ledger_says(tmp_path, de
     offer = an_offer(number=2, defenses={"dp_sgd": {**noisy["dp_sgd"], "delta": delta}})
     with pytest.raises(NotAllowedError, match="the privacy budget is spent"):
         training_reply(offer, settings)
-    assert accounting.composed([(1.0, 0.5, 2)], 0.9) == 0, "it was below 0"
+    assert accounting.composed_epsilon([(1.0, 0.5, 2)], 0.9) == 0, "it was below 0"
 
 
 def test_noise_that_the_server_calls_the_sums_is_charged_as_the_clients_share():
@@ -150,7 +150,9 @@ def test_everything_that_leaves_is_charged_to_one_ledger_each_time_it_is_asked(t
     assert ledger.steps == ((1.0, 0.5, 4),)
     assert ledger.answers == (("choice", 0.25, 2), ("histogram", 1.0, 2), ("vote", 0.5, 2))
     assert (
-        accounting.composed(ledger.steps, 1e-5) < ledger.epsilon(1e-5) <= accounting.composed(ledger.steps, 1e-5) + 3.5
+        accounting.composed_epsilon(ledger.steps, 1e-5)
+        < ledger.epsilon(1e-5)
+        <= accounting.composed_epsilon(ledger.steps, 1e-5) + 3.5
     )
     tight = node(tmp_path, **{"epsilon-budget": ledger.epsilon(1e-5) + 0.2})
     with pytest.raises(NotAllowedError, match=r"the privacy budget is spent: .* after a vote of round 1"):
@@ -385,21 +387,21 @@ def test_epsilon_is_the_accountants_over_all_rounds(tmp_path):
         ledger.save(path)
         ledger = Ledger.load(path)
     assert ledger.rounds == 3
-    assert ledger.epsilon(1e-5) == accounting.composed([(1.1, 0.1, 60)], 1e-5)
+    assert ledger.epsilon(1e-5) == accounting.composed_epsilon([(1.1, 0.1, 60)], 1e-5)
 
 
 def test_rounds_with_different_noise_are_composed():
     more = LocalSGD(epochs=2, batch_size=10, gradient_privacy=DPSGD(noise_multiplier=2.0))
     both = Ledger().after_training([NOISY], 100).after_training([more], 100)
     assert Ledger().after_training([NOISY], 100).epsilon(1e-5) < both.epsilon(1e-5)
-    assert both.epsilon(1e-5) == accounting.composed([(1.1, 0.1, 20), (2.0, 0.1, 20)], 1e-5)
+    assert both.epsilon(1e-5) == accounting.composed_epsilon([(1.1, 0.1, 20), (2.0, 0.1, 20)], 1e-5)
 
 
 def test_two_trainings_are_one_round_of_both_their_steps():
     personal = LocalSGD(epochs=3, batch_size=20, gradient_privacy=NOISY.gradient_privacy)
     ledger = Ledger().after_training([NOISY, personal, NOISY], 100)
     assert ledger.rounds == 1
-    assert ledger.epsilon(1e-5) == accounting.composed([(1.1, 0.1, 40), (1.1, 0.2, 15)], 1e-5)
+    assert ledger.epsilon(1e-5) == accounting.composed_epsilon([(1.1, 0.1, 40), (1.1, 0.2, 15)], 1e-5)
 
 
 def test_a_round_without_noise_has_no_guarantee():

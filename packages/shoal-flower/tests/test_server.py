@@ -251,7 +251,7 @@ def test_a_map_of_features_is_sent_once_and_again_to_a_node_that_lost_it(tmp_pat
 
 def test_a_map_that_is_not_what_its_hash_says_is_not_kept(tmp_path):
     inputs = torch.rand(9, 4, generator=torch.Generator().manual_seed(0))
-    content = Features(("pca",), dimension=2).fit(inputs).serialized()
+    content = Features(("pca",), dimension=2).fit(inputs).to_bytes()
     for digest, given, words in (
         ("0" * 64, content, "whose hash is"),
         (hashlib.sha256(b"no").hexdigest(), b"no", "is damaged"),
@@ -264,7 +264,7 @@ def test_a_map_that_is_not_what_its_hash_says_is_not_kept(tmp_path):
         load_features(tmp_path / "node", "../../x")
     digest = hashlib.sha256(content).hexdigest()
     assert keep_features(tmp_path / "node", digest, content) == digest
-    assert load_features(tmp_path / "node", digest).serialized() == content
+    assert load_features(tmp_path / "node", digest).to_bytes() == content
 
 
 def test_rounds_that_every_client_refuses_leave_the_models_as_they_were_and_end_the_run(tmp_path):

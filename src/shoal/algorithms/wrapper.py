@@ -5,7 +5,17 @@ from shoal.core.errors import require
 from shoal.core.layout import Layout
 from shoal.core.randomness import Stream
 from shoal.data.federation import Federation
-from shoal.engine import Aggregate, Algorithm, Cohort, Deployed, Engine, LocalSGD, RoundPlan, State, client_trainings
+from shoal.engine import (
+    Aggregate,
+    Algorithm,
+    Cohort,
+    DeployedModels,
+    Engine,
+    LocalSGD,
+    RoundPlan,
+    State,
+    client_trainings,
+)
 from shoal.engine.protocols import with_bases
 
 
@@ -41,8 +51,8 @@ class Derived:
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
         return self.inner.server_update(state, cohort, plan, aggregate)
 
-    def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        return self.inner.deployed(state, cohort)
+    def deployed_models(self, state: State, cohort: Cohort) -> DeployedModels:
+        return self.inner.deployed_models(state, cohort)
 
 
 class Wrapper(Derived):

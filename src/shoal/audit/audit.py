@@ -102,7 +102,7 @@ class Audit:
         shown = rows[["name", "view", "attack", "members", "non_members", *METRICS, "accuracy.null_high"]]
         return shown.to_html(float_format="{:.3f}".format, na_rep="", index=False)
 
-    def with_others(self, note: str) -> "Audit":
+    def mark_other_clients(self, note: str) -> "Audit":
         """Mark that non-members may be of other clients, with a ``note``, so that no record is called exposed."""
         return replace(self, attacks=self.attacks.assign(other_clients=1), notes=(*dict.fromkeys((*self.notes, note)),))
 

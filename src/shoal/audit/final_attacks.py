@@ -38,7 +38,7 @@ from shoal.audit.red_team import RedTeam
 from shoal.core.randomness import Stream
 from shoal.data import Federation
 from shoal.data.preferences import View
-from shoal.engine import Deployed, Engine, PersonalModels, State, Training
+from shoal.engine import DeployedModels, Engine, PersonalModels, State, Training
 from shoal.metrics import MembershipMetrics
 from shoal.metrics.intervals import Bools, Floats
 
@@ -121,7 +121,7 @@ def join_attacks(by_records: ByAttack, by_fits: ByAttack) -> ByAttack:
 
 def attack_final_models(
     state: State,
-    deployed: Deployed,
+    deployed: DeployedModels,
     training: Training,
     red_team: RedTeam,
     stream: Stream,

@@ -24,7 +24,7 @@ from shoal.core.formats import one_line
 from shoal.data import Federation
 from shoal.data.names import EVERYBODY
 from shoal.data.preferences import View
-from shoal.engine import Deployed, State, Training
+from shoal.engine import DeployedModels, State, Training
 from shoal.metrics import (
     MembershipMetrics,
     Metric,
@@ -61,7 +61,7 @@ class FinishedTraining:
     state: State
     training: Training
     red_team: RedTeam
-    deployed: Deployed
+    deployed: DeployedModels
     losses: Tensor
     members: Membership
     attacks: FinalAttacks

@@ -19,7 +19,7 @@ from shoal.audit.record_table import RecordTable, matching_weights
 from shoal.data.federation import Federation
 from shoal.data.names import group_counts
 from shoal.data.shards import Shards
-from shoal.engine import Deployed, Engine, PersonalModels, State
+from shoal.engine import DeployedModels, Engine, PersonalModels, State
 from shoal.metrics import roc
 from shoal.metrics.intervals import Bools, Floats, Ints
 from shoal.models import ModelMetric
@@ -193,7 +193,7 @@ def _concatenate(parts: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def predictions_of(
-    outputs: ModelOutputs, first: int, deployed: Deployed, federation: Federation, metric: ModelMetric
+    outputs: ModelOutputs, first: int, deployed: DeployedModels, federation: Federation, metric: ModelMetric
 ) -> Predictions:
     """Return predictions of the deployed models from number ``first`` on, which have these ``outputs``."""
     values = torch.stack([metric(row, outputs.test_labels).double() for row in outputs.test])
@@ -238,7 +238,7 @@ class Membership:
         return Membership(trainers, torch.where(member, state.assignment, -1))
 
     @staticmethod
-    def of_deployed(state: State, deployed: Deployed, within: int) -> "Membership":
+    def of_deployed(state: State, deployed: DeployedModels, within: int) -> "Membership":
         """Membership of the models that clients use: the clusters', or personal ones.
 
         Of several models that a client trained last, as FedEM's clients train all, the latest is the one that it uses.
@@ -258,7 +258,7 @@ class Membership:
         return Membership(torch.diag(took_part), torch.where(took_part, number, -1))
 
 
-def is_personal(deployed: Deployed) -> bool:
+def is_personal(deployed: DeployedModels) -> bool:
     """Return whether clients have personal models, as opposed to clusters with one client each."""
     single = torch.equal(deployed.model, torch.arange(len(deployed.models)))
     shared = torch.equal(deployed.model, deployed.assignment)

@@ -14,7 +14,7 @@ from shoal.audit import RedTeam
 from shoal.config.kinds import failure, load_code, own_source
 from shoal.config.schema import Config, DataSection
 from shoal.config.settings_tables import table_of
-from shoal.core.errors import InputError, located, quote, require
+from shoal.core.errors import InputError, locate_errors, quote, require
 from shoal.core.randomness import Stream
 from shoal.data import (
     ClientDataset,
@@ -120,7 +120,7 @@ def load_source(
 ) -> SourceData:
     """Load the examples of a source; ``reading`` is the format of files by client, None for other sources."""
     where = None if path is None else Path(path).expanduser()
-    with located("[data]"):
+    with locate_errors("[data]"):
         code = own_source(source)
         if code is None and reading is not None:
             return load_client_data(source, where, task, reading)
@@ -158,17 +158,17 @@ def resolve(config: Config, data: SourceData, *, draft: bool = False) -> Resolve
     network, stream, section = config.model.sized(classes), Stream(config.seed, ("data",)), config.property_attack
     indices = None
     if isinstance(data, ClientDataset):
-        with located("[data]"):
+        with locate_errors("[data]"):
             indices = (config.data.split or ClientSplit()).draw(data, stream)
     elif isinstance(data, LabelledDataset):
         # Before an unchecked number of clients allocates memory.
         _check_partition(config, data)
     features = _features(network)
-    with located("[model]"):
+    with locate_errors("[model]"):
         scale = data.standardizer(indices) if isinstance(data, ClientDataset) and indices is not None else None
         model = _model(network, data, features, scale)
     count = _count_clients(config, data)
-    with located("[privacy]"):
+    with locate_errors("[privacy]"):
         privacy = config.privacy
         preferences = draw_preferences(count, privacy.thresholds, privacy.beta, stream("preferences"), privacy.view)
     malicious_clients, canaries = None, None
@@ -183,13 +183,13 @@ def resolve(config: Config, data: SourceData, *, draft: bool = False) -> Resolve
             groups = [replace(group, rotation=None, brightness=None, shift_per="image") for group in groups]
         federation = partition_dataset(data, _partition(config), groups, preferences, stream)
     else:
-        with located("[property_attack]"):
+        with locate_errors("[property_attack]"):
             section.check(config)
             indices = section.draw(config, data, stream)
             federation = section.federation(config, data, indices, preferences, stream)
             malicious_clients = section.malicious_clients(model, federation)
     if config.canaries is not None and config.canaries.per_client > 0:
-        with located("[canaries]"):
+        with locate_errors("[canaries]"):
             federation, canaries = config.canaries.insert(federation, stream("canaries"))
     algorithm, coordinator = config.algorithm.value, None
     if config.coordinator is not None:
@@ -224,7 +224,7 @@ def resolve(config: Config, data: SourceData, *, draft: bool = False) -> Resolve
         events=config.events or (),
         forgetting=DEFAULT_FORGETTING if config.forgetting is None else config.forgetting.value,
     )
-    with located("[engine]"):
+    with locate_errors("[engine]"):
         # Shipped networks need no trial.
         engine = config.engine.resolve(simulation, trial=":" in network.name)
     config = replace(config, model=network, engine=engine, events=config.events or None)
@@ -283,7 +283,7 @@ def _check_partition(config: Config, data: LabelledDataset) -> None:
         f"'data.test_examples' must be at least one for each of {len(groups)} groups; got {partition.test_examples}",
     )
     if config.property_attack is None:
-        with located("[data]"):
+        with locate_errors("[data]"):
             partition.check(data, groups)
 
 
@@ -372,7 +372,7 @@ def _model(network: Network, data: SourceData, features: Features | None, scale:
         shape = Shape(channels, height, width, network.classes)
     if features is not None:
         require(data.kind != "texts", "'features' need numbers, but the data are texts; leave them out")
-        with located("[features]"):
+        with locate_errors("[features]"):
             width = features.width((shape.inputs,) if isinstance(shape, VectorShape) else inputs.shape[1:])
         shape = VectorShape(width, network.classes)
     model = fit_features(network, shape)

@@ -54,7 +54,7 @@ class SteerableDefenses:
         dp_sgd: clipping of each example's gradient, with noise; see [differential privacy](#differential-privacy).
             Steered noise has no epsilon.
         custom: your own defences, one table ``custom.NAME`` each, with ``name = "module:Name"`` and the keys of that
-            class. A steered one needs the method ``scaled``; see [your own](adding.md#steered-by-a-coordinator).
+            class. A steered one needs the method ``with_strength``; see [your own](adding.md#steered-by-a-coordinator).
     """
 
     augmentation: Augmentation | None = None
@@ -111,7 +111,9 @@ class CoordinatorSection(SteerableDefenses):
         for name, defense in (self.custom or {}).items():
             require(name not in PRIOR_EFFECTS, f"'custom.{name}' has the name of a shipped defence; rename it")
             scalable = isinstance(defense, ScalableDefense)
-            require(scalable, f"'custom.{name}' cannot be steered: {type(defense).__name__} has no method 'scaled'")
+            require(
+                scalable, f"'custom.{name}' cannot be steered: {type(defense).__name__} has no method 'with_strength'"
+            )
         steered = self._steered()
         require(
             bool(steered) or self.law.min_clients > 0,

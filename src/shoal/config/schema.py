@@ -16,7 +16,7 @@ from shoal.config.named_keys import require_own_keys, set_keys
 from shoal.config.settings_tables import names_of, table_of
 from shoal.config.toml_files import key_parts, parse, parse_change, read_toml
 from shoal.core.entry_points import installed_names
-from shoal.core.errors import located, quote, require, suggest
+from shoal.core.errors import locate_errors, quote, require, suggest
 from shoal.core.settings import Count, Flag, Fraction, Inline, Positive, PositiveFloat, Range, settings
 from shoal.data import ClientSplit, Columns, Group, MislabelledCanaries, Partition, PictureFormat
 from shoal.data.preferences import View
@@ -370,7 +370,7 @@ def read_config(path: str | Path, changes: Iterable[str] = (), *, allow_code: bo
     keys = [tuple(key_parts(key)) for key, _ in pairs]
     for key in dict.fromkeys(key for key in keys if keys.count(key) > 1):
         LOG.warning("--set changes '%s' more than once; the last value counts", ".".join(key))
-    with located("--set"):
+    with locate_errors("--set"):
         set_keys(table, dict(pairs))
     return parse_config(table, str(path))
 

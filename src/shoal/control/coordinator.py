@@ -155,7 +155,7 @@ class LimitController:
         for name, knob in self.knobs.items():
             strength = at.directive.get(name, 0.0)
             if strength > 0 and knob.defense is not None:
-                local = knob.defense.scaled(strength).local(local, at)
+                local = knob.defense.with_strength(strength).local(local, at)
         return local
 
     def start(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
@@ -187,13 +187,13 @@ class LimitController:
         if self.release_on == "interval":
             # Where no interval is known, its upper end is the estimate.
             possible = shares_over(torch.fmax(state.risks, state.risk_intervals[:, 1]), stream("upper end"))
-        return self.steered(state, shares, possible, *utilities(state, federation, engine))
+        return self.steer(state, shares, possible, *utilities(state, federation, engine))
 
     def reported_risks(self, risks: Tensor) -> Tensor:
         """Convert estimates (K,) to the risks (K,) reported to clients."""
         return self.audit_level + self.audit_factor * (risks - CHANCE)
 
-    def steered(self, state: State, shares: Tensor, possible: Tensor, utility: Tensor, error: Tensor) -> State:
+    def steer(self, state: State, shares: Tensor, possible: Tensor, utility: Tensor, error: Tensor) -> State:
         """Set the directives from clients' answers and accuracy on held-out examples.
 
         Args:

@@ -29,7 +29,7 @@ class Knob:
     Example:
         >>> import shoal
         >>> knob = shoal.Knob(shoal.L2(0.1), risk_reduction=0.04, accuracy_cost=0.01)
-        >>> [knob.defense.scaled(strength).penalty for strength in (0.0, 0.5, 1.0)]
+        >>> [knob.defense.with_strength(strength).penalty for strength in (0.0, 0.5, 1.0)]
         [0.0, 0.05, 0.1]
     """
 

@@ -57,10 +57,10 @@ def require(condition: bool, sentence: str) -> None:
 
 
 @contextmanager
-def located(place: object) -> Iterator[None]:
+def locate_errors(place: object) -> Iterator[None]:
     """Errors of the input at a place, such as a file, whose sentences then begin with it.
 
-    >>> with located("records.npz"):
+    >>> with locate_errors("records.npz"):
     ...     require(False, "has no records")
     Traceback (most recent call last):
     ...

@@ -177,7 +177,7 @@ class Federation:
             names=None if self.names is None else tuple(self.names[i] for i in clients.tolist()),
         )
 
-    def tested(self, clients: Tensor) -> "Federation":
+    def restrict_test(self, clients: Tensor) -> "Federation":
         """Leave out the test examples of clients that are not at the positions (n,) int64.
 
         Examples without a client stay, and the examples of a group that would have none left.
@@ -189,13 +189,15 @@ class Federation:
         counted |= ~torch.isin(test.group, test.group[counted])
         return replace(self, test=test.take(torch.nonzero(counted).flatten().to(test.y.device)))
 
-    def mapped(self, function: Callable[[Tensor], Tensor]) -> "Federation":
+    def map_inputs(self, function: Callable[[Tensor], Tensor]) -> "Federation":
         """Replace all inputs (M, ...) by ``function`` of them, with one call per tensor."""
         sets = {name: getattr(self, name) for name in ("clients", "holdout", "test", "shadow")}
         inputs = {id(examples.x): examples.x for examples in sets.values()}
         mapped = {key: function(x) for key, x in inputs.items()}
         moved = {name: replace(examples, x=mapped[id(examples.x)]) for name, examples in sets.items()}
-        return replace(self, **moved | {name: replace(moved[name], mapped=False) for name in ("clients", "holdout")})
+        return replace(
+            self, **moved | {name: replace(moved[name], memory_mapped=False) for name in ("clients", "holdout")}
+        )
 
     def __repr__(self) -> str:
         sizes = torch.bincount(self.group, minlength=len(self.groups)).tolist()

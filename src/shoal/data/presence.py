@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from shoal.core.errors import located, require
+from shoal.core.errors import locate_errors, require
 from shoal.core.formats import one_line
 from shoal.core.settings import Positive, settings
 from shoal.data.federation import Federation
@@ -65,7 +65,7 @@ class Presence:
         """
         first = torch.ones(len(federation), dtype=torch.int64)
         last = torch.full_like(first, LAST)
-        with located("events"):
+        with locate_errors("events"):
             for event in sorted(events, key=lambda event: event.round):
                 number, least = event.round, 2 if event.join else 1
                 within = f"the round of a {'join' if event.join else 'leave'} must be in [{least}, {rounds}]"

@@ -25,7 +25,7 @@ class Shards:
         >>> from shoal.data import Shards
         >>> x, y = torch.arange(5.0)[:, None], torch.tensor([0, 1, 0, 1, 0])
         >>> shards = Shards.from_contiguous(x, y, torch.tensor([2, 3]))
-        >>> shards.sizes, shards.owned(1), shards.owners()
+        >>> shards.sizes, shards.indices_of(1), shards.owners()
         (tensor([2, 3]), tensor([2, 3, 4]), tensor([0, 0, 1, 1, 1]))
         >>> shards.take(torch.tensor([1])).x is x
         True
@@ -36,7 +36,7 @@ class Shards:
     indices: Tensor
     offsets: Tensor
     weights: Tensor | None = None
-    mapped: bool = field(default=False, compare=False)  # no part of the content, which a fingerprint compares
+    memory_mapped: bool = field(default=False, compare=False)  # no part of the content, which a fingerprint compares
     __repr__ = one_line
 
     @staticmethod
@@ -46,15 +46,15 @@ class Shards:
         return Shards.from_contiguous(x, y, torch.tensor([len(labels) for _, labels in pairs]))
 
     @staticmethod
-    def from_contiguous(x: Tensor, y: Tensor, sizes: Tensor, *, mapped: bool = False) -> "Shards":
+    def from_contiguous(x: Tensor, y: Tensor, sizes: Tensor, *, memory_mapped: bool = False) -> "Shards":
         """Shards of consecutive examples: owner 0 has the first ``sizes[0]`` of x and y, and so on."""
-        return Shards.from_indices(x, y, torch.arange(int(sizes.sum())), sizes, mapped=mapped)
+        return Shards.from_indices(x, y, torch.arange(int(sizes.sum())), sizes, memory_mapped=memory_mapped)
 
     @staticmethod
-    def from_indices(x: Tensor, y: Tensor, indices: Tensor, sizes: Tensor, *, mapped: bool = False) -> "Shards":
+    def from_indices(x: Tensor, y: Tensor, indices: Tensor, sizes: Tensor, *, memory_mapped: bool = False) -> "Shards":
         """Shards by indices into x and y: owner 0 has the first ``sizes[0]`` of ``indices``, and so on."""
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
-        return Shards(x, y, indices, offsets, mapped=mapped)
+        return Shards(x, y, indices, offsets, memory_mapped=memory_mapped)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -64,7 +64,7 @@ class Shards:
         """(n,) int64, number of examples of each owner."""
         return self.offsets.diff()
 
-    def owned(self, owner: int) -> Tensor:
+    def indices_of(self, owner: int) -> Tensor:
         """(m,) int64, the owner's indices into x and y."""
         return self.indices[self.offsets[owner] : self.offsets[owner + 1]]
 
@@ -81,7 +81,7 @@ class Shards:
         # By the offsets, so that a few of many owners cost what these few do.
         first, sizes = self.offsets[:-1][owners], self.offsets[1:][owners] - self.offsets[:-1][owners]
         entries = _ranges(first, sizes)
-        taken = Shards.from_indices(self.x, self.y, self.indices[entries], sizes, mapped=self.mapped)
+        taken = Shards.from_indices(self.x, self.y, self.indices[entries], sizes, memory_mapped=self.memory_mapped)
         return taken if self.weights is None else replace(taken, weights=self.weights[entries])
 
 

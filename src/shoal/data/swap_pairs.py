@@ -119,7 +119,7 @@ class PairedRecords:
         own, others = comparable_hashes(second, earlier.clients)
         return torch.from_numpy(np.isin(own, others))
 
-    def swapped(self, swap: Tensor) -> Federation:
+    def swap_records(self, swap: Tensor) -> Federation:
         """Swap the examples of the pairs in the mask ``swap`` (Q,): clients then train on the second one.
 
         Every client keeps its number of examples, and its number of each label.
@@ -135,7 +135,7 @@ def _append_rows(federation: Federation, x: Tensor, y: Tensor, group: Tensor) ->
     clients, of_rows = federation.clients, federation.row_groups
     of_rows = of_rows and {**of_rows, "clients": torch.cat([of_rows["clients"], group])}
     x, y = concatenate(clients.x, x.to(clients.x)), torch.cat([clients.y, y.to(clients.y)])
-    return replace(federation, clients=replace(clients, x=x, y=y, mapped=False), row_groups=of_rows)
+    return replace(federation, clients=replace(clients, x=x, y=y, memory_mapped=False), row_groups=of_rows)
 
 
 def pair_records(federation: Federation, stream: Stream, duplicates: Duplicates = "keep") -> PairedRecords:
@@ -353,7 +353,9 @@ class MislabelledCanaries:
         labels[row] = y
         left_out = torch.isin(shards.indices, row[~member])
         sizes = torch.bincount(shards.owners()[~left_out], minlength=len(shards))
-        training = Shards.from_indices(shards.x, labels, shards.indices[~left_out], sizes, mapped=shards.mapped)
+        training = Shards.from_indices(
+            shards.x, labels, shards.indices[~left_out], sizes, memory_mapped=shards.memory_mapped
+        )
         return replace(federation, clients=training), canaries
 
     def _clients(self, federation: Federation, stream: Stream) -> list[int]:
@@ -368,7 +370,7 @@ class MislabelledCanaries:
 
     def _draw(self, federation: Federation, position: int, stream: Stream) -> tuple[Tensor, ...]:
         """Draw one client's canaries (m,): rows of its inputs, wrong labels, its id, records, membership."""
-        client, rows = int(federation.ids[position]), federation.clients.owned(position)
+        client, rows = int(federation.ids[position]), federation.clients.indices_of(position)
         order = torch.randperm(len(rows), generator=stream("records", client).generator())
         record = order[: self.per_client].sort().values
         wrong, member, others = [], [], (federation.classes or 0) - 1

@@ -22,8 +22,8 @@ DEFENSES = {
         Dropout, L2, ShorterTraining, DPSGD, Augmentation, Mixup, Flooding, RelaxLoss, CCL, LaplaceNoise, NormClipping,
     )
 }  # fmt: skip
-"""Shipped defences by their keys in [defenses], in the order in which they are applied. Those with a method ``scaled``
-can be steered by a coordinator."""
+"""Shipped defences by key in [defenses], in order of application. A coordinator can steer the ones that have
+``with_strength``."""
 
 __all__ = [
     "CCL", "DEFENSES", "DPSGD", "L2", "Augmentation", "Defense", "Dropout", "Flooding", "LaplaceNoise", "LossDefense",

@@ -37,7 +37,9 @@ from shoal.metrics.attack_bounds import AttackBound, History, compose_bound, gau
 from shoal.metrics.intervals import Floats
 
 
-def composed(history: Sequence[tuple[float, float, int]], delta: float, accountant: Accountant = "rdp") -> float:
+def composed_epsilon(
+    history: Sequence[tuple[float, float, int]], delta: float, accountant: Accountant = "rdp"
+) -> float:
     """Compute the epsilon of composed subsampled Gaussian mechanisms, by Opacus' accountants.
 
     Args:
@@ -48,9 +50,9 @@ def composed(history: Sequence[tuple[float, float, int]], delta: float, accounta
     Raises:
         InputError: the "prv" accountant would need too much memory.
 
-    >>> composed([], 1e-5), composed([(0.0, 0.1, 5)], 1e-5)
+    >>> composed_epsilon([], 1e-5), composed_epsilon([(0.0, 0.1, 5)], 1e-5)
     (0.0, inf)
-    >>> round(composed([(1.0, 0.01, 600), (1.0, 0.01, 400)], 1e-5), 3)
+    >>> round(composed_epsilon([(1.0, 0.01, 600), (1.0, 0.01, 400)], 1e-5), 3)
     2.101
     """
     used = tuple(part for part in history if part[2] > 0)
@@ -111,7 +113,7 @@ def client_epsilons(
                 steps[local.batch(size) / size] += times * local.steps_of(size)
         history = [(*of_copies(rule.noise_multiplier, rate, most), count) for rate, count in steps.items()]
         history += [] if choice_noise is None else [(choice_noise / most, 1.0, 1)]
-        epsilons[client] = of(tuple(history)) if of else composed(history, rule.delta, rule.accountant)
+        epsilons[client] = of(tuple(history)) if of else composed_epsilon(history, rule.delta, rule.accountant)
     return torch.tensor([epsilons[client] for client in clients], dtype=torch.float64)
 
 
@@ -378,4 +380,4 @@ def check_computable(sizes: Tensor, rounds: int, trainings: ClientTrainings, rul
     ]
     # As Opacus chooses its mesh: twice the largest privacy loss, in cells of 0.01 over this root.
     cells = math.sqrt(sum(steps for _, _, steps in spent) * math.log(12_000 / rule.delta) / 2) / 0.01
-    require(2 * composed(spent, rule.delta) * cells <= _POINTS, _TOO_MUCH)
+    require(2 * composed_epsilon(spent, rule.delta) * cells <= _POINTS, _TOO_MUCH)

@@ -29,7 +29,7 @@ class Augmentation(Scaled):
             whole; uniform.
         multiplicity: M, copies of each image in a step, each with its own transform. With DP-SGD the mean of their
             gradients is clipped once, so a step reads an image M times at the epsilon of one (De et al.).
-        strength: a `scaled` defence's strength, in [0, 1]: the factor on angles, shifts, crops and the share of flips.
+        strength: the factor in [0, 1] on angles, shifts, crops and flips, set by `with_strength`.
 
     Source: on what it does against membership inference, Kaya and Dumitras, "When Does Data Augmentation Help With
     Membership Inference Attacks?", ICML 2021. Of ``multiplicity``: De, Berrada, Hayes, Smith, Balle 2022,
@@ -39,7 +39,7 @@ class Augmentation(Scaled):
         >>> import torch, shoal
         >>> images, full = torch.eye(8).expand(4, 1, 8, 8), shoal.Augmentation(rotation=15.0, flip=True)
         >>> for strength in (0.0, 1.0):
-        ...     changed = full.scaled(strength).augmented(images, torch.Generator().manual_seed(0))
+        ...     changed = full.with_strength(strength).augmented(images, torch.Generator().manual_seed(0))
         ...     print(strength, changed.equal(images))
         ...
         0.0 True
@@ -55,7 +55,7 @@ class Augmentation(Scaled):
     name: ClassVar[str] = "augmentation"
     title: ClassVar[str] = "Augmentation"
 
-    def applied(self, setup: TrainingSetup) -> TrainingSetup:
+    def apply(self, setup: TrainingSetup) -> TrainingSetup:
         """Return the setup with augmentation.
 
         Raises:

@@ -24,14 +24,14 @@ class CCL(LossDefense):
         variant: the concave term, ``ccel`` (exponential) or ``ccql`` (quadratic).
         alpha: weight of the cross-entropy, in [0, 1]; the concave term has the rest.
         beta: factor on the whole.
-        strength: a `scaled` defence's strength, in [0, 1]: the weight of this loss; plain cross-entropy has the rest.
+        strength: the weight of this loss in [0, 1], set by `with_strength`; plain cross-entropy has the rest.
 
     Source: Liu et al. 2024, arXiv:2402.05453, with the exponential (CCEL) and the quadratic (CCQL) concave term.
 
     Example:
         >>> import shoal.toy
         >>> federation, model, local = shoal.toy.one_group()
-        >>> for defenses in ([], [shoal.CCL().scaled(0.0)], [shoal.CCL()]):
+        >>> for defenses in ([], [shoal.CCL().with_strength(0.0)], [shoal.CCL()]):
         ...     result = shoal.simulate(federation, model, shoal.FedAvg(), local, rounds=3, defenses=defenses)
         ...     print(f"{result.clients['loss'].mean():.2f}")
         ...

@@ -32,7 +32,7 @@ class TrainingSetup:
         >>> from shoal.defenses import TrainingSetup
         >>> model = shoal.create_model("logistic", shoal.VectorShape(inputs=1, classes=2))
         >>> setup = TrainingSetup(model, shoal.LocalSGD())
-        >>> after = shoal.L2(0.1).applied(shoal.NormClipping(1.0).applied(setup))
+        >>> after = shoal.L2(0.1).apply(shoal.NormClipping(1.0).apply(setup))
         >>> after.first_local().weight_decay, after.update_filter, after.local == setup.local
         (0.1, NormClipping(max_norm=1.0), True)
     """
@@ -65,7 +65,7 @@ class Defense(Protocol):
         >>> import shoal.toy
         >>> @dataclass(frozen=True)
         ... class SmallerSteps:
-        ...     def applied(self, setup):
+        ...     def apply(self, setup):
         ...         local = replace(setup.local, learning_rate=setup.local.learning_rate / 10)
         ...         return replace(setup, local=local)
         ...
@@ -77,7 +77,7 @@ class Defense(Protocol):
         True
     """
 
-    def applied(self, setup: TrainingSetup) -> TrainingSetup:
+    def apply(self, setup: TrainingSetup) -> TrainingSetup:
         """Return the setup with this defence.
 
         A defence that changes local training adds itself to ``setup.defenses`` and implements `LocalDefense` as well.
@@ -101,7 +101,7 @@ def apply_defenses(setup: TrainingSetup, defenses: Sequence[Defense]) -> Trainin
         (0.1, 5)
     """
     for defense in defenses:
-        setup = defense.applied(setup)
+        setup = defense.apply(setup)
     return setup
 
 
@@ -110,7 +110,7 @@ class Scaled:
 
     scales: ClassVar[str] = "strength"
 
-    def scaled(self, strength: float) -> Self:
+    def with_strength(self, strength: float) -> Self:
         """Return this defence at ``strength`` in [0, 1] of its full strength."""
         require_strength(strength)
         value = strength * getattr(self, self.scales)
@@ -158,7 +158,7 @@ class LossDefense(Scaled):
     ) -> Tensor:
         """Return the number that a step minimises; see `shoal.engine.Objective`."""
 
-    def applied(self, setup: TrainingSetup) -> TrainingSetup:
+    def apply(self, setup: TrainingSetup) -> TrainingSetup:
         """Return the setup with this loss.
 
         Raises:

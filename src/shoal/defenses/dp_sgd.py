@@ -117,7 +117,7 @@ class DPSGD:
         """Whether batches are Poisson subsamples instead of parts of shuffled passes."""
         return self.sampling == "poisson"
 
-    def applied(self, setup: TrainingSetup) -> TrainingSetup:
+    def apply(self, setup: TrainingSetup) -> TrainingSetup:
         """Return the setup with private local steps.
 
         Raises:
@@ -144,7 +144,7 @@ class DPSGD:
     def local(self, local: LocalSGD, at: ClusterRound) -> LocalSGD:
         return replace(local, gradient_privacy=NoiseShare(self) if self.noise == "sum" else self)
 
-    def planned(self, plan: RoundPlan, sizes: Tensor) -> RoundPlan:
+    def adjust_plan(self, plan: RoundPlan, sizes: Tensor) -> RoundPlan:
         """Leave models that fewer than ``min_clients`` clients train out of a round's plan.
 
         Args:
@@ -172,7 +172,7 @@ class DPSGD:
         enough = (training.weights > 0).sum(dim=1) >= (self.min_clients or 1)
         return replace(plan, trainings=(replace(training, weights=training.weights * enough[:, None]),))
 
-    def scaled(self, strength: float) -> Self:
+    def with_strength(self, strength: float) -> Self:
         """Multiply the noise multiplier by ``strength``.
 
         At any strength above 0 clipping and sampling are those of strength 1; at 0 steps are plain, bit for bit.

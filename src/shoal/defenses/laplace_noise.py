@@ -85,7 +85,7 @@ class LaplaceNoise:
             row.add_(laplace_noise(parameters, mean, Stream(seed)("laplace noise")).to(row))
         return noisy
 
-    def applied(self, setup: TrainingSetup) -> TrainingSetup:
+    def apply(self, setup: TrainingSetup) -> TrainingSetup:
         """Return the setup in which clients add this noise.
 
         Raises:

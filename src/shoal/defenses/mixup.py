@@ -25,7 +25,7 @@ class Mixup(LossDefense):
 
     Args:
         alpha: a of the distribution Beta(a, a) of the mixing weight; 0: no mixing.
-        strength: a `scaled` defence's strength, in [0, 1]: lambda becomes ``1 - strength * (1 - lambda)``.
+        strength: the strength in [0, 1], set by `with_strength`: lambda becomes ``1 - strength * (1 - lambda)``.
 
     Source: Zhang, Cisse, Dauphin, Lopez-Paz 2018, arXiv:1710.09412.
 
@@ -52,14 +52,14 @@ class Mixup(LossDefense):
         """Whether the defence mixes nothing."""
         return self.alpha == 0 or self.strength == 0
 
-    def applied(self, setup: TrainingSetup) -> TrainingSetup:
+    def apply(self, setup: TrainingSetup) -> TrainingSetup:
         """Return the setup with mixup.
 
         Raises:
             InputError: the examples are texts, or steps are private or minimise another objective.
         """
         require(setup.kind != "texts", "mixup mixes inputs that are numbers, which texts are not")
-        return super().applied(setup)
+        return super().apply(setup)
 
     def objective(
         self, forward: Forward, x: Tensor, y: Tensor, loss: Loss, generator: torch.Generator, number: int

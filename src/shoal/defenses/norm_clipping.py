@@ -47,7 +47,7 @@ class NormClipping:
         cut = starts + moved * (self.max_norm / norms.clamp(min=1e-30))
         return cut.where(norms > self.max_norm, ends)
 
-    def applied(self, setup: TrainingSetup) -> TrainingSetup:
+    def apply(self, setup: TrainingSetup) -> TrainingSetup:
         """The setup with this filter.
 
         Raises:

@@ -39,7 +39,7 @@ class L2(Scaled):
     title: ClassVar[str] = "L2 regularisation"
     scales: ClassVar[str] = "penalty"
 
-    def applied(self, setup: TrainingSetup) -> TrainingSetup:
+    def apply(self, setup: TrainingSetup) -> TrainingSetup:
         """The setup with the penalty as weight decay.
 
         Raises:
@@ -78,7 +78,7 @@ class ShorterTraining:
     name: ClassVar[str] = "shorter_training"
     title: ClassVar[str] = "Shorter training"
 
-    def applied(self, setup: TrainingSetup) -> TrainingSetup:
+    def apply(self, setup: TrainingSetup) -> TrainingSetup:
         """The setup with fewer local steps."""
         return setup.with_local_defense(self)
 
@@ -86,7 +86,7 @@ class ShorterTraining:
         """Local training of that share of its steps, the same in every round."""
         return local if self.share == 1 else replace(local, share=self.share * local.share)
 
-    def scaled(self, strength: float) -> Self:
+    def with_strength(self, strength: float) -> Self:
         """With ``strength`` times the steps that are left out."""
         require_strength(strength)
         return replace(self, share=1 - strength * (1 - self.share)) if strength < 1 else self
@@ -117,7 +117,7 @@ class Dropout:
     name: ClassVar[str] = "dropout"
     title: ClassVar[str] = "Dropout"
 
-    def applied(self, setup: TrainingSetup) -> TrainingSetup:
+    def apply(self, setup: TrainingSetup) -> TrainingSetup:
         """The setup with dropout in its model.
 
         Raises:

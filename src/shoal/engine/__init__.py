@@ -54,7 +54,7 @@ from shoal.engine.rounds.round_plan import (
     Aggregate,
     Cohort,
     Departure,
-    Deployed,
+    DeployedModels,
     LocalTraining,
     PersonalModels,
     RoundPlan,
@@ -67,7 +67,7 @@ from shoal.engine.state import ClientVectors, RiskEstimate, State, Tensors, unkn
 
 __all__ = [
     "Aggregate", "Aggregator", "Algorithm", "Backend", "ClientTrainings", "ClientUpdate", "ClientVectors",
-    "ClusterRound", "Cohort", "Departure", "Deployed", "DivergenceError", "Engine", "Forgetting", "Gradient",
+    "ClusterRound", "Cohort", "Departure", "DeployedModels", "DivergenceError", "Engine", "Forgetting", "Gradient",
     "GradientPrivacy", "HasClientTrainings", "InputAugmentation", "Leaving", "LinearTerm", "LocalDefense",
     "LocalRandomness", "LocalSGD", "LocalTraining", "MaliciousClients", "MaliciousTraining", "Objective",
     "PersonalModels", "PlanRule", "Precision", "ReceivedUpdates", "Release", "RemoteRounds", "RiskEstimate",

@@ -190,14 +190,14 @@ class Engine:
     def prepare(self, federation: Federation) -> Federation:
         """Return the federation with its inputs stored as this engine reads them fastest; results are the same without.
 
-        Memory-mapped inputs (`Shards.mapped`) stay where they are: batches are converted when they are read.
+        Memory-mapped inputs (`Shards.memory_mapped`) stay where they are: batches are converted when they are read.
         """
 
         def stored(x: Tensor) -> Tensor:
             return to_channels_first(to_compute_dtype(to_channels_last(x), self.dtype, self.device).contiguous())
 
         def prepared(examples: _Examples) -> _Examples:
-            if isinstance(examples, Shards) and examples.mapped:
+            if isinstance(examples, Shards) and examples.memory_mapped:
                 return examples
             return replace(examples, x=stored(examples.x), y=examples.y.to(self.device))
 

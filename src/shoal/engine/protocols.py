@@ -16,7 +16,7 @@ from shoal.data.federation import Federation
 from shoal.data.shards import Shards
 from shoal.engine.engine import Engine
 from shoal.engine.local_sgd import LocalRandomness, LocalSGD
-from shoal.engine.rounds.round_plan import Aggregate, Cohort, Deployed, RoundPlan
+from shoal.engine.rounds.round_plan import Aggregate, Cohort, DeployedModels, RoundPlan
 from shoal.engine.state import UNKNOWN_RISK, RiskEstimate, State, Tensors
 
 
@@ -29,7 +29,7 @@ class Algorithm(Protocol):
 
     - ``moves_by_average = False``: the server does not move models by the weighted mean of their updates, but, say, by
       an optimizer; property attacks refuse it.
-    - ``fixed_clients``: half a sentence on why clients cannot leave or join, such as "decides clusters in its first
+    - ``membership_barrier``: a clause on why clients cannot leave or join, such as "decides clusters in its first
       round"; empty: they can.
     - ``trains_clusters_alone = True``: given the clients' choices, a model depends on its own clients only, and
       training changes only models; exact forgetting then retrains only the leaver's clusters.
@@ -54,7 +54,7 @@ class Algorithm(Protocol):
         """
         ...
 
-    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+    def deployed_models(self, state: State, cohort: Cohort) -> DeployedModels:
         """Choose the model of each client of ``cohort`` (all clients, all their examples) after the last round."""
         ...
 
@@ -70,7 +70,7 @@ def with_bases(algorithm: object) -> Iterator[object]:
 class PlanRule(Protocol):
     """A defence that restricts averages of updates, such as by a smallest number of clients."""
 
-    def planned(self, plan: RoundPlan, sizes: Tensor) -> RoundPlan:
+    def adjust_plan(self, plan: RoundPlan, sizes: Tensor) -> RoundPlan:
         """Apply the rule to the plan of a round; ``sizes`` (n,) are the clients' numbers of examples."""
         ...
 
@@ -184,7 +184,7 @@ class LocalDefense(Protocol):
         [0.1, 0.05]
         >>> isinstance(SlowWhereExposed(), LocalDefense), isinstance(SlowWhereExposed(), ScalableDefense)
         (True, False)
-        >>> shoal.L2(0.1).scaled(0.5)
+        >>> shoal.L2(0.1).with_strength(0.5)
         L2(penalty=0.05)
     """
 
@@ -197,7 +197,7 @@ class LocalDefense(Protocol):
 class ScalableDefense(LocalDefense, Protocol):
     """A defence of local training that directives can scale."""
 
-    def scaled(self, strength: float) -> Self:
+    def with_strength(self, strength: float) -> Self:
         """Return the defence at a fraction of its strength.
 
         Args:
@@ -277,7 +277,7 @@ class ClientTrainings:
     Args:
         rounds: trainings in each round of participation, in order.
         first: trainings of the run's first round with clients; None: as ``rounds``.
-        final: trainings of every client after the last round (`Deployed.fine_tuning`).
+        final: trainings of every client after the last round (`DeployedModels.fine_tuning`).
 
     Example:
         >>> import shoal

@@ -24,7 +24,7 @@ class ClientVectors:
         >>> import torch
         >>> from shoal.engine import ClientVectors
         >>> before = ClientVectors.same(torch.zeros(2), 3)
-        >>> after = before.moved(torch.tensor([1]), torch.ones(1, 2))
+        >>> after = before.add_rows(torch.tensor([1]), torch.ones(1, 2))
         >>> after.tensor().tolist(), before.tensor().sum(), len(after.distinct()[0])
         ([[0.0, 0.0], [1.0, 1.0], [0.0, 0.0]], tensor(0.), 2)
     """
@@ -48,7 +48,7 @@ class ClientVectors:
             return self._rows[0].new_empty(0, self.shape[1])
         return torch.stack([self._rows[i] for i in clients.tolist()])
 
-    def replaced(self, clients: Tensor, rows: Tensor) -> "ClientVectors":
+    def replace_rows(self, clients: Tensor, rows: Tensor) -> "ClientVectors":
         """Replace the vectors of ``clients`` (n,) int64 by ``rows`` (n, d), each client at most once."""
         new = list(self._rows)
         for i, row in zip(clients.tolist(), rows, strict=True):
@@ -65,9 +65,9 @@ class ClientVectors:
         new = dict(zip(clients.tolist(), part._rows, strict=True))
         return ClientVectors(tuple(new.get(i, row) for i, row in enumerate(self._rows)))
 
-    def moved(self, clients: Tensor, update: Tensor) -> "ClientVectors":
+    def add_rows(self, clients: Tensor, update: Tensor) -> "ClientVectors":
         """Add ``update`` (n, d) to the vectors of ``clients`` (n,) int64, each client at most once."""
-        return self.replaced(clients, self[clients] + update)
+        return self.replace_rows(clients, self[clients] + update)
 
     def tensor(self) -> Tensor:
         """Return all vectors (N, d), a new tensor."""

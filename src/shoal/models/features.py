@@ -110,7 +110,7 @@ class FeatureMap(nn.Sequential):
         super().__init__(*modules)
         self.requires_grad_(False).eval()
 
-    def mapped(self, x: Tensor, *, threads: int = 1) -> Tensor:
+    def transform(self, x: Tensor, *, threads: int = 1) -> Tensor:
         """The features (M, d) float32 of inputs (M, ...), a few at a time; ``threads`` change no bit.
 
         Args:
@@ -140,7 +140,7 @@ class FeatureMap(nn.Sequential):
             torch.set_num_threads(before)
         return features
 
-    def serialized(self) -> bytes:
+    def to_bytes(self) -> bytes:
         """The map as a safetensors file."""
         about = [[_NAMES.get(type(module), ""), *getattr(module, "sizes", ())] for module in self]
         return save(
@@ -149,7 +149,7 @@ class FeatureMap(nn.Sequential):
 
     @staticmethod
     def load(path: Path) -> "FeatureMap | None":
-        """The map in a file of `serialized`; None where it has a module of a user's own, whose code no file has.
+        """The map in a file of `to_bytes`; None where it has a module of a user's own, whose code no file has.
 
         Raises:
             InputError: it is damaged.
@@ -197,7 +197,7 @@ class Features:
         >>> from shoal import Features
         >>> images = torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(0))
         >>> fitted = Features(("scattering", "pca"), dimension=5).fit(images)
-        >>> fitted.mapped(images[:2]).shape
+        >>> fitted.transform(images[:2]).shape
         torch.Size([2, 5])
     """
 
@@ -238,11 +238,11 @@ class Features:
             elif name == "pca":
                 assert self.dimension is not None
                 done = len(modules)
-                before = FeatureMap(*modules).mapped(public, threads=threads) if modules else public
+                before = FeatureMap(*modules).transform(public, threads=threads) if modules else public
                 modules.append(PrincipalComponents.fit(before, self.dimension))
             else:
                 modules.append(self._module(name))
-        return FeatureMap(*modules), FeatureMap(*modules[done:]).mapped(before, threads=threads)
+        return FeatureMap(*modules), FeatureMap(*modules[done:]).transform(before, threads=threads)
 
     def width(self, inputs: Sequence[int]) -> int:
         """The number of features of inputs of a shape, for the model: ``features.width((1, 28, 28))``."""
@@ -255,7 +255,7 @@ class Features:
                 (channels, height, width), side = shape, 2**SCALE
                 shape = torch.Size([channels * (1 + ANGLES * SCALE + ANGLES**2), height // side, width // side])
             else:
-                shape = FeatureMap(self._module(name)).mapped(torch.zeros(1, *shape)).shape[1:]
+                shape = FeatureMap(self._module(name)).transform(torch.zeros(1, *shape)).shape[1:]
         return shape.numel()
 
     def _module(self, name: str) -> nn.Module:

@@ -193,7 +193,7 @@ class PropertyAttack:
         The victim keeps its model and its weight; its batch and its noise are others, as in any other round.
         """
         schedule, federation = schedule_of(training.federation), training.federation
-        examples = schedule.swapped(federation.clients, federation.ids, before.round + 1)
+        examples = schedule.swap_records(federation.clients, federation.ids, before.round + 1)
         updates: dict[int, Tensor] = {}
         for k, share, part in client_updates(training, before, report, schedule.victim):
             if k in attacked:

@@ -62,16 +62,16 @@ class PropertySchedule:
 
     def in_round(self, clients: Shards, ids: Tensor, number: int) -> Shards:
         """Return the shards of a round, from all examples ``clients``; ids (N,) int64."""
-        indices = [clients.owned(i) for i in range(len(clients))]
+        indices = [clients.indices_of(i) for i in range(len(clients))]
         for i in torch.nonzero(ids == self.victim).flatten().tolist():
             indices[i] = self._of_victim(indices[i], present=self.present(number))
         sizes = torch.tensor([len(rows) for rows in indices])
         return Shards.from_indices(clients.x, clients.y, torch.cat(indices), sizes)
 
-    def swapped(self, clients: Shards, ids: Tensor, number: int) -> Shards:
+    def swap_records(self, clients: Shards, ids: Tensor, number: int) -> Shards:
         """Return the victim's shard as it would be if round ``number`` were of the other kind: one owner, or none."""
         owners = torch.nonzero(ids == self.victim).flatten()
-        indices = [self._of_victim(clients.owned(i), present=not self.present(number)) for i in owners.tolist()]
+        indices = [self._of_victim(clients.indices_of(i), present=not self.present(number)) for i in owners.tolist()]
         sizes = torch.tensor([len(rows) for rows in indices], dtype=torch.int64)
         return Shards.from_indices(clients.x, clients.y, torch.cat([owners[:0], *indices]), sizes)
 

@@ -51,7 +51,7 @@ class Auxiliary:
     def from_attacker(federation: Federation) -> "Auxiliary":
         """Return the attacker's training examples (the paper)."""
         clients, schedule = federation.clients, schedule_of(federation)
-        rows = clients.owned(int(torch.nonzero(federation.ids == schedule.attacker)))
+        rows = clients.indices_of(int(torch.nonzero(federation.ids == schedule.attacker)))
         holds = schedule.has_property[rows]
         return Auxiliary(clients.x, clients.y, rows[holds], rows[~holds])
 

@@ -108,7 +108,7 @@ class Protection:
 
     Args:
         rung: the name of the protection; "as it is" if none meets the price.
-        words: the protection's changes.
+        description: the protection's changes.
         outcome: "within the limit", "above the limit" or "not decided": the worst verdict of the findings, or with a
             promise the verdict of the bound.
         findings: one per group on the judging seeds (`SeedTest`), the most exposed first, compared with the limit, or
@@ -128,7 +128,7 @@ class Protection:
     """
 
     rung: str
-    words: str
+    description: str
     outcome: Verdict
     findings: tuple[Finding, ...]
     before: float
@@ -332,7 +332,7 @@ def judgement_of(rung: Rung, figures: Figures, demand: Demand, alone: float = na
     payer = float(figures.attacked.loc[own, f"accuracy.{now['payer']}"].mean())
     return Protection(
         rung=rung.name,
-        words=rung.words,
+        description=rung.description,
         outcome=outcome,
         findings=tuple(found),
         before=float(figures.exposures_before.loc[same_seeds, worst.group].mean()),
@@ -370,7 +370,11 @@ def sentences(best: Protection, demand: Demand) -> list[str]:
             what = "Change nothing: the federation is within the limit as it is."
         cost = f"{capitalize(best.metric)} over all clients is {best.accuracy:.3f}."
     else:
-        what = f"Train the federation with {best.words}." if within else f"{capitalize(none)}. The best: {best.words}."
+        what = (
+            f"Train the federation with {best.description}."
+            if within
+            else f"{capitalize(none)}. The best: {best.description}."
+        )
         compared = demand.test_of(best.rung).looks[0]
         first = f"the first {compared} of " * (best.seeds > compared)
         before = f" As it is, {best.findings[0].group} has {best.before:.3f} on {first}the same seeds."

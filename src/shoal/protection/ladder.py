@@ -68,7 +68,7 @@ class Rung:
 
     Args:
         name: the name in tables.
-        words: the protection's change, as the rest of a sentence after "the federation with".
+        description: the protection's change, as the rest of a sentence after "the federation with".
         changes: new values, or whole tables, by dotted key.
         rates: learning rates of local training to try; the most accurate one is used. Empty: that of ``changes``.
         slow: whether the protection trains the configuration's own network or a larger one; quicker protections are
@@ -77,32 +77,33 @@ class Rung:
     Example:
         >>> from shoal.protection import Rung
         >>> shorter = Rung("5 rounds", "5 rounds instead of 15", {"algorithm.rounds": 5})
-        >>> shorter.applied({"algorithm": {"name": "ifca", "rounds": 15}})
+        >>> shorter.apply({"algorithm": {"name": "ifca", "rounds": 15}})
         {'algorithm': {'name': 'ifca', 'rounds': 5}}
     """
 
     name: str
-    words: str
+    description: str
     changes: Mapping[str, Any]
     rates: tuple[float, ...] = ()
     slow: bool = False
 
-    def applied(self, table: Mapping[str, Any]) -> dict[str, Any]:
+    def apply(self, table: Mapping[str, Any]) -> dict[str, Any]:
         """Apply the changes to the table of a configuration."""
         changed = copy.deepcopy(dict(table))
         set_keys(changed, self.changes)
         return changed
 
-    def extended(self, name: str, words: str, changes: Mapping[str, Any], rates: tuple[float, ...]) -> "Rung":
+    def extend_with(self, name: str, words: str, changes: Mapping[str, Any], rates: tuple[float, ...]) -> "Rung":
         """Add further changes to the rung."""
-        name, words = (", ".join(filter(None, parts)) for parts in ((self.name, name), (self.words, words)))
+        name, words = (", ".join(filter(None, parts)) for parts in ((self.name, name), (self.description, words)))
         return Rung(name, words, {**self.changes, **changes}, rates)
 
     def at_rates(self) -> tuple["Rung", ...]:
         """List the rung at each of its learning rates; without any, the rung itself."""
         local = self.changes.get("local", {})
         at_rates = (
-            self.extended(f"rate {rate:g}", "", {"local": {**local, "learning_rate": rate}}, ()) for rate in self.rates
+            self.extend_with(f"rate {rate:g}", "", {"local": {**local, "learning_rate": rate}}, ())
+            for rate in self.rates
         )
         return tuple(at_rates) or (self,)
 
@@ -191,11 +192,11 @@ class Ladder:
             for number in (ONE_STEP_ROUNDS, ONE_STEP_ROUNDS // 5):
                 changes: dict[str, Any] = {"algorithm.rounds": number, "local": _ONE_STEP}
                 words = f"and {number} rounds of one step on all examples of a client"
-                yield head.extended(f"{number} steps", words, changes, rates)
+                yield head.extend_with(f"{number} steps", words, changes, rates)
                 if self.public and number == ONE_STEP_ROUNDS:
                     changes |= {"release": {"distil": "end", "learning_rate": STUDENT_RATE}}
                     words += ", and students of the models released in their place, trained on the shadow set"
-                    yield head.extended("student", words, changes, rates)
+                    yield head.extend_with("student", words, changes, rates)
 
     def _noise_in_sums(self) -> Iterator[Rung]:
         """Noise in the sum over all clients, or over a cluster's, with one step on all examples a round."""
@@ -233,7 +234,7 @@ class Ladder:
             f"{words}, and noise of {noise:g} in each of {ONE_STEP_ROUNDS} sums of clipped gradients over at least "
             f"{least} clients, one step on all examples of a client a round"
         )
-        return head.extended(f"{name}, noise {noise:g}".removeprefix(", "), said, changes, STEP_RATES)
+        return head.extend_with(f"{name}, noise {noise:g}".removeprefix(", "), said, changes, STEP_RATES)
 
     def _noises(self, usual: tuple[float, ...], least: int, *, chosen: bool) -> list[tuple[float, float]]:
         """Noise multipliers of sums, and of a choice of clusters: the usual ones, or those of the promise."""

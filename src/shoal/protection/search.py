@@ -107,7 +107,7 @@ def protect(config: Config, place: Workplace[SweepWatch], demand: Demand) -> Pro
     front = pd.concat([search.plain.means(), *search.fronts])
     front = front[~front.index.duplicated(keep="last")]
     best = replace(best, metric=metric_of_task(config.data.task))
-    write_text(out / "protected.toml", tomli_w.dumps(search.tried[best.rung].rung.applied(config.table())))
+    write_text(out / "protected.toml", tomli_w.dumps(search.tried[best.rung].rung.apply(config.table())))
     write_text(out / "runs.csv", pd.DataFrame([*search.rows.values()]).to_csv(index=False))
     document = {
         key: None if isinstance(value, float) and isnan(value) else value
@@ -163,7 +163,7 @@ def fitting_candidates(config: Config, data: SourceData, rungs: Sequence[Rung]) 
     for rung in rungs:
         try:
             variants = [
-                Candidate(rung.name, variant, parse_config(variant.applied(table), rung.name))
+                Candidate(rung.name, variant, parse_config(variant.apply(table), rung.name))
                 for variant in rung.at_rates()
             ]
             for variant in variants:

@@ -21,7 +21,7 @@ from shoal.core.randomness import Stream
 from shoal.data import GroupedExamples
 from shoal.data.shards import gather
 from shoal.data.swap_pairs import PairedRecords, pair_records
-from shoal.engine import Departure, Deployed, Engine, State, Training
+from shoal.engine import Departure, DeployedModels, Engine, State, Training
 from shoal.metrics.intervals import Floats
 from shoal.replay.reference_federations import (
     POPULATION,
@@ -78,7 +78,7 @@ class LeaverRun:
             require(some, f"--left: without client '{client}' nobody is there in round {number}")
         training, rest = simulation.on(engine), presence.present(last)
         state = apply_release(simulation.release, training, progress.state)
-        shared = training.take(rest).deployed(state.take(rest))[0].models is state.models
+        shared = training.take(rest).deployed_models(state.take(rest))[0].models is state.models
         require(shared, "--left: clients have models of their own, and the leaver's is gone with it")
         stream = Stream(simulation.seed)("audit", "records")
         records = pair_records(federation.take(position), stream, simulation.duplicates)
@@ -213,7 +213,7 @@ class LeaverRun:
         there, last = map(self.simulation.presence.present, (max(1, self.round - 1), self.simulation.last_round))
         return there[torch.isin(there, last)]
 
-    def deployed(self, engine: Engine) -> tuple[Training, list[Deployed]]:
+    def deployed_models(self, engine: Engine) -> tuple[Training, list[DeployedModels]]:
         """The training of those who stay, and the models that they use: of the models before the client left and the
         final ones. They choose among both by the rule and risks of the last round. Empty if the number of models
         changed or the client never took part.
@@ -222,4 +222,4 @@ class LeaverRun:
         training, state = self.simulation.on(engine).take(rest), self.state.take(rest)
         if departure is None or departure.before.shape != state.models.shape:
             return training, []
-        return training, [training.deployed(now)[0] for now in (replace(state, models=departure.before), state)]
+        return training, [training.deployed_models(now)[0] for now in (replace(state, models=departure.before), state)]

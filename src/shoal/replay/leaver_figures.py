@@ -12,7 +12,7 @@ from shoal.attacks import RMIA, LiRA, Population, ReferenceAttack, ReferenceScor
 from shoal.audit import record_exposure
 from shoal.core.errors import InputError
 from shoal.data import Federation
-from shoal.engine import Deployed, Engine
+from shoal.engine import DeployedModels, Engine
 from shoal.metrics.intervals import Bools, Estimate, Floats
 from shoal.metrics.run_auc import auc_over_runs
 from shoal.replay.reference_federations import AttackedRun, FederationScores
@@ -91,7 +91,7 @@ def exposures_of_others(others: AttackedRun, trained: Sequence[FederationScores]
     return exposure([each.trajectory[0] for each in trained]), exposure([each.score for each in trained])
 
 
-def client_accuracies(deployed: Deployed, federation: Federation, engine: Engine) -> Floats:
+def client_accuracies(deployed: DeployedModels, federation: Federation, engine: Engine) -> Floats:
     """(N,) the accuracy of each client's model on the client's own test examples, or else on those of its group."""
     test, found = federation.test, np.full(len(federation), np.nan)
     values = [metric_values(model, federation, engine) for model in deployed.models]

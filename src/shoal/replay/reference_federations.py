@@ -29,7 +29,7 @@ from shoal.data import GroupedExamples
 from shoal.data.shards import gather
 from shoal.data.swap_pairs import OTHER_CLIENTS, PairedRecords, decoys, pair_records
 from shoal.defenses import LaplaceNoise
-from shoal.engine import Deployed, Engine, RoundReport, State, Training
+from shoal.engine import DeployedModels, Engine, RoundReport, State, Training
 from shoal.replay.first_rounds import MAX_BYTES, MAX_SECONDS, ROUNDS, FirstRounds
 from shoal.replay.span_scores import (
     JOINT_NAMES,
@@ -122,7 +122,7 @@ class AttackedRun:
 
     simulation: Simulation
     state: State
-    deployed: Deployed
+    deployed: DeployedModels
     risks: RecordedRisks
     directives: RecordedDirectives | None
     records: PairedRecords
@@ -148,7 +148,7 @@ class AttackedRun:
             "a run with a property attack cannot be repeated; audit a run without [property_attack]",
         )
         stream, training = Stream(simulation.seed)("audit"), simulation.on(engine)
-        deployed, _ = training.deployed(state)
+        deployed, _ = training.deployed_models(state)
         member = Membership.of_deployed(state, deployed, simulation.member_rounds).latest >= 0
         present = torch.isin(torch.arange(len(member)), training.present(simulation.last_round))
         member &= present
@@ -351,7 +351,9 @@ class AttackedRun:
         """Whether a round's clients, losses and accuracies are those in `rounds.csv`, to the last bit."""
         recorded = [row for row in self.rows if row["round"] == state.round]
         evaluated = any(not isnan(row["accuracy"]) for row in recorded)
-        trained = round_metrics(state, report, self.simulation.tested(state.round), engine, evaluated=evaluated)
+        trained = round_metrics(
+            state, report, self.simulation.federation_in_round(state.round), engine, evaluated=evaluated
+        )
         names = [name for name in trained[0] if name.partition(".")[0] in ("clients", "train_loss", "accuracy")]
         values = [np.array([[row[name] for name in names] for row in table]) for table in (trained, recorded)]
         return np.array_equal(*values, equal_nan=True)
@@ -375,7 +377,7 @@ class AttackedRun:
                 of_spans = self._spans(seen, known, engine, spans)
         assert last is not None
         training, state, _ = last
-        deployed, _ = training.deployed(state)
+        deployed, _ = training.deployed_models(state)
         scores = self._scores(state, deployed, torch.cat([~exchange, exchange]), engine, within)
         scores = replace(scores, spans=of_spans)
         if scores.personal or not of_rounds:
@@ -398,7 +400,7 @@ class AttackedRun:
         state = None
         for stage in self.stages:
             replay = replace(
-                stage.simulation, federation=stage.records.swapped(exchange[stage.pair]), reference_federations=0
+                stage.simulation, federation=stage.records.swap_records(exchange[stage.pair]), reference_federations=0
             )
             replay = replay if state is None else replace(replay, start=WarmStart(state))
             with matching_engine(stage.engine, engine) as stage_engine:
@@ -419,7 +421,7 @@ class AttackedRun:
                     yield training, state, known
 
     def _scores(
-        self, state: State, deployed: Deployed, trained_on: Tensor, engine: Engine, within: int
+        self, state: State, deployed: DeployedModels, trained_on: Tensor, engine: Engine, within: int
     ) -> FederationScores:
         latest = Membership.of_deployed(state, deployed, within).latest
         model = torch.where(latest >= 0, latest, deployed.model)

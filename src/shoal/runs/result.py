@@ -335,7 +335,7 @@ def write_files(out: Path, result: Result) -> None:
         write_text(out / "presence.csv", csv_text(result.presence))
     write_models(out, result.models, result.frozen)
     if result.features is not None:
-        write_bytes(out / FEATURES, result.features.serialized())
+        write_bytes(out / FEATURES, result.features.to_bytes())
     samples = {name: torch.as_tensor(images) for name, images in result.samples.items()}
     write_bytes(out / "samples.safetensors", serialize(samples))
     summary = json.dumps(result.summary, indent=2, allow_nan=False) + "\n"

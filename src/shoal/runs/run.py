@@ -13,7 +13,7 @@ from shoal.audit import RedTeam
 from shoal.config.build import load_data, resolve
 from shoal.config.schema import Config
 from shoal.core.atomic_files import write_text
-from shoal.core.errors import describe, integer, located, path_of, require, require_instance
+from shoal.core.errors import describe, integer, locate_errors, path_of, require, require_instance
 from shoal.core.foreign_files import read_json
 from shoal.core.formats import one_line
 from shoal.core.processes import SEQUENTIAL, Workers
@@ -381,7 +381,7 @@ def run(
     config, simulation = resolved.config, resolved.simulation
     notes, warnings = tuple(resolved.description()), tuple(resolved.warnings)
     del resolved  # frees the data set, a copy of the federation's examples
-    with located("[record]"):
+    with locate_errors("[record]"):
         runner = Run(
             simulation,
             out,

@@ -13,7 +13,7 @@ from shoal.algorithms import ByGroup, FedAvg, LocalOnly
 from shoal.algorithms.wrapper import with_bases
 from shoal.core.errors import InputError
 from shoal.data import Federation
-from shoal.engine import Algorithm, Deployed, Engine
+from shoal.engine import Algorithm, DeployedModels, Engine
 from shoal.forgetting import Continue
 from shoal.metrics.intervals import Floats
 from shoal.metrics.summary import Summary
@@ -54,7 +54,7 @@ class GroupValues:
     owners: np.ndarray
 
 
-def group_values(deployed: Deployed, federation: Federation, engine: Engine) -> dict[str, GroupValues]:
+def group_values(deployed: DeployedModels, federation: Federation, engine: Engine) -> dict[str, GroupValues]:
     """Measure each group with clients on the models in use; a client counts with its own test examples if known."""
     by_group: dict[str, GroupValues] = {}
     test, nobody = federation.test, torch.full((len(federation.test),), -1)
@@ -104,7 +104,7 @@ def difference(ours: dict[str, GroupValues], theirs: dict[str, GroupValues]) -> 
 
 
 def compare_with_baselines(
-    simulation: Simulation, engine: Engine, deployed: Deployed, baselines: Mapping[str, Algorithm]
+    simulation: Simulation, engine: Engine, deployed: DeployedModels, baselines: Mapping[str, Algorithm]
 ) -> Summary:
     """Train the baselines of a simulation, and compare its final models with theirs.
 
@@ -143,14 +143,14 @@ def compare_with_baselines(
     return Summary(overall=overall, by_group=by_group)
 
 
-def train_alone(simulation: Simulation, engine: Engine) -> Deployed:
+def train_alone(simulation: Simulation, engine: Engine) -> DeployedModels:
     """Train a simulation without attacks, measurements or recording; return the models in use after it."""
     off = {"reference_federations": 0, "record_updates": 0, "view": "outsider", "attacks": (), "metrics": ()}
     alone = replace(simulation, canaries=None, forgetting=Continue(), **off)
     training = alone.on(engine)
     *_, (state, _report) = training.rounds(training.start(), alone.last_round)
     present = training.present(state.round)
-    return training.take(present).deployed(apply_release(alone.release, training, state).take(present))[0]
+    return training.take(present).deployed_models(apply_release(alone.release, training, state).take(present))[0]
 
 
 def mean_accuracy(values: dict[str, GroupValues]) -> float:

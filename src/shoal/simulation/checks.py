@@ -10,7 +10,7 @@ from shoal.attacks import MEMBERSHIP_ATTACKS, needs_classes
 from shoal.audit import NEED_HOLDOUT, RedTeam
 from shoal.audit.record_table import OUTSIDER
 from shoal.control import LimitController
-from shoal.core.errors import InputError, describe, located, require, require_instance
+from shoal.core.errors import InputError, describe, locate_errors, require, require_instance
 from shoal.data import Event, Federation
 from shoal.data.preferences import View
 from shoal.data.swap_pairs import Duplicates, number_of_pairs
@@ -39,21 +39,23 @@ def checked_setup(
     Raises:
         InputError: a defence, the algorithm or the coordinator excludes another.
     """
-    with located("defenses"):
+    with locate_errors("defenses"):
         setup = apply_defenses(setup, defenses)
-    with located("algorithm"):
+    with locate_errors("algorithm"):
         algorithm.check(setup.first_local(), risk_period)
         for base in with_bases(algorithm):
             getattr(base, "check_layout", lambda _: None)(setup.model.layout)
     if coordinator is not None:
-        with located("coordinator"):
+        with locate_errors("coordinator"):
             _check_coordinator(coordinator, setup, algorithm, risk_period)
     return setup
 
 
 def require_algorithm(algorithm: object) -> None:
     """Raise `InputError` unless ``algorithm`` has the methods of an algorithm."""
-    missing = [name for name in ("check", "init", "plan", "server_update", "deployed") if not hasattr(algorithm, name)]
+    missing = [
+        name for name in ("check", "init", "plan", "server_update", "deployed_models") if not hasattr(algorithm, name)
+    ]
     require(
         not isinstance(algorithm, type), f"'algorithm' must be a value, such as FedAvg(); got {describe(algorithm)}"
     )
@@ -69,7 +71,7 @@ def require_defenses(defenses: object) -> None:
     if not isinstance(defenses, Sequence) or isinstance(defenses, str):
         raise InputError(f"'defenses' must be a list of defences, such as [L2(0.01)]; got {describe(defenses)}")
     for defense in defenses:
-        value = hasattr(defense, "applied") and not isinstance(defense, type)
+        value = hasattr(defense, "apply") and not isinstance(defense, type)
         require(value, f"'defenses' must hold defences, such as L2(0.01); got {describe(defense)}")
 
 
@@ -87,7 +89,7 @@ def _check_coordinator(
     for knob in coordinator.knobs.values():
         if knob.defense is not None:
             added = replace(setup, defenses=(*setup.defenses, knob.defense))
-            setup = getattr(knob.defense, "applied", lambda _, added=added: added)(setup)
+            setup = getattr(knob.defense, "apply", lambda _, added=added: added)(setup)
     algorithm.check(setup.first_local(), risk_period)
 
 
@@ -96,16 +98,16 @@ def check_events(simulation: Any, local: LocalSGD) -> None:  # noqa: ANN401 - it
     forgetting, algorithm = simulation.forgetting, simulation.algorithm
     require_instance("forgetting", forgetting, Forgetting, "such as Continue()")
     if not simulation.events:
-        with located("forgetting"):
+        with locate_errors("forgetting"):
             require(forgetting == Continue(), f"'{forgetting.name}' needs clients that leave; add 'events'")
         return
     for event in simulation.events:
         require_instance("events", event, Event, "such as Event(round=5, leave=('north',))")
     assert simulation.presence is not None  # checks the events' clients and rounds
     start = simulation.start
-    with located("events"):
+    with locate_errors("events"):
         for part in with_bases(algorithm):
-            why, title = getattr(part, "fixed_clients", ""), getattr(part, "title", type(part).__name__)
+            why, title = getattr(part, "membership_barrier", ""), getattr(part, "title", type(part).__name__)
             require(not why, f"{title} {why}, which events cannot change; use 'ifca' or 'fedavg'")
         require(simulation.replayable, "a run with a property attack or malicious clients cannot have events")
         require(simulation.federation.schedule is None, "a federation with a schedule cannot have events")
@@ -114,7 +116,7 @@ def check_events(simulation: Any, local: LocalSGD) -> None:  # noqa: ANN401 - it
         )
         require(simulation.canaries is None, "canaries exclude events; leave one of them out")
         require(most_clusters(algorithm) is None, "clusters = 'auto' would use the data of leavers; set a number")
-    with located("forgetting"):
+    with locate_errors("forgetting"):
         forgetting.check(algorithm, local, simulation.release)
 
 

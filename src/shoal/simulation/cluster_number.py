@@ -107,14 +107,14 @@ def split_for_trials(federation: Federation, stream: Stream) -> tuple[Federation
         return federation, federation.holdout
     clients, trained, held_out = federation.clients, [], []
     for index, number in enumerate(federation.ids.tolist()):
-        own = clients.owned(index)
+        own = clients.indices_of(index)
         order = torch.randperm(len(own), generator=stream("client", number).generator())
         count = max(len(own) // HELD_OUT, min(1, len(own) - 1))
         held_out.append(own[order[:count]])
         trained.append(own[order[count:].sort().values])
     parts = (
         Shards.from_indices(
-            clients.x, clients.y, torch.cat(part), torch.tensor([*map(len, part)]), mapped=clients.mapped
+            clients.x, clients.y, torch.cat(part), torch.tensor([*map(len, part)]), memory_mapped=clients.memory_mapped
         )
         for part in (trained, held_out)
     )

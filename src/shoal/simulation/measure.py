@@ -39,7 +39,7 @@ from shoal.engine import (
     ClientTrainings,
     ClusterRound,
     Departure,
-    Deployed,
+    DeployedModels,
     Engine,
     LocalSGD,
     State,
@@ -116,7 +116,7 @@ def measure_models(
     simulation: Simulation,
     training: Training,
     state: State,
-    use: tuple[Deployed, Tensor],
+    use: tuple[DeployedModels, Tensor],
     rows: Sequence[Mapping[str, float]],
     references: AttackedRecords | None = None,
     budget: "PrivacyBudget | None" = None,
@@ -127,7 +127,7 @@ def measure_models(
         simulation: settings of the measurement.
         training: the simulation's training.
         state: the state after the last round.
-        use: the models in use and each client's loss, from `Training.deployed`.
+        use: the models in use and each client's loss, from `Training.deployed_models`.
         rows: the rows of `rounds.csv`.
         references: the run's records, attacked with reference federations; then the strongest attack decides how
             exposed a model is. None without them.
@@ -180,10 +180,10 @@ def measure_final(
     state, present = now.state, training.present(now.state.round)
     if simulation.events:
         # Absent clients are neither measured nor attacked.
-        rest = simulation.tested(state.round).take(present)
+        rest = simulation.federation_in_round(state.round).take(present)
         simulation = replace(simulation, federation=rest, events=(), forgetting=Continue())
         training, state = simulation.on(engine), state.take(present)
-    use = training.deployed(state)
+    use = training.deployed_models(state)
     budget = PrivacyBudget(simulation.first_round, everyone.on(engine), now.departures)
     result = measure_models(simulation, training, state, use, now.rows, references, budget)
     if attack is not None:

@@ -179,7 +179,7 @@ def run_rounds(
             LOG.warning("round %d: no client took part; nothing changed", state.round)
         evaluated = state.round % simulation.evaluate_every == 0 or state.round == simulation.last_round
         evaluating = time.perf_counter()
-        rows = round_metrics(state, report, simulation.tested(state.round), engine, evaluated=evaluated)
+        rows = round_metrics(state, report, simulation.federation_in_round(state.round), engine, evaluated=evaluated)
         spent = report.seconds | {"evaluation": time.perf_counter() - evaluating}
         if attack is not None:
             watching = time.perf_counter()

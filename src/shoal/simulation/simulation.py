@@ -363,9 +363,11 @@ class Simulation:
         """The rounds of each client's presence; None without events."""
         return Presence.from_events(self.events, self.federation, self.last_round) if self.events else None
 
-    def tested(self, number: int) -> Federation:
+    def federation_in_round(self, number: int) -> Federation:
         """Return the federation with the test examples of the clients present in a round."""
-        return self.federation if self.presence is None else self.federation.tested(self.presence.present(number))
+        return (
+            self.federation if self.presence is None else self.federation.restrict_test(self.presence.present(number))
+        )
 
     @property
     def first_round(self) -> int:
@@ -435,10 +437,10 @@ def apply_feature_map(simulation: Simulation, threads: int | None = 1) -> Simula
         "'pca' in the features needs a shadow set, public examples without labels; add shadow examples",
     )
     fitted, of_public = features.fit_and_map(public if len(public) else federation.clients.x[:1], threads)
-    mapped = partial(fitted.mapped, threads=threads)
+    mapped = partial(fitted.transform, threads=threads)
     return replace(
         simulation,
-        federation=federation.mapped(lambda x: of_public if x is public and len(x) else mapped(x)),
+        federation=federation.map_inputs(lambda x: of_public if x is public and len(x) else mapped(x)),
         canaries=None if canaries is None else replace(canaries, x=mapped(canaries.x)),
         features=fitted,
     )

@@ -18,7 +18,7 @@ from shoal.config.kinds import require_data
 from shoal.config.named_keys import set_keys
 from shoal.config.schema import Config, parse_config, require_named_parts, with_data_path
 from shoal.config.toml_files import key_parts, parse, parse_change, read_toml, remove_section
-from shoal.core.errors import InputError, located, require
+from shoal.core.errors import InputError, locate_errors, require
 from shoal.core.settings import Count, settings, spell_value
 from shoal.reports.sweep.report_spec import Axes, ReportSpec, Value, read_report_spec
 
@@ -113,7 +113,7 @@ def read_sweep(path: Path, changes: Iterable[str] = (), *, allow_code: bool = Tr
     if not allow_code:
         require_data([table, section.changes, section.grid], base)
     table = with_data_path(table, base.parent)
-    with located("--set"):
+    with locate_errors("--set"):
         set_keys(table, dict(map(parse_change, changes)))
     require(len(section.grid) > 0, f"{where}: 'grid' is empty; name at least one key and its values")
     twice = [seed for seed in section.seeds if section.seeds.count(seed) > 1]
@@ -225,7 +225,7 @@ def _changed(base: Mapping[str, Any], shared: SettingChanges, own: SettingChange
     """
     table = copy.deepcopy(dict(base))
     for changes in (shared, own):
-        with located(where):
+        with locate_errors(where):
             off = {key for key, value in changes.items() if value == OFF and remove_section(table, key_parts(key))}
             set_keys(table, {key: value for key, value in changes.items() if key not in off})
     _fill_last_share(table, {**shared, **own}, where)

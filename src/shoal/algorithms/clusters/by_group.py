@@ -38,7 +38,7 @@ class ByGroup(FixedClusters):
     name: Literal["by-group"] = "by-group"
     title: ClassVar[str] = "One model per group"
     trains_clusters_alone: ClassVar[bool] = True
-    fixed_clients: ClassVar[str] = ""
+    membership_barrier: ClassVar[str] = ""
     key: ClassVar[str] = "by-group.group"
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:

@@ -15,7 +15,7 @@ from shoal.data.federation import Federation
 from shoal.engine import (
     Aggregate,
     Cohort,
-    Deployed,
+    DeployedModels,
     Engine,
     LocalSGD,
     LocalTraining,
@@ -155,10 +155,10 @@ class CFL(Derived):
         after = replace(after, assignment=assignment, server={**state.server, **tree.tensors()})
         return inherit_models(replace(after, clients={**state.clients, "cfl.node": node}), torch.tensor(parents))
 
-    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+    def deployed_models(self, state: State, cohort: Cohort) -> DeployedModels:
         node = state.clients["cfl.node"][cohort.clients]
         assignment = ParameterTree.from_tensors(state.server).cluster[node]
-        return Deployed(state.models, assignment, assignment)
+        return DeployedModels(state.models, assignment, assignment)
 
     def remote_rounds(self) -> RemoteRounds:
         return RemoteRounds(self, self, choice="server")

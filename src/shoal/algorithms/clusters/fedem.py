@@ -13,7 +13,7 @@ from shoal.data.federation import Federation
 from shoal.engine import (
     Aggregate,
     Cohort,
-    Deployed,
+    DeployedModels,
     Engine,
     LocalSGD,
     LocalTraining,
@@ -86,10 +86,10 @@ class FedEM:
         weights[cohort.clients] = means / means.sum(dim=1, keepdim=True)
         return replace(state, models=aggregate.models, clients={**state.clients, _WEIGHTS: weights})
 
-    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+    def deployed_models(self, state: State, cohort: Cohort) -> DeployedModels:
         q = self.responsibilities(cohort.example_losses(state.models), state, cohort)
         assignment = cohort.means(q).argmax(dim=1)
-        return Deployed(state.models, assignment, assignment)
+        return DeployedModels(state.models, assignment, assignment)
 
     def responsibilities(self, losses: Tensor, state: State, cohort: Cohort) -> Tensor:
         """The q (m, M) float64 of the clients' examples, from their ``losses`` (m, M)."""

@@ -17,7 +17,7 @@ from shoal.engine import (
     Aggregate,
     ClientVectors,
     Cohort,
-    Deployed,
+    DeployedModels,
     Engine,
     LinearTerm,
     LocalSGD,
@@ -112,13 +112,13 @@ class FedSoft:
         if update is None or not bool(trains.any()):
             return state
         starts = training.initial_rows()
-        personal = state.personal["fedsoft"].replaced(cohort.clients[trains], (starts + update.to(starts))[trains])
+        personal = state.personal["fedsoft"].replace_rows(cohort.clients[trains], (starts + update.to(starts))[trains])
         return replace(state, models=aggregate.models, personal={**state.personal, "fedsoft": personal})
 
-    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+    def deployed_models(self, state: State, cohort: Cohort) -> DeployedModels:
         importance = self._importance(cohort.example_losses(state.models), cohort)
         models = PersonalModels.from_rows(state.personal["fedsoft"], cohort.clients)
-        return Deployed(models, torch.arange(len(cohort)), importance.argmax(dim=1))
+        return DeployedModels(models, torch.arange(len(cohort)), importance.argmax(dim=1))
 
     def remote_rounds(self) -> RemoteRounds:
         require(self.selection is None, "FedSoft's 'selection' must be left out on several machines")

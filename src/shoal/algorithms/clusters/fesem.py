@@ -10,7 +10,7 @@ from shoal.algorithms.clusters.one_shot import first_plan, group_updates, newcom
 from shoal.core.randomness import Stream
 from shoal.core.settings import Positive, settings
 from shoal.data.federation import Federation
-from shoal.engine import Aggregate, Cohort, Deployed, Engine, LocalSGD, LocalTraining, RoundPlan, State
+from shoal.engine import Aggregate, Cohort, DeployedModels, Engine, LocalSGD, LocalTraining, RoundPlan, State
 
 
 @settings
@@ -46,7 +46,7 @@ class FeSEM:
     local: LocalSGD | None = None
     name: Literal["fesem"] = "fesem"
     title: ClassVar[str] = "FeSEM"
-    fixed_clients: ClassVar[str] = "decides clusters in its first round"
+    membership_barrier: ClassVar[str] = "decides clusters in its first round"
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
         require_counted(self.local, local)
@@ -97,9 +97,9 @@ class FeSEM:
         clients = {**state.clients, _CLUSTER: clusters}
         return replace(state, models=models, trained=trained, assignment=assignment, clients=clients)
 
-    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+    def deployed_models(self, state: State, cohort: Cohort) -> DeployedModels:
         assignment = state.clients[_CLUSTER][cohort.clients].clamp(min=0)
-        return Deployed(state.models, assignment, assignment)
+        return DeployedModels(state.models, assignment, assignment)
 
 
 _INITIAL, _CENTERS, _CLUSTER = "fesem.initial", "fesem.centers", "fesem.cluster"

@@ -67,8 +67,8 @@ class HypCluster(Derived):
         return (self.optimizer, self.server_learning_rate, self.beta1) == ("sgd", 1.0, 0.0)
 
     @property
-    def fixed_clients(self) -> str:
-        return FarthestFirstStart.fixed_clients if self.start == "farthest-first" else ""
+    def membership_barrier(self) -> str:
+        return FarthestFirstStart.membership_barrier if self.start == "farthest-first" else ""
 
     @property
     def inner(self) -> Algorithm:

@@ -16,7 +16,7 @@ from shoal.data.federation import Federation
 from shoal.engine import (
     Aggregate,
     Cohort,
-    Deployed,
+    DeployedModels,
     Engine,
     LocalSGD,
     LocalTraining,
@@ -129,7 +129,7 @@ class IFCA:
             require(share <= 1, f"'redraw.share' * clusters must be at most 1; got {share:g}")
 
     @property
-    def fixed_clients(self) -> str:
+    def membership_barrier(self) -> str:
         return "draws its first models by clients' losses where 'redraw' is set" if self.redraw else ""
 
     @property
@@ -189,9 +189,9 @@ class IFCA:
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
         return replace(state, models=aggregate.models)
 
-    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+    def deployed_models(self, state: State, cohort: Cohort) -> DeployedModels:
         assignment = cohort.losses(state.models).argmin(dim=1)
-        return Deployed(state.models, assignment, assignment)
+        return DeployedModels(state.models, assignment, assignment)
 
     def remote_rounds(self) -> RemoteRounds:
         require(self.redraw is None, "IFCA's 'redraw' must be left out on several machines")

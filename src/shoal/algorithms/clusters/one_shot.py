@@ -16,7 +16,7 @@ from shoal.data.federation import Federation
 from shoal.engine import (
     Aggregate,
     Cohort,
-    Deployed,
+    DeployedModels,
     Engine,
     LocalSGD,
     LocalTraining,
@@ -60,7 +60,7 @@ class OneShotClustering:
     local: LocalSGD | None = None
     name: Literal["one-shot"] = "one-shot"
     title: ClassVar[str] = "One-shot clustering"
-    fixed_clients: ClassVar[str] = "decides clusters in its first round"
+    membership_barrier: ClassVar[str] = "decides clusters in its first round"
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
         require_counted(self.local, local)
@@ -96,9 +96,9 @@ class OneShotClustering:
                 return _assign_clusters(after, cohort, distances.argmin(dim=1), training.participates)
         return after
 
-    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+    def deployed_models(self, state: State, cohort: Cohort) -> DeployedModels:
         assignment = state.clients[_CLUSTER][cohort.clients].clamp(min=0)
-        return Deployed(state.models, assignment, assignment)
+        return DeployedModels(state.models, assignment, assignment)
 
 
 _INITIAL, _MEANS, _CLUSTER = "one_shot.initial", "one_shot.means", "one_shot.cluster"
@@ -192,7 +192,7 @@ def _assign_clusters(state: State, cohort: Cohort, cluster: Tensor, joins: Tenso
 class FixedClusters(Derived):
     """FedAvg within clusters that do not change; all models begin at the same parameters."""
 
-    fixed_clients: ClassVar[str] = "decides clusters once for all clients"
+    membership_barrier: ClassVar[str] = "decides clusters once for all clients"
     weighting: Literal["examples", "equal"] = "examples"
     key: ClassVar[str]
     """The key of `State.clients` that has each client's cluster."""
@@ -205,6 +205,6 @@ class FixedClusters(Derived):
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
         return IFCA(weighting=self.weighting).plan_of(state.clients[self.key][cohort.clients], None, state, cohort)
 
-    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+    def deployed_models(self, state: State, cohort: Cohort) -> DeployedModels:
         assignment = state.clients[self.key][cohort.clients]
-        return Deployed(state.models, assignment, assignment)
+        return DeployedModels(state.models, assignment, assignment)

@@ -89,7 +89,7 @@ class PACFL(FixedClusters):
             return torch.zeros(1, dtype=torch.int64)
         # In the order of ids, so that the order of clients does not break ties.
         order = torch.argsort(ids)
-        bases = [basis(clients.x[clients.owned(i)].flatten(1), self.vectors) for i in order.tolist()]
+        bases = [basis(clients.x[clients.indices_of(i)].flatten(1), self.vectors) for i in order.tolist()]
         pairs = torch.triu_indices(len(bases), len(bases), offset=1).T.tolist()
         angles = [principal_angles(bases[i], bases[j]) for i, j in pairs]
         distances = torch.stack([angle[0] if self.distance == "smallest" else angle.sum() for angle in angles])

@@ -11,7 +11,7 @@ from shoal.data.federation import Federation
 from shoal.engine import (
     Aggregate,
     Cohort,
-    Deployed,
+    DeployedModels,
     Engine,
     LocalSGD,
     LocalTraining,
@@ -63,9 +63,9 @@ class FedAvg:
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
         return replace(state, models=aggregate.models)
 
-    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+    def deployed_models(self, state: State, cohort: Cohort) -> DeployedModels:
         everybody = torch.zeros(len(cohort), dtype=torch.int64)
-        return Deployed(state.models, everybody, everybody)
+        return DeployedModels(state.models, everybody, everybody)
 
     def remote_rounds(self) -> RemoteRounds:
         return RemoteRounds(self, self)

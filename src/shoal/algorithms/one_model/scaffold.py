@@ -44,7 +44,7 @@ class Scaffold(Derived):
     server_learning_rate: PositiveFloat = 1.0
     name: Literal["scaffold"] = "scaffold"
     title: ClassVar[str] = "SCAFFOLD"
-    fixed_clients: ClassVar[str] = "keeps a mean over all clients"
+    membership_barrier: ClassVar[str] = "keeps a mean over all clients"
 
     @property
     def inner(self) -> FedAvg:
@@ -79,5 +79,5 @@ class Scaffold(Derived):
             state,
             models=moved,
             server={"scaffold.c": server + change.sum(dim=0) / len(own)},
-            personal={"scaffold": own.moved(cohort.clients, change)},
+            personal={"scaffold": own.add_rows(cohort.clients, change)},
         )

@@ -16,7 +16,7 @@ from shoal.engine import (
     Aggregate,
     ClientVectors,
     Cohort,
-    Deployed,
+    DeployedModels,
     Gradient,
     LocalSGD,
     LocalTraining,
@@ -102,12 +102,12 @@ class APFL(Derived):
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
         (update,) = aggregate.kept
         assert update is not None
-        personal = state.personal["apfl"].moved(cohort.clients, update[:, :-1])
+        personal = state.personal["apfl"].add_rows(cohort.clients, update[:, :-1])
         # Rounding may take a sum of differences past the ends.
         alpha = state.clients["apfl.alpha"].index_add(0, cohort.clients, update[:, -1]).clamp(0, 1)
         return replace(state, models=aggregate.models, clients={"apfl.alpha": alpha}, personal={"apfl": personal})
 
-    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+    def deployed_models(self, state: State, cohort: Cohort) -> DeployedModels:
         everybody = torch.arange(len(cohort))
 
         def mixed(some: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ class APFL(Derived):
             alpha = state.clients["apfl.alpha"][clients][:, None]
             return alpha * state.personal["apfl"][clients] + (1 - alpha) * state.models[0]
 
-        return Deployed(PersonalModels(len(cohort), mixed), everybody, torch.zeros_like(everybody))
+        return DeployedModels(PersonalModels(len(cohort), mixed), everybody, torch.zeros_like(everybody))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from shoal.engine import (
     ClientTrainings,
     ClientVectors,
     Cohort,
-    Deployed,
+    DeployedModels,
     LinearTerm,
     LocalSGD,
     LocalTraining,
@@ -90,12 +90,12 @@ class Ditto(Wrapper):
         after = super().server_update(state, cohort, shared, Aggregate(aggregate.models, aggregate.kept[:-1]))
         update = aggregate.kept[-1]
         assert update is not None
-        personal = state.personal["ditto"].moved(cohort.clients, update)
+        personal = state.personal["ditto"].add_rows(cohort.clients, update)
         return replace(after, personal={**after.personal, "ditto": personal})
 
-    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+    def deployed_models(self, state: State, cohort: Cohort) -> DeployedModels:
         models = PersonalModels.from_rows(state.personal["ditto"], cohort.clients)
-        return Deployed(models, torch.arange(len(cohort)), self.base.deployed(state, cohort).assignment)
+        return DeployedModels(models, torch.arange(len(cohort)), self.base.deployed_models(state, cohort).assignment)
 
     def remote_rounds(self) -> RemoteRounds:
         base = remote_rounds(self.base)

@@ -15,7 +15,7 @@ from shoal.engine import (
     ClientTrainings,
     ClientVectors,
     Cohort,
-    Deployed,
+    DeployedModels,
     LocalSGD,
     LocalTraining,
     PersonalModels,
@@ -64,12 +64,12 @@ class LocalOnly(Derived):
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
         (update,) = aggregate.kept
         assert update is not None
-        personal = state.personal["local"].moved(cohort.clients, update)
+        personal = state.personal["local"].add_rows(cohort.clients, update)
         return replace(state, personal={"local": personal})
 
-    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+    def deployed_models(self, state: State, cohort: Cohort) -> DeployedModels:
         models = PersonalModels.from_rows(state.personal["local"], cohort.clients)
-        return Deployed(models, torch.arange(len(cohort)), torch.zeros(len(cohort), dtype=torch.int64))
+        return DeployedModels(models, torch.arange(len(cohort)), torch.zeros(len(cohort), dtype=torch.int64))
 
 
 @settings
@@ -110,6 +110,6 @@ class FineTuning(Wrapper):
         base = client_trainings(self.base, local)
         return replace(base, final=(*base.final, self.local or local))
 
-    def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        deployed = super().deployed(state, cohort)
+    def deployed_models(self, state: State, cohort: Cohort) -> DeployedModels:
+        deployed = super().deployed_models(state, cohort)
         return replace(deployed, fine_tuning=(*deployed.fine_tuning, self.local))

@@ -39,7 +39,7 @@ class MRMTL(Derived):
     strength: NonNegativeFloat = 1.0
     name: Literal["mr-mtl"] = "mr-mtl"
     title: ClassVar[str] = "MR-MTL"
-    fixed_clients: ClassVar[str] = "keeps a mean over all clients"
+    membership_barrier: ClassVar[str] = "keeps a mean over all clients"
 
     @property
     def inner(self) -> LocalOnly:

@@ -10,7 +10,7 @@ from shoal.algorithms.wrapper import Derived
 from shoal.core.errors import require
 from shoal.core.layout import Layout
 from shoal.core.settings import PositiveFloat, settings
-from shoal.engine import Cohort, Deployed, Gradient, LocalSGD, RoundPlan, State, require_plain_sgd
+from shoal.engine import Cohort, DeployedModels, Gradient, LocalSGD, RoundPlan, State, require_plain_sgd
 
 
 @settings
@@ -66,9 +66,9 @@ class PerFedAvg(Derived):
         (training,) = plan.trainings
         return replace(plan, trainings=(replace(training, step_rule=_AdaptedStep(self.alpha)),))
 
-    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+    def deployed_models(self, state: State, cohort: Cohort) -> DeployedModels:
         step = LocalSGD(steps=1, batch_size="all", learning_rate=self.alpha)
-        return replace(super().deployed(state, cohort), fine_tuning=(step,))
+        return replace(super().deployed_models(state, cohort), fine_tuning=(step,))
 
 
 @dataclass(frozen=True)

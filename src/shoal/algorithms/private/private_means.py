@@ -74,7 +74,7 @@ class PrivateMeans(FixedClusters):
         """Return the noisy mean (N, D) float64 of each client; its noise depends on the stream and its id."""
         rows = []
         for position, client in enumerate(ids.tolist()):
-            x = clients.x[clients.owned(position).to(clients.x.device)].flatten(1).cpu().double()
+            x = clients.x[clients.indices_of(position).to(clients.x.device)].flatten(1).cpu().double()
             norms = x.norm(dim=1, keepdim=True).clamp(min=1e-12)
             noise = torch.randn(x.shape[1], generator=stream(client).generator(), dtype=torch.float64)
             clipped = x * (self.max_norm / norms).clamp(max=1)

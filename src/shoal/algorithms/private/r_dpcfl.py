@@ -68,7 +68,7 @@ class RDPCFL(Derived):
     loss_rounds: Positive = 20
     name: Literal["r-dpcfl"] = "r-dpcfl"
     title: ClassVar[str] = "R-DPCFL"
-    fixed_clients: ClassVar[str] = "decides clusters in its first round"
+    membership_barrier: ClassVar[str] = "decides clusters in its first round"
 
     @property
     def inner(self) -> IFCA:

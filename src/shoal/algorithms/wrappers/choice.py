@@ -15,7 +15,7 @@ from shoal.core.errors import require
 from shoal.core.layout import Layout
 from shoal.core.settings import Inline, settings
 from shoal.data.preferences import Preferences
-from shoal.engine import Algorithm, Cohort, Deployed, LocalSGD, RemoteRounds, RoundPlan, State, remote_rounds
+from shoal.engine import Algorithm, Cohort, DeployedModels, LocalSGD, RemoteRounds, RoundPlan, State, remote_rounds
 
 
 class ChoiceRule(Derived):
@@ -47,8 +47,8 @@ class ChoiceRule(Derived):
         plan = self.inner.plan(state, view.cohort)
         return replace(plan, losses=view.true_losses(plan.losses))
 
-    def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        return self.inner.deployed(state, PerceivedCohort(self, state, cohort).cohort)
+    def deployed_models(self, state: State, cohort: Cohort) -> DeployedModels:
+        return self.inner.deployed_models(state, PerceivedCohort(self, state, cohort).cohort)
 
     def remote_rounds(self) -> RemoteRounds:
         inner = remote_rounds(self.inner)
@@ -106,8 +106,8 @@ class _ChoiceOverIFCA(ChoiceRule):
         return self.ifca
 
     @property
-    def fixed_clients(self) -> str:
-        return self.ifca.fixed_clients
+    def membership_barrier(self) -> str:
+        return self.ifca.membership_barrier
 
     @property
     def trains_clusters_alone(self) -> bool:

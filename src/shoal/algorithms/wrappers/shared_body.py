@@ -12,7 +12,7 @@ from shoal.algorithms.wrappers.pooling import pool_models, trainers_per_model
 from shoal.core.errors import require
 from shoal.core.layout import Layout
 from shoal.core.settings import one_of, settings
-from shoal.engine import Aggregate, Algorithm, ClientVectors, Cohort, Deployed, PersonalModels, RoundPlan, State
+from shoal.engine import Aggregate, Algorithm, ClientVectors, Cohort, DeployedModels, PersonalModels, RoundPlan, State
 
 
 @settings
@@ -112,15 +112,15 @@ class OwnLayers(Derived):
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
         (update,) = aggregate.kept
         assert update is not None
-        own = state.personal[self.key].moved(cohort.clients, update)
+        own = state.personal[self.key].add_rows(cohort.clients, update)
         # Nobody sent these, so the server's stay to the last bit.
         models = torch.where(self.own_mask(cohort.layout), state.models, aggregate.models)
         return replace(state, models=models, personal={self.key: own})
 
-    def deployed(self, state: State, cohort: Cohort) -> Deployed:
+    def deployed_models(self, state: State, cohort: Cohort) -> DeployedModels:
         everybody = torch.arange(len(cohort))
         models = PersonalModels(len(cohort), lambda some: self.own_models(state, cohort, some))
-        return Deployed(models, everybody, torch.zeros_like(everybody))
+        return DeployedModels(models, everybody, torch.zeros_like(everybody))
 
     def own_models(self, state: State, cohort: Cohort, positions: Tensor) -> Tensor:
         """Return the models (u, P) of the cohort's clients at ``positions`` (u,): shared layers and their own."""

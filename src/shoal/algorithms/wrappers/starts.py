@@ -22,7 +22,17 @@ from shoal.core.layout import Layout
 from shoal.core.randomness import Stream
 from shoal.core.settings import Positive, PositiveFloat, settings
 from shoal.data import Federation
-from shoal.engine import Aggregate, Algorithm, Cohort, Deployed, Engine, LocalSGD, RoundPlan, State, averaging_weights
+from shoal.engine import (
+    Aggregate,
+    Algorithm,
+    Cohort,
+    DeployedModels,
+    Engine,
+    LocalSGD,
+    RoundPlan,
+    State,
+    averaging_weights,
+)
 
 
 class InitialisationPhase(Wrapper):
@@ -31,7 +41,7 @@ class InitialisationPhase(Wrapper):
     Rounds without clients do not count. During the start the base's other models and tensors do not change.
     """
 
-    fixed_clients: ClassVar[str] = "finds its first models in rounds of their own"
+    membership_barrier: ClassVar[str] = "finds its first models in rounds of their own"
 
     @property
     def rounds(self) -> int:
@@ -209,8 +219,8 @@ class FedAvgStart(InitialisationPhase):
         models = noisy_copies(aggregate.models[0], len(state.models), self.noise, cohort.layout, cohort.stream)
         return replace(state, models=models, trained=state.trained[:, :1].expand_as(state.trained).clone())
 
-    def deployed(self, state: State, cohort: Cohort) -> Deployed:
-        return (FedAvg() if self.starting(state) else self.base).deployed(state, cohort)
+    def deployed_models(self, state: State, cohort: Cohort) -> DeployedModels:
+        return (FedAvg() if self.starting(state) else self.base).deployed_models(state, cohort)
 
 
 def noisy_copies(model: Tensor, count: int, noise: float, layout: Layout, stream: Stream) -> Tensor:

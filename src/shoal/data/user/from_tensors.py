@@ -53,7 +53,7 @@ class ClientArrays:
         ...     clients = shoal.ClientArrays(path, y=[0, 1, 0, 1, 0, 1], sizes=[2, 4])
         ...     federation = shoal.Federation.from_tensors(clients, test=([[0.5]], [1]))
         ...
-        >>> federation.clients.sizes.tolist(), federation.clients.x[federation.clients.owned(0)].flatten().tolist()
+        >>> federation.clients.sizes.tolist(), federation.clients.x[federation.clients.indices_of(0)].flatten().tolist()
         ([2, 4], [0.0, 1.0])
     """
 
@@ -75,7 +75,7 @@ class ClientArrays:
         x, y = _opened(self.x), _opened(self.y)
         mapped = isinstance(x, np.memmap)
         tensors = tensors_of(name, (_map_file(x, self.x) if mapped else x, y), task)
-        return Shards.from_contiguous(*tensors, _sizes(name, self.sizes, len(tensors[1])), mapped=mapped)
+        return Shards.from_contiguous(*tensors, _sizes(name, self.sizes, len(tensors[1])), memory_mapped=mapped)
 
 
 def fields_from_tensors(

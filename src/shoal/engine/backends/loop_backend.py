@@ -69,7 +69,7 @@ class LoopBackend:
             seed = int(randomness.seeds[owner])
             bound.begin(row[: bound.row.numel()], local, added, seed)
             batches = _Batches(
-                bound, shards, local, shards.owned(owner), randomness.orders[owner], shards.weights_of(owner), seed
+                bound, shards, local, shards.indices_of(owner), randomness.orders[owner], shards.weights_of(owner), seed
             )
             if rule is not None:
                 _train_by_rule(bound, row, _steps(batches), local, rule)

@@ -206,7 +206,7 @@ def summed_round(
     plan = replace(training.algorithm.plan(state, cohort), losses=None)
     for rule in training.defenses:
         if isinstance(rule, PlanRule):
-            plan = rule.planned(plan, sizes)
+            plan = rule.adjust_plan(plan, sizes)
     (sent,) = plan.trainings
     require(
         sent.weights is not None and sent.keep is None,

@@ -290,7 +290,7 @@ class PersonalModels:
     Example:
         >>> import torch
         >>> from shoal.engine import ClientVectors, PersonalModels
-        >>> rows = ClientVectors.same(torch.zeros(2), 3).replaced(torch.tensor([2]), torch.ones(1, 2))
+        >>> rows = ClientVectors.same(torch.zeros(2), 3).replace_rows(torch.tensor([2]), torch.ones(1, 2))
         >>> models = PersonalModels.from_rows(rows, torch.tensor([2, 0]))
         >>> len(models), models[0], models[1:].tensor(), models.tensor().shape
         (2, tensor([1., 1.]), tensor([[0., 0.]]), torch.Size([2, 2]))
@@ -330,7 +330,7 @@ class PersonalModels:
 
 
 @dataclass(frozen=True, eq=False)
-class Deployed:
+class DeployedModels:
     """The models that clients use after training, and that are attacked.
 
     Args:
@@ -338,7 +338,7 @@ class Deployed:
         model: (n,) int64, the index of each client's model.
         assignment: (n,) int64, the cluster of each client.
         fine_tuning: local trainings that every client takes from its model, in order, on all its examples, without
-            sending anything; None: the run's. `Training.deployed` performs them.
+            sending anything; None: the run's. `Training.deployed_models` performs them.
     """
 
     models: Tensor | PersonalModels

@@ -37,7 +37,7 @@ from shoal.engine.rounds.round_plan import (
     Aggregate,
     Cohort,
     Departure,
-    Deployed,
+    DeployedModels,
     LocalTraining,
     PersonalModels,
     RoundPlan,
@@ -157,7 +157,9 @@ class Training:
         never = torch.zeros(now - had, state.trained.shape[1], dtype=torch.int64)
         clients = {name: torch.cat([rows, first.clients[name][had:].to(rows)]) for name, rows in state.clients.items()}
         old = torch.arange(had)
-        personal = {name: first.personal[name].replaced(old, rows.tensor()) for name, rows in state.personal.items()}
+        personal = {
+            name: first.personal[name].replace_rows(old, rows.tensor()) for name, rows in state.personal.items()
+        }
         return replace(
             state,
             assignment=torch.cat([state.assignment, torch.full((now - had,), -1)]),
@@ -239,7 +241,7 @@ class Training:
             plan = self.algorithm.plan(state, cohort)
             for defense in self.defenses:
                 if isinstance(defense, PlanRule):
-                    plan = defense.planned(plan, cohort.sizes)
+                    plan = defense.adjust_plan(plan, cohort.sizes)
         with clock.side_by_side():
             aggregate, adversary = self._trained(state, cohort, plan, clock, record=record)
         with clock.part("aggregation"):
@@ -300,10 +302,10 @@ class Training:
             scores=lambda models, examples: losses() if models is state.models else cohort.losses(models, examples),
         )
 
-    def deployed(self, state: State) -> tuple[Deployed, Tensor]:
+    def deployed_models(self, state: State) -> tuple[DeployedModels, Tensor]:
         """Return the models in use after the last round, and each client's loss (N,) float64 on its examples."""
         cohort = self.final_cohort(state)
-        deployed = self.algorithm.deployed(state, cohort)
+        deployed = self.algorithm.deployed_models(state, cohort)
         if deployed.fine_tuning:
             deployed = self._fine_tuned(state, deployed)
         if deployed.models is state.models:
@@ -336,8 +338,8 @@ class Training:
         """Return the stream of the batches of the round after ``state``."""
         return self.stream("round", state.round + 1, "batches")
 
-    def _fine_tuned(self, state: State, deployed: Deployed) -> Deployed:
-        """``deployed`` with a personal model per client, after its `Deployed.fine_tuning`."""
+    def _fine_tuned(self, state: State, deployed: DeployedModels) -> DeployedModels:
+        """``deployed_models`` with a personal model per client, after its `DeployedModels.fine_tuning`."""
         if any(local.private for local in self.local_of_clusters(state)):
             require_counted_trainings(self.algorithm, self.local, [deployed.fine_tuning], final=True)
         everyone = torch.arange(len(self.federation))
@@ -346,7 +348,9 @@ class Training:
             deployed = replace(deployed, models=models, model=everyone)
         return deployed
 
-    def _trained_once(self, state: State, deployed: Deployed, local: LocalSGD | None, index: int) -> ClientVectors:
+    def _trained_once(
+        self, state: State, deployed: DeployedModels, local: LocalSGD | None, index: int
+    ) -> ClientVectors:
         """The models of all clients after one training, computed for some clients at a time."""
         everyone, width = torch.arange(len(self.federation)), state.models.shape[1]
         rows = ClientVectors.same(state.models[0], len(everyone))
@@ -367,7 +371,7 @@ class Training:
                 raise self._diverged(f"the fine-tuning after round {state.round}", client, rate) from diverged
             (update,) = aggregate.kept
             assert update is not None
-            rows = rows.replaced(clients, params[init_index] + update)
+            rows = rows.replace_rows(clients, params[init_index] + update)
         return rows
 
     def _trained(

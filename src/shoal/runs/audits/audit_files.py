@@ -17,7 +17,7 @@ from shoal.audit.attacked_records import AuditRecords
 from shoal.audit.audit import Audit
 from shoal.audit.finding import findings
 from shoal.core.atomic_files import write_text
-from shoal.core.errors import InputError, file_errors, located, read_error, require
+from shoal.core.errors import InputError, file_errors, locate_errors, read_error, require
 from shoal.core.foreign_files import require_small_csv
 from shoal.core.formats import csv_text, from_cells, one_line
 from shoal.data.names import EVERYBODY, require_unambiguous
@@ -266,7 +266,7 @@ class _ScoreFile:
         """Refuse records without a group, and records that are both member and non-member of a model."""
         unnamed = owned & (self.frame["group"] == "").to_numpy()
         self.refuse(unnamed, f"'group' is empty; name the client's group, or call the only one '{EVERYBODY}'")
-        with located(self.path):
+        with locate_errors(self.path):
             require_unambiguous(set(self.frame["group"][owned]))
         kinds = self.frame[["client", "record"]].assign(model=model, member=member).drop_duplicates()
         twice = self.frame.index.isin(kinds.index[kinds.duplicated(["client", "record", "model"])])

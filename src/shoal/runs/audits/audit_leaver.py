@@ -214,7 +214,7 @@ def _others(
     """Others.csv, one row per client that stays, and the figures of their groups, the smallest group first;
     ``exposures`` (N,) are those of `exposures_of_others`.
     """
-    training, deployed = left.deployed(engine)
+    training, deployed = left.deployed_models(engine)
     federation, names = training.federation, training.federation.names or training.federation.ids.tolist()
     table = pd.DataFrame({"client": names, "group": [federation.groups[g] for g in federation.group.tolist()]})
     values, figures = [group_values(each, federation, engine) for each in deployed], dict[str, Any]()

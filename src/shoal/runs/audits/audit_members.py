@@ -108,7 +108,7 @@ def audit_members(
             notes=(*alone.notes, *spans.notes),
         )
         audit = audit_records(records, attacked.stream("thresholds"), attacks=on_scores)
-        audit = audit.with_others(OTHER_CLIENTS) if OTHER_CLIENTS in attacked.notes else audit
+        audit = audit.mark_other_clients(OTHER_CLIENTS) if OTHER_CLIENTS in attacked.notes else audit
         seconds = round(sum(scores.seconds for scores in references), 3)
         if recorded is None:
             return records, replace(audit, omitted={**audit.omitted, **WITHOUT_ROUNDS}), seconds
@@ -219,7 +219,7 @@ def _audit_updates(trace: Trace, engine: Engine, attacks: Sequence[UpdateAttack]
     audit = audit_server(scores, trace.preferences, attacks=[*exact, *attacks])
     audit = replace(audit, omitted={**audit.omitted, **omitted})
     different = trace.simulation is not None and trace.simulation.federation.own_inputs
-    return audit.with_others(UPDATES_NOTE) if different else audit
+    return audit.mark_other_clients(UPDATES_NOTE) if different else audit
 
 
 def _attack_until_decided(

@@ -22,7 +22,7 @@ from shoal.attacks.updates.update_scores import NOBODY, check_updates
 from shoal.config.kinds import load_code, require_data
 from shoal.config.toml_files import parse, read_toml
 from shoal.core import foreign_files
-from shoal.core.errors import InputError, located, path_of, read_error, require
+from shoal.core.errors import InputError, locate_errors, path_of, read_error, require
 from shoal.core.formats import one_line
 from shoal.core.settings import Positive, settings
 from shoal.data import Federation
@@ -78,7 +78,7 @@ class Trace:
         owners = set(self.records.client.tolist())
         for path in self.files:
             updates = self.read(path)
-            with located(path):
+            with locate_errors(path):
                 check_updates(updates, self.model.layout.size)
                 without = [client for client in updates.clients.tolist() if client not in owners]
                 require(not without, f"client {(without or [0])[0]} has no records; add its members to the records")
@@ -117,7 +117,7 @@ def read_trace(folder: str | Path, data_dir: Path | None = None, *, allow_code: 
     if not allow_code:
         require_data(table, path)
     about = parse(TraceSettings, table, str(path))
-    with located(path):
+    with locate_errors(path):
         model = about.network()
         network = model.structure()
     records = read_records(folder / "records.npz", about, model)
@@ -222,7 +222,7 @@ def read_records(path: Path, about: TraceSettings, model: Model) -> OwnedRecords
     text = group.shape == (len(y),) and group.dtype.kind == "U"
     require(text, f"{path}: 'group' must be {len(y)} texts, the names of groups; got {_kind(group)}")
     names, index = np.unique(group, return_inverse=True)
-    with located(path):
+    with locate_errors(path):
         require_unambiguous(names.tolist())
         require_fits(model, x[:2], y[:2], about.classes)
     return OwnedRecords(x, y, client, torch.from_numpy(index.astype(np.int64)), tuple(map(str, names)))

@@ -127,7 +127,7 @@ def asked_run(
         if config.model.features
         else "the server names a map of features, but the run has none",
     )
-    mapped = load_features(settings.folder, features).mapped if features else None
+    mapped = load_features(settings.folder, features).transform if features else None
     own = settings.data_path is not None
     run = (_own if own else _partition)(config, settings, classes, scale)
     threshold, beta = run.preferences.threshold, run.preferences.beta
@@ -138,7 +138,7 @@ def asked_run(
     model = run.setup.model
     if frozen not in (None, model.frozen_hash):
         model = model.with_frozen(load_frozen(settings.folder, frozen))
-    return replace(run, setup=replace(run.setup, model=model), preferences=preferences, mapped=mapped)
+    return replace(run, setup=replace(run.setup, model=model), preferences=preferences, memory_mapped=mapped)
 
 
 @lru_cache(maxsize=4)
@@ -165,7 +165,7 @@ def open_client(run: AskedRun, *, columns: Columns | None = None, own_classes: t
         # Only the client's own examples; the server has the others.
         own = {name: getattr(federation, name) for name in ("clients", "holdout")}
         federation = replace(
-            federation, **{name: replace(part, x=run.mapped(part.x), mapped=False) for name, part in own.items()}
+            federation, **{name: replace(part, x=run.mapped(part.x), memory_mapped=False) for name, part in own.items()}
         )
     return Client(run.config, federation, run.setup, copies)
 

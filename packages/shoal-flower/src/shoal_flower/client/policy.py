@@ -86,8 +86,8 @@ class Ledger:
             return math.inf
         pure = sum(epsilon * count for epsilon, count in answers)
         gaussian = [(1 / epsilon, 1.0, count) for epsilon, count in answers]
-        added = accounting.composed(self.steps, delta) + pure
-        return min(added, accounting.composed((*self.steps, *gaussian), delta)) if gaussian else added
+        added = accounting.composed_epsilon(self.steps, delta) + pure
+        return min(added, accounting.composed_epsilon((*self.steps, *gaussian), delta)) if gaussian else added
 
     @property
     def stamp(self) -> Stamp:

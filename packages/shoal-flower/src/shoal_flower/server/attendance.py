@@ -280,7 +280,7 @@ class SentFile:
     @staticmethod
     def of_features(features: FeatureMap) -> "SentFile":
         """The file of a fitted map."""
-        content = features.serialized()
+        content = features.to_bytes()
         return SentFile(hashlib.sha256(content).hexdigest(), lambda: content)
 
     @staticmethod

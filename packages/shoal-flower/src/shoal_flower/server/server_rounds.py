@@ -378,7 +378,7 @@ class RemoteCoordinator:
         answers = torch.tensor([*votes.values()], dtype=torch.bool)
         model = state.assignment[torch.tensor([*votes], dtype=torch.int64)]
         shares = shares_of_answers(answers, model, len(state.models), self.law.vote_epsilon)
-        return self.law.steered(state, shares, shares, *utilities(state, federation, engine))
+        return self.law.steer(state, shares, shares, *utilities(state, federation, engine))
 
 
 def _replies(
