@@ -20,7 +20,7 @@ from shoal.toy import noisy_groups
 
 
 def same_state(one: State, other: State) -> bool:
-    """Return whether two states are equal bit for bit; NaN equals NaN."""
+    """Return whether two states are equal bit for bit, with NaN equal to NaN."""
     tables = [vars(state) | {"personal": {k: v.tensor() for k, v in state.personal.items()}} for state in (one, other)]
     try:
         torch.testing.assert_close(*tables, rtol=0, atol=0, equal_nan=True)
@@ -41,19 +41,16 @@ def check_algorithm(
 ) -> None:
     """Check the laws of an algorithm on a few rounds of a small federation.
 
-    - The algorithm equals its copy.
-    - The first state depends on the seed alone.
-    - A round depends on the seed and the given state alone, and does not change the given state.
-    - A round from a stored state gives the same result bit for bit.
-    - The order of clients does not matter, up to rounding.
-    - The weights of a chosen cluster sum to 1.
-    - A round without clients changes no model.
+    The algorithm must equal its copy. Its first state must depend on the seed alone. A round must depend on the seed
+    and the given state alone, and must not change the given state. The order of clients must not matter, up to
+    rounding. The weights of a chosen cluster must sum to 1. A round without clients must change no model.
 
     Args:
         algorithm: the algorithm to check.
-        federation, model, local: the federation, model and local training; `shoal.toy.noisy_groups` by default.
-        rounds: the number of rounds with all clients, and with some of the clients.
-        participation: the fraction of clients in the rounds with some of the clients.
+        federation, model, local: the federation, model and local training, by default those of
+            `shoal.toy.noisy_groups`.
+        rounds: the number of rounds in each of two runs, one with all clients and one with some.
+        participation: the fraction of clients per round in the run with some clients.
         risk_estimator: an estimator such as `shoal.RedTeam`, if the algorithm needs risks.
 
     Raises:
@@ -142,9 +139,8 @@ def _check_permuted(straight: State, permuted: State, order: Tensor) -> None:
 def check_attack(attack: MembershipAttack) -> None:
     """Check the laws of a membership-inference attack on simulated outputs of shadow models.
 
-    - The attack equals its copy.
-    - Fits with equal streams give equal scores.
-    - The attack gives each record one finite score, which does not depend on the other records.
+    The attack must equal its copy. Fits with equal streams must give equal scores. Each record must have one finite
+    score, which must not depend on the other records.
 
     Raises:
         AssertionError: a law is broken.
@@ -184,13 +180,12 @@ def check_attack(attack: MembershipAttack) -> None:
 def check_defense(defense: Defense, federation: Federation | None = None, model: Model | None = None) -> None:
     """Check the laws of a defence on two rounds of FedAvg in a small federation.
 
-    - The defence equals its copy, and does not change the given setup.
-    - Equal seeds give equal models.
-    - The order of clients does not matter, up to rounding.
+    The defence must equal its copy, and must not change the given setup. Equal seeds must give equal models. The order
+    of clients must not matter, up to rounding.
 
     Args:
         defense: the defence to check.
-        federation, model: the federation and model to defend; `shoal.toy.noisy_groups` by default.
+        federation, model: the federation and model to defend, by default those of `shoal.toy.noisy_groups`.
 
     Raises:
         AssertionError: a law is broken.

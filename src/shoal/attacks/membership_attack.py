@@ -29,9 +29,10 @@ class Query:
     Args:
         outputs: the attacked model's outputs before softmax, (M, C) float32.
         labels: true classes, (M,) int64, or regression targets, (M, d) float32.
-        reference: the reference models' outputs, (R, M, C) float32; ``None`` if the attack does not use them.
-        reference_member: whether each reference model was trained on each example, (R, M) bool; ``None`` if the attack
-            does not use reference models.
+        reference: the reference models' outputs, (R, M, C) float32, or ``None`` if the attack does not use reference
+            models.
+        reference_member: whether each reference model was trained on each example, (R, M) bool, or ``None`` if the
+            attack does not use reference models.
         loss: the training loss of the attacked model.
     """
 
@@ -54,7 +55,7 @@ class ReferenceModels:
 
     Args:
         models: the shadow models' parameters, (R, P) float32 on the CPU.
-        member: whether each shadow model was trained on each example of the shadow set, (R, S) bool.
+        member: whether each model was trained on each example of the shadow set, (R, S) bool.
         outputs: the shadow models' outputs on the shadow set, (R, S, C) float32.
     """
 
@@ -82,7 +83,7 @@ class Records:
         member: whether each record's shadow model was trained on its example, (M,) bool.
         shadow: the index of each record's shadow model, (M,) int64.
         example: the index of each record's example in the shadow set, (M,) int64.
-        reference: the shadow models; ``None`` if the attack does not use reference models.
+        reference: the shadow models, or ``None`` if the attack does not use reference models.
         loss: the training loss of the shadow models and of the attacked model.
     """
 

@@ -10,7 +10,7 @@ from shoal.engine import Algorithm, Departure, Leaving, LocalSGD, Release, State
 class Continue:
     """The method that changes no model: the remaining clients continue training, and the leaver's influence fades.
 
-    This is the common practice and the baseline for the other methods, and costs nothing.
+    Continued training is common practice, costs nothing extra, and is the baseline for the other methods.
 
     Example:
         >>> import shoal.toy

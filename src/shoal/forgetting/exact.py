@@ -14,17 +14,17 @@ from shoal.forgetting.past_rounds import BYTES, new_draws, same_draws, trains_cl
 
 @settings
 class Exact:
-    """The method that retrains each model that a leaver trained, from its last state before the leaver's influence.
+    """The method that retrains, without the leaver, every model that the leaver trained.
 
     **Retraining by cluster** is used if each model depends only on the clients that chose the model, and the run has
     neither a coordinator nor a `shoal.engine.Release`. FedAvg, FedProx, IFCA, its variants and one model per group
     qualify. In each past round, the remaining clients choose again, and the clients of retrained models train again. A
     model is retrained from the first round in which a leaver trained the model, or in which another client's choice
     changed. Other models stay equal bit for bit. If clients choose by loss alone, the result equals a run that never
-    had the leaver. Choices by risk use the risks of the past.
+    had the leaver. If clients choose by risk, the risks are those that the original run estimated.
 
-    **Retraining of the whole federation** is used otherwise. All past rounds run again without the leaver, with new
-    choices and new random draws.
+    **Retraining of the whole federation** is used for other algorithms, and for runs with a coordinator or a release.
+    All past rounds run again without the leaver, with new choices and new random draws.
 
     If clients add noise, the noise is drawn again, because equal noise on two models would cancel in their difference.
     The past, including earlier departures, is reconstructed by another training run (`Departure.history_seconds`). The

@@ -20,18 +20,18 @@ class FedEraser:
 
     A model starts from its initial parameters. The first stored round adds the mean update of the remaining clients. In
     each later stored round, the remaining clients train the rebuilt model for a fraction of their local epochs. With U
-    the mean of their stored updates and V the mean of their new updates, each tensor changes by ``|U| V / |V|``, which
-    has the new direction and the old length. A tensor with V = 0 does not change.
+    the mean of these clients' stored updates and V the mean of their new updates, each tensor of a model changes by
+    ``|U| V / |V|``, which has the new direction and the old length. A tensor with V = 0 does not change.
 
     The result is an approximation of a run that never had the leaver, because the lengths of U come from training with
     the leaver. The cost is about ``ratio / interval`` of a full retraining.
 
-    If the paper and its code differ, this implementation follows the paper: U is relative to the model that the clients
-    received, and rounds 1, 1 + D, ... are stored. As in the code, updates are averaged before norms are computed. Ours:
-    each cluster is rebuilt by the clients that chose the cluster in a stored round, with the algorithm's weights.
+    As in the paper, but not in its code, U is relative to the model that the clients received, and rounds 1, 1 + D, ...
+    are stored. As in the code, updates are averaged before norms are computed. Ours: each cluster is rebuilt by the
+    clients that chose the cluster in a stored round, with the algorithm's weights.
 
     Args:
-        interval: D, the number of rounds from one stored round to the next.
+        interval: the number D of rounds from one stored round to the next.
         ratio: the fraction of the local epochs, or steps, in new training, rounded up to whole epochs or steps.
 
     Source: Liu, Ma, Yang, Wang, Liu 2021, IWQoS, "FedEraser", through a mirror of the authors' code

@@ -33,15 +33,14 @@ class ProjectedGradientAscent:
     """The method by which the leaver maximises its loss within a ball around a model without its last update.
 
     With w the current model, w_i the leaver's model in its last round and W_i the leaver's weight in that round, the
-    reference model is ``w_ref = (w - W_i w_i) / (1 - W_i)``. The ball around w_ref has a third of the mean squared
-    distance from w_ref to random models as its squared radius. The leaver takes gradient ascent steps from w_ref, each
+    reference model is ``w_ref = (w - W_i w_i) / (1 - W_i)``. The squared radius of the ball around w_ref is a third of
+    the mean squared distance from w_ref to random models. The leaver takes gradient ascent steps from w_ref, each
     followed by a projection onto the ball. The steps end when the squared distance to w_i exceeds ``stop_distance``, or
     after ``epochs``.
 
-    The method is approximate: it does not remove the influence of the leaver's earlier updates. The leaver must be
-    connected while it takes these steps. Ours: several leavers take their steps in turn, in each cluster that they
-    trained. Choose ``stop_distance`` for your network, because the default comes from the authors' code for a network
-    for MNIST.
+    The method is approximate and does not remove the influence of the leaver's earlier updates. The leaver must stay
+    connected during the ascent. Ours: several leavers take their steps in turn, in each cluster that they trained.
+    Choose ``stop_distance`` for your network, because the default comes from the authors' code for a network for MNIST.
 
     Args:
         epochs: the largest number of passes over the leaver's data.
@@ -138,8 +137,8 @@ class AscentStep:
     """An ascent step on u rows [w, velocity, w_ref, w_i, squared radius, stopped], (u, P + 3 T + 2).
 
     Args:
-        size: P, the number of elements of a model.
-        width: T, the number of trained elements, which come first.
+        size: the number P of elements of a model.
+        width: the number T of trained elements, which come first in a model.
         momentum, clip_norm, stop_distance: the settings of `ProjectedGradientAscent`.
     """
 

@@ -62,7 +62,7 @@ def augmentation_votes(
         x: the inputs, (N, ...), prepared by `Engine.prepare` or not.
         y: the labels, (N,) int64.
         rows: the indices of the records to score, (M,) int64.
-        copies: the changes; ``None`` means the default `ImageChanges`.
+        copies: the changes; a value of ``None`` means the default `ImageChanges`.
 
     Example:
         >>> import torch, shoal

@@ -8,8 +8,8 @@ A relative loss is the loss minus the mean loss of the other models, which did n
 (`OtherClusters`). With one model the relative loss is the loss.
 
 The histograms reveal each client's numbers of training and hold-out examples, and the fit of the model. Noise on the
-histograms makes each estimate epsilon-differentially private for one example more or less. The guarantee does not cover
-the client's updates, and the epsilons of several estimates add up.
+histograms makes each estimate epsilon-differentially private for one example more or less. Noise on the histograms does
+not protect the client's updates, and the epsilons of several estimates add up.
 
 Source: Yeom et al. 2018, arXiv:1709.01604, Adversary 1, with another threshold (attack); Ghosh, Roughgarden,
 Sundararajan 2009, arXiv:0811.2841, the geometric mechanism (noise).
@@ -107,7 +107,7 @@ def accuracies_of(counts: Counts, assignment: Tensor, ids: Tensor, clusters: int
         counts: the histograms of each client, (N, 2, B); 0 for clients that sent none.
         assignment: the model of each client, (N,) int64; -1 for a client without a model.
         ids: the ids of the clients, (N,) int64.
-        clusters: K, the number of models.
+        clusters: the number K of models.
         stream: the randomness of the split into halves.
     """
     return [

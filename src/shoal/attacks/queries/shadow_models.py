@@ -1,7 +1,8 @@
 """Shadow models, which the server trains on its own examples and whose members it therefore knows.
 
-Many clients train a federated model over many rounds, so it fits their examples differently from a model trained by one
-owner in one round. "federated" training of shadow models imitates this.
+Many clients train a federated model over many rounds, so the model fits their examples differently from a model that
+one owner trains in one round. The "federated" training of shadow models imitates training by many clients over many
+rounds.
 
 Source: Shokri et al. 2017, arXiv:1610.05820, section V-C (training of shadow models like the target); McMahan et al.
 2017, arXiv:1602.05629 ("federated" training); IFCA-MIR, Algorithm 2, lines 1 to 6 ("pooled" training).

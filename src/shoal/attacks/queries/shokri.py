@@ -28,7 +28,7 @@ Classifier = Literal["logistic", "mlp", "random-forest"]
 
 @settings
 class ShadowModelAttack:
-    """The shadow-model attack, which classifies a model's posteriors as those of members or of non-members.
+    """The shadow-model attack, which classifies a record as a member or a non-member by the model's posteriors.
 
     Args:
         classifier: "logistic" (logistic regression), "mlp" (64 hidden neurons) or "random-forest" (100 trees).

@@ -47,7 +47,7 @@ class BaVarIA:
     treated as in `LiRA`. If all scores of a record are equal within IN and within OUT, both counts are set to R / 2,
     because unequal counts alone would reveal membership.
 
-    The prior is ours (`fit_prior`).
+    The fit of the prior is ours, not the paper's (`fit_prior`).
     """
 
     name: ClassVar[str] = "bavaria"
@@ -67,10 +67,10 @@ class BaVarIA:
 def fit_prior(side: Side, variance: float) -> Prior:
     """Fit the prior of the IN or of the OUT scores by the moments of the records.
 
-    The pooled ``variance`` is s. Then m0 is the mean of the records' means. k0 is s / t, with t the variance of the
-    records' means, reduced by the sampling error of each mean. With q the variance of the records' true variances, a0 =
-    2 + s^2 / q and b0 = s (a0 - 1). The estimate of q uses E v^2 = E variance^2 (n + 1) / (n - 1) for the sample
-    variance v of n scores. k0 and a0 are at most `LARGEST`.
+    With s the pooled ``variance``, the prior has m0 equal to the mean of the records' means, and k0 = s / t. The value
+    t is the variance of the records' means minus the mean sampling variance of a record's mean. With q the variance of
+    the records' true variances, a0 = 2 + s^2 / q and b0 = s (a0 - 1). The estimate of q uses E v^2 = E variance^2 (n +
+    1) / (n - 1) for the sample variance v of n scores. The values k0 and a0 are at most `LARGEST`.
     """
     means = side.mean[side.observed]
     added = variance * (1 / side.count[side.observed]).mean()

@@ -81,7 +81,7 @@ class OtherClusters:
     all_models: Floats
 
     def scores(self, records: ReferenceScores) -> Floats:
-        """Return one score per record, (M,); ``records`` must be in the order of ``all_models``."""
+        """Return one score per record, (M,), for ``records`` in the order of ``all_models``."""
         trained = np.arange(self.all_models.shape[1]) == records.model[:, None]
         differences = np.where(trained, 0.0, records.score[:, None] - self.all_models)
         return differences.sum(axis=1) / (self.all_models.shape[1] - 1)

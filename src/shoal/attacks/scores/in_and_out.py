@@ -1,7 +1,7 @@
 """Scores of records by the reference models that trained on the record (IN) and by those that did not (OUT).
 
-If a record has only IN or only OUT scores, the other scores are estimated by a shift by the mean difference between IN
-and OUT.
+If a record has only IN or only OUT scores, the missing scores are estimated by adding or subtracting the mean
+difference between IN and OUT.
 
 The number of IN scores can reveal membership, for example if every record is in exactly half of all models. The mean of
 equal scores must therefore not depend on the number of scores, to the last bit.
@@ -23,7 +23,7 @@ class Side:
 
     Args:
         scores: the scores of all reference models, (M, R), shifted if the record has no scores on this side.
-        mask: which scores count, (M, R) bool; at least one per record.
+        mask: whether each score counts, (M, R) bool, true for at least one score per record.
         observed: whether the record has scores on this side, (M,) bool.
     """
 

@@ -23,19 +23,18 @@ TIE = 1e-6
 
 @settings
 class RMIA:
-    """The fraction of comparison records whose likelihood ratio is at least gamma times smaller than the record's.
+    """The fraction of comparison records with a likelihood ratio of at most 1 / gamma times the scored record's ratio.
 
     A record's likelihood ratio is its probability by the attacked model divided by its mean probability over reference
     models, with IN and OUT weighted equally. The comparison records are the population records of the same attacked
-    model. Without a population they are the other records of the model, by their OUT scores. Without comparison records
-    the fraction is 1/2.
+    model. Without a population, the comparison records are the other records of the same model, with the mean over OUT
+    scores. Without comparison records the fraction is 1/2.
 
-    Records with equal fractions are ordered by their likelihood ratio, which changes a score by at most `TIE`; this is
-    ours.
+    Ours: the likelihood ratio orders records with equal fractions, and changes a score by at most `TIE`.
 
     Args:
-        gamma: the factor, at least 1 (the paper uses 2). At 2 most fractions are near 0, which makes a threshold from
-            other models less accurate (docs/audit.md).
+        gamma: the factor, at least 1 (the paper uses 2). With gamma = 2 most fractions are near 0, and a threshold from
+            other models is less accurate (docs/audit.md).
     """
 
     name: ClassVar[str] = "rmia"

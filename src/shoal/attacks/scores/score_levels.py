@@ -21,8 +21,8 @@ def record_levels(score: Floats, reference: Floats, trained: Bools) -> Floats:
 
     The false positive rate of a record is the probability that a model without the record gives a score at least this
     high. The probability is a Student-t tail of (x - mean) / (std sqrt(1 + 1 / n)), from the n scores by models that
-    did not train on the record. A threshold on levels therefore has the same false positive rate on every record.
-    Scores are first replaced by the normal quantiles of their ranks among all OUT scores.
+    did not train on the record. A threshold on levels therefore has the same false positive rate on every record. All
+    scores are replaced by the normal quantiles of their ranks among all OUT scores before levels are computed.
 
     Args:
         score: the attack's scores on the attacked model, (M,).

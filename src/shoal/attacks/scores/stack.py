@@ -94,7 +94,7 @@ class Stack:
         A reference model is scored by a regression that was fitted on the other reference models.
 
         Args:
-            attacked: the scores of F attacks on the attacked model, (M, F); NaN if an attack has no score.
+            attacked: the scores of F attacks on the attacked model, (M, F), with NaN if an attack has no score.
             references: the scores of the F attacks on each reference model, (M, R, F).
             trained: whether each reference model was trained on each record, (M, R).
         """

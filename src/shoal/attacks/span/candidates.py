@@ -21,14 +21,16 @@ class Candidates:
 
     Args:
         x: the inputs of the M candidates, (M, ...).
-        known: the inputs of Z known non-members, (Z, ...), which set thresholds; ``None`` means no known non-members.
-        stratum, known_stratum: the strata of candidates and of known non-members, (M,) and (Z,) int64; ``None`` means
-            one stratum. With shapes (M, S) and (Z, S), coarse columns come first, such as groups, then groups with
-            labels. Candidates with equal values in the first column share a threshold.
+        known: the inputs of Z known non-members, (Z, ...), which set thresholds; a value of ``None`` means no known
+            non-members.
+        stratum, known_stratum: the strata of candidates and of known non-members, (M,) and (Z,) int64; a value of
+            ``None`` means one stratum. With shapes (M, S) and (Z, S), coarse columns come first, such as groups, then
+            groups with labels. Candidates with equal values in the first column share a threshold.
         y, known_y: the labels or targets of candidates and of known non-members, (M, ...) and (Z, ...), for the matched
             filter; ``None`` turns the filter off.
         client: the id of the client that may own each record, (M,) int64, for the joint attack.
-        examples: the number of examples of each record's client, (M,) int64; ``None`` means `Knowledge.examples`.
+        examples: the number of examples of each record's client, (M,) int64; a value of ``None`` means
+            `Knowledge.examples`.
         row: the client or cluster in whose row of the scores each record is scored, (M,) int64; -1 means no row.
             ``None`` means that all records are scored in all rows.
 
@@ -104,13 +106,13 @@ class SpanScores:
     Args:
         score: the scores, (N, M) float64, higher for members. A score is minus the residual, combined with the matched
             filter if the span is not exact. With noise, the score is the filter's score, or the leverage without
-            labels. NaN means no update, or a record of another row.
-        threshold: the thresholds, (N, M) float64; NaN like ``score``. With an exact span, the threshold is between
-            rounding and the residuals of non-members. Otherwise it is exceeded by non-members at the attack's false
-            alarm rate.
+            labels. A score is NaN without an update, or for a record of another row.
+        threshold: the thresholds, (N, M) float64, NaN like ``score``. With an exact span, the threshold is between
+            rounding and the residuals of non-members. Without an exact span, non-members exceed the threshold at the
+            attack's false alarm rate.
         exact: whether records lie in the span up to rounding, and no known non-member does by chance, (N,) bool.
         rank: the dimension of the span, (N,) int64; 0 without an update.
-        known: the scores of the known non-members, (N, Z) float64; NaN if a non-member was not scored.
+        known: the scores of the known non-members, (N, Z) float64, with NaN if a non-member was not scored.
         layer: the dense layer's name in the network.
         inputs: the number of the layer's inputs, including the bias.
         direct: whether the layer's inputs are the same in all rounds, as for a first layer.

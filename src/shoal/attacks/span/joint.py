@@ -106,11 +106,11 @@ class UpdateJoint(_JointAttack):
     def score(
         self, rounds: Iterable[RoundUpdates], candidates: Candidates, engine: Engine, knowledge: Knowledge
     ) -> tuple[Floats, Floats]:
-        """Return scores (M,) and thresholds (M,); NaN for records of a client without updates.
+        """Return scores (M,) and thresholds (M,), with NaN for records of a client without updates.
 
         Args:
             rounds: the recorded updates.
-            candidates: M records, each scored by the updates of its ``client``.
+            candidates: the M records to score, each by the updates of its ``client``.
             engine: the engine of the trained model.
             knowledge: the training settings that the attacker knows.
 
@@ -149,12 +149,12 @@ class ModelJoint(_JointAttack):
         knowledge: Knowledge,
         first: int = 1,
     ) -> tuple[Floats, Floats]:
-        """Return scores (M,) and thresholds (M,); NaN for records of a client that trained no model.
+        """Return scores (M,) and thresholds (M,), with NaN for records of a client that trained no model.
 
         Args:
             models: the models before the first round and after each of T rounds, (T + 1, K, P).
             merged: the clients and weights of each of the T rounds.
-            candidates: M records, each with its ``client``.
+            candidates: the M records to score, each with its ``client``.
             engine, knowledge: the arguments of `UpdateJoint.score`.
             first: the number of the first of the T rounds.
 

@@ -28,15 +28,15 @@ class Knowledge:
 
     Args:
         local: the clients' local training in round 1, with its defences (`gradient_privacy`, `augmentation`).
-        examples: the number of examples of every client; ``None`` if unknown or different between clients.
-        clients: N, the number of clients of the federation; ``None`` means the clients in the updates.
+        examples: the number of examples of every client, or ``None`` if unknown or different between clients.
+        clients: the number N of clients of the federation; a value of ``None`` means the clients in the updates.
         noise: the standard deviation of a client's noise in each parameter of its update, without DP-SGD's noise.
         relative_noise: the length of a client's noise divided by the length of its update (nu of `LaplaceNoise`).
         proximal: mu of FedProx.
-        server: the server's optimizer; ``None`` if the server adds the mean update to the model.
+        server: the server's optimizer, or ``None`` if the server adds the mean update to the model.
         control_variates: whether clients correct their steps as in SCAFFOLD.
         pooling: rho, the weight of the mean of all models in each model after a round (`shoal.algorithms.Pooling`).
-        cohort: the number of clients per round; ``None`` if unknown.
+        cohort: the number of clients per round, or ``None`` if unknown.
         continued: whether clients start from their own last model instead of a cluster's model (FedSoft).
         dtype: the precision of the clients' computations; bfloat16 rounds inputs and gradients.
 
@@ -81,7 +81,7 @@ class Knowledge:
 
     @property
     def steps(self) -> int | None:
-        """The number of local steps of a client per round; ``None`` if unknown."""
+        """The number of local steps of a client per round, or ``None`` if unknown."""
         if self.local is None:
             return None
         if self.examples is None:
@@ -91,9 +91,9 @@ class Knowledge:
     def decay_multiple(self, number: int) -> float | None:
         """Return the factor kappa of round ``number``.
 
-        A client's update is ``kappa w`` plus a combination of gradients. The factor comes from the recursion of SGD on
-        weights alone, ``v <- momentum v + weight_decay theta + mu (theta - 1)``, ``theta <- theta - rate v``, from
-        theta = 1. ``None`` means that the number of steps is unknown.
+        A client's update is ``kappa w`` plus a combination of gradients. The factor kappa comes from the recursion of
+        SGD with weight decay and without gradients of the loss, ``v <- momentum v + weight_decay theta + mu (theta -
+        1)``, ``theta <- theta - rate v``, from theta = 1. The result is ``None`` if the number of steps is unknown.
         """
         if self.local is None or self.steps is None:
             return None
@@ -122,8 +122,8 @@ def fitted_decay(move: Tensor, weight: Tensor) -> float:
     """Return the kappa that gives ``D - kappa W`` the lowest rank, for matrices (h, d) with h <= d; 0 without such a
     kappa.
 
-    With Z the leading right singular vectors of W, kappa is the most frequent eigenvalue of ``(W Z)^-1 D Z``. Its
-    multiplicity is the number of missing ranks of ``D Z - kappa W Z``.
+    With Z the leading right singular vectors of W, kappa is the most frequent eigenvalue of ``(W Z)^-1 D Z``. The
+    multiplicity of kappa is the number of missing ranks of ``D Z - kappa W Z``.
     """
     tall = min(weight.shape)
     _, _, vectors = torch.linalg.svd(weight.double(), full_matrices=False)
@@ -150,8 +150,8 @@ def without_variates(updates: list[Tensor], clients: list[Tensor], total: int, r
     Args:
         updates: the updates of every round from the first, each (n, P).
         clients: the indices of each round's senders, 0 to ``total`` - 1, each (n,).
-        total: N, the number of clients.
-        rates: ``E eta`` of every round.
+        total: the number N of clients.
+        rates: the value of ``E eta`` in every round.
     """
     variates, server = torch.zeros(total, updates[0].shape[1], dtype=torch.float64), 0.0
     moves = []
@@ -171,7 +171,8 @@ def mean_updates(moves: Tensor, server: ServerOptimizer | None) -> tuple[Tensor,
 
         (c^2 - s^2 q) delta^2 + 2 c b delta + b^2 - s^2 p = 0,   b = a - s tau,   (b + c delta) s >= 0
 
-    and if two roots fit, the smaller root. In Yogi the sign of q depends on whether delta^2 is below the last v.
+    If two roots fit, delta is the smaller root. For the Yogi optimizer, the sign of q depends on whether delta^2 is
+    below the previous v.
 
     Returns:
         The mean updates, and the factor by which the inversion amplifies rounding, (T, K).

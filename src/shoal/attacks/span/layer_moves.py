@@ -121,7 +121,7 @@ def moves_without_pooling(models: Tensor, share: float, cohort: int | None, laye
     Args:
         models: the models before the first and after each of T rounds, with K >= 2.
         share: rho, in [0, 1).
-        cohort: the number of clients per round; ``None`` if unknown.
+        cohort: the number of clients per round, or ``None`` if unknown.
         layers: the models' weights in a dense layer, (T + 1, K, h, d).
         inputs: the layer's inputs for some records, (M, d).
 
@@ -222,10 +222,10 @@ def layer_information(
     """Return a sort key that ranks layers by how informative they are.
 
     The first element is whether the rank of the updates is below ``min(T (h - 1), d)``, which means that the span
-    contains all inputs. The second element is then the fraction of the space outside the span, and otherwise that
-    minimum. T is 1 unless the inputs are ``direct``, which means the same in all rounds. Rows and columns of zeros do
-    not count in h and d. Errors of a softmax sum to 0 and have rank h - 1. With noise, the largest layer is the most
-    informative.
+    contains all inputs. If the first element is true, the second element is the fraction of the space outside the span,
+    otherwise ``min(T (h - 1), d)``. T is the number of rounds if the inputs are the same in all rounds (``direct``),
+    otherwise 1. Rows and columns of zeros do not count in h and d. Errors of a softmax sum to 0 and have rank h - 1.
+    With noise, the largest layer is the most informative.
     """
     if not moves:
         return False, -1.0

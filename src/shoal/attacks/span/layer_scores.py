@@ -43,7 +43,10 @@ def scores_of_moves(
     engine: Engine,
     knowledge: Knowledge,
 ) -> SpanScores:
-    """Score ``count`` clients or clusters by the dense layer ``layer``; ``None`` means the most informative layer."""
+    """Score ``count`` clients or clusters by one dense layer's updates.
+
+    The layer is the one with the name ``layer``, or the most informative layer if ``layer`` is ``None``.
+    """
     layers = dense_layers(engine.model, layer)
     spans = not (knowledge.noisy and candidates.filters)
     pairs = ((layer, layer_moves(layer, moves, engine, knowledge, spans=spans)) for layer in layers)
@@ -218,8 +221,8 @@ class _LayerView:
     def references(self, places: Tensor) -> Tensor:
         """Return the indices of the known non-members for comparison, with the candidates' strata first.
 
-        At most `_MAX_SEARCHED` are returned for a transform search, and at most `_MAX_FILTERED` for a filter under
-        noise.
+        A transform search compares with at most `_MAX_SEARCHED` known non-members, a filter under noise with at most
+        `_MAX_FILTERED`.
         """
         known, noisy = torch.arange(len(self.known)), self.knowledge.noisy and self.filters
         most = _MAX_FILTERED if noisy else len(known) if self.family is None else _MAX_SEARCHED
@@ -291,7 +294,7 @@ class _RowView:
         return torch.stack(parts).mean(dim=0).numpy()
 
     def complete(self) -> bool:
-        """Whether the updates reveal all inputs, by fewer directions than rows or by repeated directions."""
+        """Whether the updates reveal all inputs, because of fewer directions than rows or of repeated directions."""
         view, parts = self.layer_view, self.moves if self.layer_view.family is None else self.used
         repeat = view.direct and view.family is None
         repeat = repeat and self.used[0].space.rank < sum(part.space.rank for part in self.moves)

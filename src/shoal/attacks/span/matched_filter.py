@@ -1,13 +1,13 @@
 """A matched filter for a record's gradient in an update, if noise or too many records hide the span.
 
-An update of a dense layer is ``D = -rate sum_i e_i a_i' + noise``. Known records with input moments A and error moments
-H model the contributions of all other records to D. Without the scored record, D then has the covariance ``C = p H x A
-+ nu^2 I``, with nu the deviation of the noise and p from the length of D. The best linear test for the contribution of
-a record with error e and inputs a is
+An update of a dense layer is ``D = -rate sum_i e_i a_i' + noise``. The contributions of all other records to D are
+modelled by the second moments A of inputs and H of errors. Without the scored record, D has the covariance ``C = p H x
+A + nu^2 I``, with nu the standard deviation of the noise, and p chosen to match the length of D. The best linear test
+for the contribution of a record with error e and inputs a is
 
     score(x) = -<e a', C^-1 D> / sqrt(<e a', C^-1 e a'>)
 
-Source: ours, after the matched filter of signal detection; `GradCosine` is the case C = I.
+Source: ours, after the matched filter of signal detection. The attack `GradCosine` is the case C = I.
 """
 
 from dataclasses import dataclass, replace
@@ -55,7 +55,7 @@ class Clutter:
     def evidence(self, move: Tensor, deviation: float, inputs: Tensor, errors: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``-<e a', C^-1 D>`` and ``<e a', C^-1 e a'>`` of each record, (M,) float64 each.
 
-        Sums of both values over updates give the score of several updates.
+        For several updates, both values are summed over the updates.
         """
         strength = (float(move.square().sum()) - deviation**2 * move.numel()) / float(
             (self.of_inputs.sum() * self.of_errors.sum()).clamp(min=1e-300)

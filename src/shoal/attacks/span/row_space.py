@@ -25,10 +25,10 @@ class RowSpace:
     """The row space of a matrix D (R, d) with noise of deviation nu in each element.
 
     Args:
-        basis: V, orthonormal right singular vectors of D, (d, r) float64.
+        basis: the matrix V of orthonormal right singular vectors of D, (d, r) float64.
         singular: the singular values s of these vectors, descending, (r,) float64.
-        rows: R, the number of rows of D.
-        deviation: nu, the standard deviation of the noise.
+        rows: the number R of rows of D.
+        deviation: the standard deviation nu of the noise.
 
     Example:
         >>> import torch
@@ -71,7 +71,7 @@ class RowSpace:
         return torch.where(known, (outside / scale).sqrt(), 1.0), floor
 
     def soft_residuals(self, records: Tensor) -> Tensor:
-        """Return residuals (M,) that include a direction of small singular value s in part, by ``l^2 / (s^2 + l^2)``.
+        """Return residuals (M,) that include the fraction ``l^2 / (s^2 + l^2)`` of a direction with singular value s.
 
         The level l is 4 times `edge`.
         """
@@ -102,12 +102,11 @@ def edge(rows: int, inputs: int, deviation: float) -> float:
 
 
 def row_spaces(moves: Sequence[Tensor], deviations: Sequence[float], above: float = 2.0) -> list[RowSpace]:
-    """Compute the row space of each of n matrices D (R, d) with noise deviation nu.
+    """Compute the row space of each of n matrices D (R, d), with noise of standard deviation nu.
 
-    The rank is the number of singular values above ``above * nu (sqrt(R) + sqrt(d))``. The spectrum ends earlier,
-    before the first value that is below a thousandth of the largest and more than `GAP` times smaller than its
-    predecessor. Matrices of equal shape are decomposed together in float64, by the eigenvectors of the smaller of ``D
-    D'`` and ``D'D``.
+    The rank is the number of singular values above ``above * nu (sqrt(R) + sqrt(d))``. The rank is smaller if a value
+    is below a thousandth of the largest value and more than `GAP` times smaller than the value before it. Matrices of
+    equal shape are decomposed together in float64, by the eigenvectors of the smaller of ``D D'`` and ``D'D``.
     """
     spaces: list[RowSpace | None] = [None] * len(moves)
     shapes = [tuple(move.shape) for move in moves]

@@ -1,8 +1,9 @@
 """The span attack: a record is a member if it lies in the row space of a dense layer's updates.
 
-A dense layer has the gradient ``sum_i e_i a_i'``, with the inputs a equal to the records or to the model's features of
-the records. The rows of every sum of gradients are therefore linear combinations of the inputs. With V the leading
-right singular vectors of the updates of ``[W | b]``, stacked over rounds, and x extended by an element 1, the score is
+The gradient of a dense layer's weight is ``sum_i e_i a_i'``, with inputs a_i equal to the records or to the model's
+features of the records. The rows of every sum of gradients are therefore linear combinations of the inputs. With V the
+leading right singular vectors of the updates of ``[W | b]``, stacked over rounds, and x extended by an element 1, the
+score is
 
     score(x) = -|x - V V'x| / |x|
 
@@ -11,9 +12,9 @@ rounding, and other records have scores clearly below 0. The attack needs no sha
 aggregation weights do not change the span. Weight decay adds a multiple of W, which is subtracted
 (`Knowledge.decay_multiple`).
 
-Source: the span check of Dimitrov, Baader, Müller, Vechev, "SPEAR: Exact Gradient Inversion of Batches in Federated
-Learning", NeurIPS 2024, arXiv:2403.03945; as a test of membership "ProjRes", arXiv:2604.21197. Ours: several steps and
-rounds, sums over clients, and thresholds.
+Source: the span check in "SPEAR: Exact Gradient Inversion of Batches in Federated Learning", Dimitrov, Baader, Müller,
+Vechev, NeurIPS 2024, arXiv:2403.03945; its use as a membership test in "ProjRes", arXiv:2604.21197. Ours: the extension
+to several steps and rounds, to sums over clients, and the thresholds.
 """
 
 from collections.abc import Iterable, Sequence
@@ -47,7 +48,8 @@ class UpdateSpan(_SpanAttack):
     """The span attack of a server on each client's updates, stacked over the recorded rounds.
 
     Args:
-        layer: the name of the dense layer to attack; ``None`` means the most informative layer by its spectrum.
+        layer: the name of the dense layer to attack; a value of ``None`` means the most informative layer by its
+            spectrum.
         false_alarms: the fraction of non-members above the threshold if the span is not exact.
 
     Example:
@@ -81,7 +83,7 @@ class UpdateSpan(_SpanAttack):
             rounds: the recorded updates; SCAFFOLD needs all rounds from the first.
             candidates: the M records.
             engine: the engine of the trained model.
-            knowledge: the training settings that the attacker knows; ``None`` means plain SGD.
+            knowledge: the training settings that the attacker knows; a value of ``None`` means plain SGD.
 
         Raises:
             InputError: no round, updates with a wrong size or non-finite numbers, or a network without a dense layer.
@@ -118,8 +120,8 @@ class ModelSpan(_SpanAttack):
         """Return one score per cluster and record, (K, M).
 
         Args:
-            models: the models before the first and after each of T rounds, (T + 1, K, P); NaN for parameters that are
-                not sent.
+            models: the models before the first and after each of T rounds, (T + 1, K, P), with NaN for parameters that
+                are not sent.
             candidates, engine, knowledge: the arguments of `UpdateSpan.score`.
             first: the number of the first of the T rounds.
 

@@ -1,8 +1,8 @@
 """Inference of a client's group, and of its tolerance of risk, from its choices of a model over rounds.
 
-The attacking server sees the cluster that each client trained in each round, and knows the groups of some clients. It
-infers the groups of the other clients. If clients choose by risk (IFCA-MIR) or refuse models above their threshold, the
-server may also infer whether a client is strict or lax.
+The attacking server sees the cluster that each client trained in each round, and knows the groups of some clients. The
+server infers the groups of the other clients. If clients choose by risk (IFCA-MIR) or refuse models above their
+threshold, the server may also infer whether a client is strict or lax.
 
 Source: MingledPie, NDSS 2025, states the threat that a client's choices reveal its data. The estimator is ours: naive
 Bayes over rounds, fitted on the choices of clients with known groups.

@@ -16,7 +16,7 @@ def client_scores(score: ArrayLike, client: ArrayLike, stratum: ArrayLike = 0) -
     score. With labels as strata, the ranks do not depend on the clients' label distributions.
 
     Args:
-        score: the records' scores, higher for members, (M,); NaN if a record has no score.
+        score: the records' scores, higher for members, (M,), with NaN if a record has no score.
         client: the client of each record, (M,) int.
         stratum: the stratum of each record, such as its label, (M,); a scalar means one stratum.
 

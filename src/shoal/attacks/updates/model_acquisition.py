@@ -2,8 +2,9 @@
 
 Source: Kim et al., "Exploring Clustered Federated Learning's Vulnerability against Property Inference Attack", RAID
 2023, Appendix A, on Sattler et al.'s CFL. A new sybil receives the models at the splits on its path down the tree. The
-first sybil sends honest updates. Later sybils send antiparallel updates, which take them to other clusters. The paper
-does not define the sybils' order. Here each sybil uses all models that earlier sybils received (`SybilPaths`).
+first sybil sends honest updates. Later sybils send antiparallel updates, so CFL assigns later sybils to other clusters.
+The paper does not define the sybils' order. In this implementation, each sybil uses all models that earlier sybils
+received (`SybilPaths`).
 
 The attacker sees only models. A received model that is equal in two rounds is no longer trained, so a split of its
 cluster follows.
@@ -116,13 +117,10 @@ class Acquisition:
 class ModelAcquisition:
     """The attack by sybils that join in turn and choose updates by all models that the sybils have received.
 
-    A sybil answers each model with one of ``replies``, chosen by `SybilPaths.choice`. The same reply to the same model
-    is always the same update:
-
-    - "honest": the update of local training on the attacker's examples;
-    - "antiparallel": the opposite of the honest update, as in the paper;
-    - "away": an update away from the models that followed earlier replies to this model;
-    - "random": an update in a random direction.
+    A sybil answers each model with one of ``replies``, chosen by `SybilPaths.choice`. Equal replies to equal models are
+    equal updates. The reply "honest" is the update of local training on the attacker's examples. "antiparallel" is the
+    opposite of the honest update, as in the paper. "away" is an update away from the models that followed earlier
+    replies to this model. "random" is an update in a random direction.
 
     Args:
         replies: the kinds of reply in the order in which sybils try them; a new model gets the first kind.

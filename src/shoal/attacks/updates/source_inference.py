@@ -35,7 +35,7 @@ class Guesses:
 
     @property
     def accuracy(self) -> float:
-        """The fraction of correct guesses; NaN without guesses."""
+        """The fraction of correct guesses, or NaN without guesses."""
         return self.right / self.count if self.count else float("nan")
 
     @staticmethod
@@ -50,8 +50,8 @@ class SourceInference:
     """The attack that guesses a record's owner as the client whose sent model has the smallest loss on the record.
 
     Args:
-        among: the compared models. "federation" compares the models of all clients, "cluster" the models of the clients
-            in the owner's cluster, for an attacker who knows the cluster.
+        among: the compared models. With "federation", the models of all clients are compared. With "cluster", only the
+            models of clients in the owner's cluster are compared, for an attacker who knows the cluster.
 
     Example:
         >>> import numpy as np

@@ -1,18 +1,16 @@
-"""The server's membership attacks on clients' updates: FedMIA, and the gradient alignment of Grad-cosine and Grad-diff.
+"""The server's membership attacks on clients' updates, by FedMIA, Grad-cosine and Grad-diff.
 
 **FedMIA.** The other clients, which did not train on a record, replace shadow models. For client i, record x and round
 t, with m_k the measurement of client k's update on x,
 
     score = mean over t of Phi((m_i - mu) / sigma),   mu, sigma^2 = mean and variance of m_k over k != i  (+ 1e-8)
 
-The variance is divided by the number of other clients, as in the authors' code. Two choices differ from that code:
-
-- The authors draw new non-members for every client. Here every client is scored on the same records.
-- Here the other clients are only those that trained the same model in that round. Clients of other clusters would show
-  which cluster fits a record, not which client trained on the record.
+The variance is divided by the number of other clients, as in the authors' code. In contrast to the authors' code, every
+client is scored on the same records, and the other clients are only those that trained the same model in that round.
+Clients of other clusters would show which cluster fits a record, not which client trained on the record.
 
 The null distribution of another client's record includes the record's owner, which lowers the scores of such records.
-An audit therefore reports non-members with and without an owner separately.
+An audit therefore reports records of other clients separately from records that no client trained on.
 
 **Gradient alignment.** In large models the gradients g = grad l(w; x) of different records are nearly orthogonal. A
 client's step D = w - w_k therefore aligns with the gradients of its records.
@@ -60,9 +58,7 @@ class FedMIALoss:
     threshold: ClassVar[float] = 0.5
 
     def score(self, scores: UpdateScores) -> Floats:
-        """Return scores (N, M) in [0, 1]; NaN for a client if, in every round, fewer than two other clients trained its
-        model.
-        """
+        """Return scores (N, M) in [0, 1], with NaN for a client that never shared its model with two other clients."""
         return _percentiles(-scores.loss.astype(np.float64), scores.assignment)
 
 
@@ -79,7 +75,7 @@ class FedMIACosine:
     threshold: ClassVar[float] = 0.5
 
     def score(self, scores: UpdateScores) -> Floats:
-        """Return scores (N, M) in [0, 1]; NaN as in `FedMIALoss`."""
+        """Return scores (N, M) in [0, 1], with NaN as in `FedMIALoss`."""
         return _percentiles(scores.cosine.astype(np.float64), scores.assignment)
 
 
@@ -93,7 +89,7 @@ class GradCosine:
     threshold: ClassVar[float] = 0.0
 
     def score(self, scores: UpdateScores) -> Floats:
-        """Return scores (N, M) in [-1, 1]; NaN for a client without a recorded round."""
+        """Return scores (N, M) in [-1, 1], with NaN for a client without a recorded round."""
         return mean_over_rounds(scores.cosine.astype(np.float64))
 
 
@@ -109,7 +105,7 @@ class GradDifference:
     threshold: ClassVar[float] = 0.0
 
     def score(self, scores: UpdateScores) -> Floats:
-        """Return scores (N, M); NaN for a client without a recorded round."""
+        """Return scores (N, M), with NaN for a client without a recorded round."""
         return mean_over_rounds(scores.difference.astype(np.float64))
 
 

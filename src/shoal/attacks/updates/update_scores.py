@@ -76,7 +76,7 @@ class OwnedRecords:
 
 @dataclass(frozen=True, eq=False)
 class UpdateScores:
-    """The statistics of T recorded rounds, N clients and M records; NaN if a client did not take part in a round.
+    """The statistics of T recorded rounds, N clients and M records, with NaN if a client did not take part in a round.
 
     Args:
         rounds: the rounds' numbers, (T,) int64.
@@ -117,7 +117,7 @@ class UpdateAttack(Protocol):
     """The largest score of a non-member."""
 
     def score(self, scores: UpdateScores) -> Floats:
-        """Return one score per client and record, (N, M); NaN for a client without an update.
+        """Return one score per client and record, (N, M), with NaN for a client without an update.
 
         A higher score means that the client more likely trained on the record.
         """
@@ -238,7 +238,7 @@ def _compare(steps: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mean_over_rounds(values: Floats) -> Floats:
-    """Average values (T, N, M) over the rounds in which they are not NaN, to (N, M); NaN if all rounds are NaN."""
+    """Average values (T, N, M) over rounds to (N, M), without NaN values; an average of NaN values alone is NaN."""
     present = ~np.isnan(values)
     count = present.sum(axis=0)
     total = np.where(present, values, 0.0).sum(axis=0)
