@@ -129,7 +129,7 @@ class Records:
 
     @staticmethod
     def empty() -> "Records":
-        """Return an object with zero records, for an attack without a fit."""
+        """Return zero records, for an attack that needs no shadow models."""
         nothing = torch.empty(0, dtype=torch.int64)
         return Records(torch.empty(0, 0), nothing, nothing.bool(), nothing, nothing)
 

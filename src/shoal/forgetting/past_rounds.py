@@ -10,7 +10,7 @@ BYTES = 4
 
 
 def trains_clusters_alone(algorithm: Algorithm) -> bool:
-    """Return whether, for given choices, each model depends on its own clients alone (see `shoal.engine.Algorithm`)."""
+    """Return whether each model depends only on the clients that choose the model (see `shoal.engine.Algorithm`)."""
     return all(getattr(part, "trains_clusters_alone", False) for part in with_bases(algorithm))
 
 
