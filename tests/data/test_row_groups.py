@@ -60,7 +60,7 @@ def test_a_file_gives_the_groups_of_the_table(tmp_path):
     assert [made.groups[g] for g in made.test.group.tolist()] == sexes[parts.test.numpy()].tolist()
     assert data.shares["women"] == pytest.approx(0.25)
     (warning,) = data.warnings
-    assert "6 of 6 clients have several, such as 'w0' ('men', 'women')" in warning
+    assert "6 of 6 clients" in warning
 
 
 def test_figures_of_a_group_are_those_of_its_rows():

@@ -18,6 +18,12 @@ _PHRASES = {
     "indistinguishable": "indistinguishable from federations that never had it",
 }
 
+_ABILITIES = {
+    "recognisable": "Recognised: {0} can {1} ({2}).",
+    "indistinguishable": "Not recognised: {0} cannot {1} by these attacks ({2}).",
+    "not decided": "Not decided: whether {0} can {1} ({2}).",
+}
+
 _VIEWS = {
     "before": "outsider, before it left",
     "outsider": "outsider",
@@ -51,19 +57,18 @@ def answers(flat: Mapping[str, Any]) -> list[str]:
     for view in ("outsider", "client"):
         phrase, figure, who = _PHRASES.get(flat[f"views.{view}.leaver.verdict"]), _figure(flat, view), _VIEWS[view]
         article = "an" if view == "outsider" else "a"
-        undecided = f"Not decided for {article} {who}: {figure}; more --references narrow it."
+        more = f"--references {4 * flat['references']} would narrow the interval"
+        undecided = f"Not decided for {article} {who}: {figure}; {more}."
         found.append(f"To {article} {who}, {client} is {phrase}: {figure}." if phrase else undecided)
     control = Estimate.of(flat, "control.outsider.held_out_auc")
     if control.low > 0.5 or control.high < 0.5:
         found.append(
             f"Its held-out examples differ too (AUC {control.figure}), so part of this is not memory of single records."
         )
-    if "views.pair.leaver.verdict" in flat:
-        can = "can tell its records" if _exposed(flat, "pair") else "was not shown to tell its records"
-        found.append(f"Whoever kept the models of round {flat['leaver.round'] - 1} {can}: {_figure(flat, 'pair')}.")
-    if "views.before.leaver.verdict" in flat:
-        could = "could tell" if _exposed(flat, "before") else "was not shown to tell"
-        found.append(f"Before it left, an outsider {could} that it took part: {_figure(flat, 'before')}.")
+    kept = f"somebody who kept the models of round {flat['leaver.round'] - 1}"
+    for view, who, what in (("pair", kept, "tell its records"), ("before", "an outsider, before it left,", "tell it")):
+        if f"views.{view}.leaver.verdict" in flat:
+            found.append(_ABILITIES[flat[f"views.{view}.leaver.verdict"]].format(who, what, _figure(flat, view)))
     spent, whole = flat.get("leaver.client_rounds"), flat.get("leaver.full_client_rounds")
     if spent and whole:
         share = f"{percent(spent / whole)} of retraining everything"
@@ -76,10 +81,6 @@ def answers(flat: Mapping[str, Any]) -> list[str]:
         ends = " to ".join(f"{end:+.3f}" for end in change[1:])
         found.append(f"Exposure of those who stay in group '{group}': {verdict} ({change.value:+.3f}, {ends}).")
     return found
-
-
-def _exposed(flat: Mapping[str, Any], view: str) -> bool:
-    return flat[f"views.{view}.leaver.verdict"] == "recognisable"
 
 
 def _figure(flat: Mapping[str, Any], view: str) -> str:
