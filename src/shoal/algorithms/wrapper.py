@@ -82,9 +82,7 @@ class Wrapper(Derived):
 
 
 def choice_noise(algorithm: object) -> float | None:
-    """Return the noise multiplier of the Gaussian mechanism that chooses clients' clusters, or None without a
-    mechanism.
-    """
+    """Return the noise multiplier of the Gaussian mechanism that assigns clients, or None without such a mechanism."""
     declared = (getattr(base, "choice_noise", None) for base in with_bases(algorithm))
     return next((noise for noise in declared if noise is not None), None)
 

@@ -51,7 +51,7 @@ class RiskPrediction:
         """Return the smallest number of examples per class whose predicted risk is at most ``risk``; 0 if any number
         suffices.
 
-        Times the number of classes, the result is a value for `CFL.min_examples`.
+        The result times the number of classes is a value for `CFL.min_examples`.
 
         Raises:
             InputError: no number of examples reaches the risk.
@@ -82,29 +82,30 @@ class LimitController:
     """A coordinator that sets the strength of every knob in every cluster after each estimate of the risks.
 
     A knob is a defence, or a mechanism of the algorithm, with a strength in [0, 1]. Each client answers one bit:
-    whether the risk of its model is above the client's limit. For each cluster the coordinator computes s, the fraction
-    of members over their limit, and updates d, the risk reduction to achieve:
+    whether the risk of its model is above the client's limit. For each cluster the coordinator computes the fraction s
+    of members over their limit, and updates the risk reduction d to achieve:
 
-    1. If s is above ``target``, d grows by ``gain * (s - target)``.
+    1. If the fraction s of members over their limit is above ``target``, the risk reduction d grows by ``gain * (s -
+       target)``.
     2. If s is below ``target - hysteresis``, d shrinks by ``release * (target - s)``. With ``release_on = "interval"``,
-       s in this step is computed from the upper ends of the risks' 95 % intervals.
+       the upper ends of the risks' 95 % intervals decide whether d shrinks.
     3. If the held-out accuracy is below its best value by more than ``max_cost`` plus two standard errors of a
-       difference, d is halved instead.
+       difference, the risk reduction d is halved instead.
     4. Knobs change until they reduce the risk by d at a total cost of at most ``max_cost`` (`allocate`).
 
-    d is between 0 and the largest reduction that the knobs can achieve. The effect of a knob starts from a prior
-    (`Knob`) and is learned from all clusters (`Sensitivity`). With gain 0, or while no member is over its limit, all
-    directives are 0, and training equals that of the algorithm alone bit for bit.
+    The risk reduction d is between 0 and the largest reduction that the knobs can achieve. The effect of a knob starts
+    from a prior (`Knob`) and is learned from all clusters (`Sensitivity`). With gain 0, or while no member is over its
+    limit, all directives are 0, and training equals that of the algorithm alone bit for bit.
 
     Args:
         knobs: the knobs, by the name of their directive.
         target: the allowed fraction of a model's members over their limit.
-        hysteresis: the distance below ``target`` at which the fraction of members over their limit lets knobs be
-            reduced.
-        gain: the increase of the required risk reduction (in attack accuracy) per estimate, per unit of the fraction of
-            members over their limit above ``target``.
-        release: the decrease of the required risk reduction per estimate, per unit of the fraction of members over
-            their limit below ``target``.
+        hysteresis: the margin below ``target``. Knobs are reduced only if the fraction of members over their limit is
+            below ``target - hysteresis``.
+        gain: the factor on ``s - target``, where s is the fraction of members over their limit. The product is added to
+            the required risk reduction (in attack accuracy) at each estimate.
+        release: the factor on ``target - s``, where s is the fraction of members over their limit. The product is
+            subtracted from the required risk reduction at each estimate.
         release_on: the figure that must be within the members' limits before knobs are reduced: the "estimate" of the
             risk, or the upper end of its 95 % "interval". "interval" takes a second bit from each member.
         max_cost: the largest total cost of all knobs in held-out accuracy.
@@ -117,11 +118,11 @@ class LimitController:
         prediction: the prediction of the risk before the first round, which sets the first directives; by default the
             first directives are 0.
         min_clients: the number of members below which a model gets a discount, the directive "price" of `PricedChoice`.
-            Per estimate the discount changes by ``price_step * (min_clients - members) / min_clients`` nats, and is at
-            least 0. The value 0 disables discounts.
+            The discount is at least 0, and changes by ``price_step * (min_clients - members) / min_clients`` nats per
+            estimate. If ``min_clients`` is 0, there are no discounts.
         price_step: the step of a model's discount per estimate, in nats.
-        known_risks: a function from the state to the certain risk of each client's model, (N,), NaN if unknown. The
-            risk is towards the attacker in the client's limit. None means that all are unknown.
+        known_risks: a function from the state to the certain risk of each client's model, (N,), NaN if unknown; None
+            means that all risks are unknown.
 
     Example:
         >>> import shoal.toy
@@ -161,7 +162,7 @@ class LimitController:
     def start(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
         """Set the first directives, which are 0 without a prediction of the risk.
 
-        The prediction assumes clusters of equal size, and all clients answer as after an estimate.
+        The prediction of the risk assumes clusters of equal size. All clients answer as after an estimate.
         """
         memory = Memory.empty(len(state.models), self.knobs)
         if self.prediction is not None:
@@ -336,8 +337,8 @@ def _flip_probability(epsilon: float | None) -> float:
 def utilities(state: State, federation: Federation, engine: Engine) -> tuple[Tensor, Tensor]:
     """Return the accuracy of each model for its members and its standard error, (K,) float64 each; NaN without members.
 
-    The accuracy is measured on the members' hold-out examples, or on the server's examples if no member has any. For a
-    regression the value is minus the mean loss.
+    The accuracy is measured on the members' hold-out examples, or on the server's examples if no member has hold-out
+    examples. A regression uses minus the mean loss in place of the accuracy.
     """
     metric = NegativeLoss(engine.model.loss) if federation.classes is None else accuracy
     values, errors = [], []
@@ -366,8 +367,7 @@ DIRECTIVE_COLUMN = "directive."
 class RecordedDirectives:
     """A coordinator that repeats recorded directives; implements the engine's protocol `SteeringRule`.
 
-    Reference federations use the directives of the attacked federation. An attacker knows these directives, because the
-    server sent them to every client.
+    Reference federations use the directives of the attacked federation.
 
     Args:
         coordinator: the coordinator of the attacked run, which sets the first directives.
@@ -394,7 +394,7 @@ class RecordedDirectives:
         return self.coordinator.start(state, federation, engine, self.stream("coordinator", 0))
 
     def update(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
-        """Return the state with the directives recorded after its round."""
+        """Return the state with the directives that were recorded after the state's round."""
         recorded = self.by_round.get(state.round, {})
         same = {name: values for name, values in recorded.items() if len(values) == len(state.models)}
         return replace(state, directives={**state.directives, **same})

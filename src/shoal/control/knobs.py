@@ -59,7 +59,7 @@ class Sensitivity:
     ratio: float = 1.0
 
     def observed(self, strengths: Tensor, change: Tensor) -> "Sensitivity":
-        """Return the regression after one more estimate.
+        """Return the regression after another estimate of the risks.
 
         Args:
             strengths: the change of each cluster's strengths, (K, J).
@@ -93,12 +93,14 @@ def allocate(
 
     The result differs as little as possible from the strengths ``held``. If the risk reduction is too large, the knob
     with the highest cost per reduction is lowered first. If the risk reduction is too small, the knob with the lowest
-    cost per reduction is raised first. Starting from 0, this is the cheapest choice (the fractional knapsack).
+    cost per reduction is raised first. If the current strengths are 0, the result is the cheapest choice (the
+    fractional knapsack).
 
     Args:
         demand: the risk reduction to achieve.
-        risk_reduction: the risk reduction of each knob at full strength, (J,). A knob with 0 is not raised.
-        accuracy_cost: the cost of each knob at full strength, (J,). A negative cost counts as 0.
+        risk_reduction: the risk reduction of each knob at full strength, (J,). A knob without a risk reduction is not
+            raised.
+        accuracy_cost: the cost of each knob at full strength, (J,). Negative costs count as 0.
         budget: the largest total cost.
         held: the current strengths, (J,); None means 0.
 
@@ -136,15 +138,15 @@ def allocate(
 class Memory:
     """The memory of a coordinator for K clusters and J knobs, stored in `State.control`.
 
+    Figures of clusters have the shape (K,), and strengths have the shape (K, J). Risk, accuracy and the fraction over
+    the limit are those of the last estimate.
+
     Args:
-        demand: the required risk reduction of each cluster, (K,).
-        risk: the risk of each cluster at the last estimate, (K,).
-        heldout_accuracy: the held-out accuracy of each cluster at the last estimate, (K,).
-        over_limit: the fraction of members over their limit at the last estimate, (K,).
-        best: the highest held-out accuracy of each cluster so far, (K,).
-        limit_unmet: whether members were over their limit while knobs were at their allowed maximum, (K,).
-        strengths: the current strengths, (K, J).
-        strengths_before: the strengths at the last estimate, (K, J).
+        demand: the required risk reduction of each cluster.
+        over_limit: the fraction of each model's members over their limit.
+        best: the highest held-out accuracy of each cluster so far.
+        limit_unmet: whether members were over their limit while knobs were at their allowed maximum.
+        strengths_before: the strengths that were in force until the last estimate.
         risk_reduction: the regression of the risk on the knobs.
         accuracy_cost: the regression of the held-out accuracy on the knobs.
     """

@@ -1,16 +1,14 @@
 """Privacy accounting of DP-SGD: the epsilon of each client over all its local trainings.
 
 The guarantee protects one record of a client (present or absent). The attacker sees everything that the client sends in
-all rounds, all released models, and the model that the client uses. The account therefore includes trainings after
-which the client sends nothing (`ClientTrainings`).
+all rounds, all released models, and the model that the client uses. The account includes local trainings whose results
+are not sent (`ClientTrainings`).
 
-A record is the set of a client's rows with the same input and label. A record with k rows changes a sum of clipped
-gradients by up to k C. Its noise multiplier is therefore sigma / k, and at least one of its rows is in a batch with
-probability 1 - (1 - q)^k at sampling rate q (see `of_copies`).
+A record is the set of a client's rows with the same input and label. A record with k rows has the noise multiplier
+sigma / k and the sampling rate 1 - (1 - q)^k (see `of_copies`).
 
-The guarantee has three limits. The accountants assume Poisson subsampling, so with shuffled batches the epsilon is an
-approximation. A choice of a model without noise, as in IFCA, is not covered. The number of a client's examples is
-treated as public.
+The accountants assume Poisson subsampling, so with shuffled batches the epsilon is an approximation. The epsilon does
+not cover a choice of a model without noise, as in IFCA. The number of a client's examples is treated as public.
 """
 
 import math
@@ -92,12 +90,12 @@ def client_epsilons(
         rule: the DP-SGD defence of the local steps.
         choice_noise: the noise multiplier of the Gaussian mechanism that chose a client's cluster, or None without such
             a mechanism.
-        copies: the number of rows of each client's most frequent record, (N,) int64; None means 1.
-        of: a function of a client's steps to compute instead of epsilon. It treats shuffled batches exactly, because
+        copies: the number of rows of each client's most frequent record, (N,) int64, or None for one row.
+        of: a function of a client's steps to compute instead of epsilon. Shuffled batches are treated exactly, because
             each record is in one batch per pass.
 
     Returns:
-        The epsilons, (N,) float64, at least 0; infinite without noise.
+        The epsilons, (N,) float64, at least 0, and infinite without noise.
     """
     locals_ = [local for local, _, _ in counted]
     columns = [column for _, sizes, times in counted for column in (sizes, times)]
@@ -124,13 +122,13 @@ class PrivateTrainings:
 
     Args:
         federation: the clients. If a schedule splits a client's examples between two kinds of rounds, the client's
-            epsilon is the larger of two epsilons.
+            epsilon is the larger of the epsilons for the two kinds.
         cohorts: the positions of the clients in each round.
         trainings: every client's local training, with all defences.
         rule: the DP-SGD defence of the local steps.
         first_round: the number of the first round.
         choice_noise: the noise multiplier of the clients' choice, as in `client_epsilons`.
-        copies: the numbers of rows, (N,), as in `client_epsilons`; None counts them in ``federation``.
+        copies: the numbers of rows, (N,), as in `client_epsilons`. None counts the rows in ``federation``.
     """
 
     federation: Federation
@@ -224,18 +222,18 @@ def epsilons_by_view(
 
     A sum over m clients has noise with standard deviation sigma C. The views are:
 
-    - An outsider, and a server with secure aggregation, see models computed from such sums.
-    - A client subtracts its own noise, which leaves (m - 1) / m of the variance.
-    - A server without secure aggregation sees one client's noise, with 1 / m of the variance.
+    - An outsider sees models computed from such sums.
+    - A client knows its own noise, so (m - 1) / m of the noise variance remains.
+    - A server without secure aggregation sees each client's update, which has 1 / m of the noise variance.
 
-    Each round is one Gaussian mechanism on all examples.
+    Each round is one Gaussian mechanism on all examples of a client.
 
     Args:
         rule: the DP-SGD defence, with ``noise = "sum"``.
         rounds: the number of rounds in which each client took part, (N,) int64.
         choice_noise: the noise multiplier of the clients' choice, as in `client_epsilons`.
-        secure: whether the server sees only sums. Such a server may know one client's noise, so it has the client's
-            epsilon.
+        secure: whether the server sees only sums. A server that sees only sums may know one client's noise, and
+            therefore gets the client's epsilon.
         copies: the numbers of rows, (N,), as in `client_epsilons`.
         of: a function of ``mu`` (see `gaussian_epsilon`) to compute instead of epsilon.
     """
@@ -327,9 +325,7 @@ def check_accountable(federation: Federation, rounds: int, trainings: ClientTrai
 
 
 def check_sums(setup: TrainingSetup, trainings: ClientTrainings, clients: int) -> None:
-    """Raise `InputError` if noise in sums cannot cover the training of a number of ``clients``, or no model can be
-    trained.
-    """
+    """Raise `InputError` if noise in sums would not cover all training, or if there are too few ``clients``."""
     rule = private_rule(trainings.rounds[0])
     if rule is None or rule.noise == "client":
         return
@@ -363,7 +359,7 @@ def _needs_memory(rule: DPSGD) -> bool:
 def check_computable(sizes: Tensor, rounds: int, trainings: ClientTrainings, rule: DPSGD, copies: int = 1) -> None:
     """Raise `InputError` if ``rounds`` rounds of clients with ``sizes`` (N,) examples need too much memory.
 
-    The check includes a special first round and trainings after the last round. No record may have more than ``copies``
+    The check includes trainings in the first round and after the last round. No record may have more than ``copies``
     rows.
     """
     if not _needs_memory(rule) or not len(sizes):

@@ -26,8 +26,8 @@ class Augmentation(Scaled):
         rotation: the largest rotation in degrees; angles are uniform in both directions.
         shift: the largest shift in pixels; horizontal and vertical shifts are uniform in both directions.
         flip: whether images are mirrored horizontally with probability 1/2.
-        crop: the largest fraction of height and width that is cut off, in [0, 1). The fraction and the position are
-            uniform, and the rest is resized to the full size.
+        crop: the largest fraction of height and width that is cut off, in [0, 1). The fraction and the position of a
+            crop are uniform, and the rest of the image is resized to the full size.
         multiplicity: the number of transformed copies of each image per step. With DP-SGD the mean of the copies'
             gradients is clipped, so copies do not increase epsilon.
         strength: the factor in [0, 1] on rotations, shifts, crops and the probability of a flip, set by
@@ -88,7 +88,7 @@ class Augmentation(Scaled):
 
     @property
     def varied(self) -> tuple[int, ...]:
-        """The indices of the columns of uniform draws that affect `transformed`."""
+        """The indices of the uniform draws that affect `transformed`."""
         angle, flip, shifts, crop = (self.rotation, [0]), (self.flip, [2]), (self.shift, [3, 4]), (self.crop, [1, 5, 6])
         used = (columns for size, columns in (angle, crop, flip, shifts) if size and self.strength)
         return tuple(sorted(column for columns in used for column in columns))

@@ -20,12 +20,12 @@ class TrainingSetup:
     """The settings of training that a defence may change.
 
     Args:
-        model: the network, which cannot change after the first round starts.
+        model: the network.
         local: the local training before any defence.
         update_filter: the server's filter of every update, or None.
         client_filter: the filter that every honest client applies to its update, or None.
         defenses: the defences of local training, in order of application.
-        kind: the kind of the examples, as `shoal.Federation.kind`; None if unknown.
+        kind: the kind of the examples, as `shoal.Federation.kind`, or None if unknown.
 
     Example:
         >>> import shoal

@@ -51,11 +51,10 @@ class DPSGD:
     choice of a cluster is covered only if the choice is private, as in `PrivateMeans`.
 
     With ``noise = "sum"`` each client adds noise with variance (sigma C)^2 / ``min_clients``, so a sum over at least
-    ``min_clients`` clients has noise multiplier sigma. Each round then has one local step on all examples, and a model
-    with fewer clients is not updated. Epsilons are reported per view: an outsider sees the models of all rounds, a
-    client also knows its own noise, and the server sees every update, or only sums with secure aggregation. The key
-    ``epsilon`` is that of the client's view. `FineTuning`, `NormClipping` and `LaplaceNoise` cannot be combined with
-    noise in sums.
+    ``min_clients`` clients has noise multiplier sigma. With noise in sums, a round has one local step on all examples,
+    and a model with fewer than ``min_clients`` clients is not updated. One epsilon is reported for each view: outsider,
+    client and server. The figure ``epsilon`` is for the client's view. `FineTuning`, `NormClipping` and `LaplaceNoise`
+    cannot be combined with noise in sums.
 
     Args:
         max_grad_norm: the bound C on the L2 norm of each example's gradient, at least 1e-6. ``inf`` disables clipping,
@@ -64,7 +63,7 @@ class DPSGD:
             gives no guarantee.
         delta: the delta of the reported guarantee.
         accountant: the method of privacy accounting: ``rdp`` (Renyi, with Opacus' default orders) or ``prv`` (tighter
-            and slower, refused if it needs gigabytes of memory).
+            and slower).
         sampling: the sampling of batches: ``shuffled`` (as in plain SGD, with an approximate epsilon) or ``poisson``
             (as the accountants assume).
         noise: the place of the noise: at each ``client``, or in the ``sum`` over a model's clients.
@@ -170,8 +169,8 @@ class DPSGD:
     def with_strength(self, strength: float) -> Self:
         """Return the defence with ``strength`` times the noise multiplier.
 
-        Strengths above 0 do not change clipping and sampling. At strength 0, steps equal those of plain SGD bit for
-        bit.
+        A strength above 0 does not change clipping and sampling. At strength 0, local steps equal those of plain SGD
+        bit for bit.
         """
         require_strength(strength)
         if strength == 0:

@@ -16,18 +16,18 @@ from shoal.defenses.defense import TrainingSetup
 class LaplaceNoise:
     """Noise with density ``c * exp(-epsilon * |x|)`` in R^n, added to the n parameters that a client sends.
 
-    The direction of the noise is uniform. The length has the distribution Gamma(n, 1 / epsilon), with mean n / epsilon
-    and variance n / epsilon^2. In one round, two updates at L2 distance d give any result with probabilities within a
-    factor of exp(epsilon * d). Over several rounds the exponents add up. Exactly one of two scales must be set:
+    The direction of the noise is uniform. The length of the noise has the distribution Gamma(n, 1 / epsilon), with mean
+    n / epsilon and variance n / epsilon^2. For two updates at L2 distance d, the probabilities of any result differ by
+    at most a factor of exp(epsilon * d) per round. Exactly one of two scales must be set:
 
     - ``noise_multiplier`` (nu in the paper) sets ``epsilon = n / (nu * |update|)``, so the noise is on average nu times
       as long as the update. The guarantee ``epsilon * |update| = n / nu`` (`leakage`) is vacuous for a network. The
-      noise hides the direction of the update, but not its length.
+      noise does not hide the length of the update.
     - ``epsilon`` applies to all updates, and guarantees the same bound for all pairs of updates.
 
     Neither scale gives an (epsilon, delta) guarantee for examples, so runs do not report it as ``epsilon``. The cosine
-    between the true and the sent update is ``1 / sqrt(1 + nu^2)``. Malicious clients add no noise. Networks with batch
-    norm are refused, because noise would make variances negative.
+    between the true and the sent update is ``1 / sqrt(1 + nu^2)``. Networks with batch norm are refused, because noise
+    would make variances negative.
 
     Args:
         noise_multiplier: the mean length nu of the noise relative to the length of the update; 0 adds no noise.
@@ -101,7 +101,7 @@ class LaplaceNoise:
 
 
 def laplace_noise(parameters: int, mean: float, stream: Stream) -> Tensor:
-    """Draw Laplace noise of length ``parameters`` and mean norm ``mean``, as (n,) float32."""
+    """Draw Laplace noise in R^n, n = ``parameters``, with mean norm ``mean``, as (n,) float32."""
     direction = torch.randn(parameters, generator=stream("direction").generator())
     radius = mean / parameters * float(stream("radius").numpy().gamma(parameters))
     # In float64, since the vector is long.

@@ -17,8 +17,7 @@ class NormClipping:
     """Scaling of every update to at most a given L2 norm before aggregation.
 
     An update is the difference between a client's trained and initial parameters. Under `FedSoft` and `MRMTL` the
-    initial parameters are the client's own model, so clipping bounds the change of this model per round, not its
-    distance from the cluster's model.
+    initial parameters are the client's personal model, so clipping bounds the change of the personal model per round.
 
     Args:
         max_norm: the largest L2 norm of an update at the server; ``inf`` disables clipping.

@@ -20,8 +20,8 @@ class L2(Scaled):
     """An L2 penalty, which adds ``penalty * parameters`` to every gradient.
 
     Args:
-        penalty: the coefficient of the L2 penalty on the parameters. The penalty equals ``local.weight_decay``, so only
-            one of the two may be set.
+        penalty: the coefficient of the L2 penalty on the parameters. The penalty has the same effect as
+            ``local.weight_decay``, so only one of the two may be set.
 
     Example:
         >>> import shoal.toy
@@ -91,7 +91,7 @@ class Dropout:
     """Dropout on the inputs of linear layers during local training.
 
     The first layer with parameters keeps all its inputs. Dropout does not change the names or the order of the
-    parameters, so parameter vectors fit both networks.
+    network's parameters.
 
     Args:
         rate: the fraction of dropped inputs of linear layers, in [0, 1).

@@ -63,11 +63,11 @@ class CFL(Derived):
         min_examples: the smallest number of training examples in each part of a split, summed over this round's
             clients.
         sketch: the length of the sketches of updates, from which cosines are computed. Cosines are exact for models
-            with at most this number of parameters.
+            with at most ``sketch`` parameters.
         walk: the path of a late client down the tree of splits. With "stepwise" (the paper) the client trains the model
-            of one split per round. With "at-once" a single update decides all splits.
+            of one split per round. With "at-once" a single update of the client decides its whole path.
         admission: the smallest cosine at which a late client may join the part with the most similar update. A refused
-            client tries again in its next round. -1 admits every client.
+            client tries again in its next round; -1 admits every client.
 
     Source: Sattler et al. 2019, arXiv:1910.01991, Algorithms 1 and 4. The implementation follows notes on the paper and
     the authors' notebook (felisat/clustered-federated-learning), because the paper's text was not available.
@@ -200,7 +200,8 @@ _NAMES = ("split", "cluster", "models", "updates", "owner")
 
 @dataclass(frozen=True, eq=False)
 class ParameterTree:
-    """The server's record of S splits. Node 0 is the root, and split s created the nodes 2 s + 1 and 2 s + 2.
+    """The server's record of S splits of clusters, as a binary tree. Node 0 is the root, and split s created the nodes
+    2 s + 1 and 2 s + 2.
 
     Args:
         split: the node that each split divided, (S,) int64.
@@ -240,8 +241,8 @@ class ParameterTree:
         Args:
             nodes: the divided nodes at which w clients are, (w,) int64.
             updates: the updates of these clients to the divided models, (w, d).
-            admission: the smallest cosine with the most similar update. A client below this cosine stays at its node;
-                -1 admits every client.
+            admission: the smallest cosine with the most similar update. A client with a smaller cosine stays at its
+                node; -1 admits every client.
         """
         reached = []
         for node, s, update in zip(nodes.tolist(), self.split_of(nodes).tolist(), unit(updates), strict=True):
@@ -253,12 +254,12 @@ class ParameterTree:
         return torch.tensor(reached, dtype=torch.int64)
 
     def divide(self, node: int, model: Tensor, updates: Tensor, second: Tensor) -> "ParameterTree":
-        """Divide a node at which m clients sent ``updates`` (m, d), and give its second part the next free model.
+        """Divide a node, and give its second part the next free model.
 
         Args:
             node: the node to divide.
             model: the node's model before the split, (P,).
-            updates: the updates of the node's m clients.
+            updates: the updates of the node's m clients, (m, d).
             second: whether each client belongs to the second part, (m,) bool.
         """
         new = torch.stack([self.cluster[node], self.cluster.max() + 1])
@@ -306,7 +307,7 @@ def bipartition(similarity: Tensor, linkage: str) -> Tensor:
 
 
 def inherit_models(state: State, parents: Tensor) -> State:
-    """Let model j of the next round continue the model ``parents[j]`` with its risk, directives and members."""
+    """Return the state in which model j continues model ``parents[j]``, with the parent's risk and members."""
     if torch.equal(parents, torch.arange(len(state.models))):
         return state
     return replace(
@@ -329,8 +330,8 @@ class UpdateSketch:
     Source: the count sketch of Charikar et al. 2002, as a projection (Weinberger et al. 2009, arXiv:0902.2206).
 
     Args:
-        order: a random permutation of the entries, (P,) int64; an empty tensor means that the sketch is the update.
-            Consecutive entries share a bucket.
+        order: a random permutation of the entries, (P,) int64; empty if the sketch equals the update. Consecutive
+            entries share a bucket.
         sign: the sign of each entry in that order, 1 or -1, (P,) float32.
         size: the number of buckets d.
     """

@@ -26,8 +26,8 @@ class FedRC(FedEM):
     round. A model that was trained on more examples of a label has a lower loss on that label for any input. The
     division by ``P_m(y)`` removes this advantage, so clusters form by concept (the dependence of labels on inputs).
 
-    Each client sends its sums of ``q_sm`` by label without protection. The server therefore learns how many examples of
-    each label a client has.
+    Each client sends its sums of responsibilities by label without protection, so the server learns how many examples
+    of each label a client has.
 
     Args:
         clusters: M, the number of models in the mixture (3 in the authors' command).

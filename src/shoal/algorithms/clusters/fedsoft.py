@@ -42,14 +42,14 @@ class FedSoft:
 
     With hard importances, no pull and ``start`` = "clusters", the result equals that of `IFCA` weighted by examples,
     bit for bit. FedSoft refuses DP-SGD, because the importances are counts of examples that clients send without noise.
-    Unlike in the paper, importances are estimated in every round.
 
     Args:
         clusters: K, the number of clusters.
         strength: the factor lambda of the pull (0.01 to 1 in the authors' code, 0.1 on MNIST).
         smoother: the importance of a cluster whose model has the lowest loss on none of the client's examples.
         selection: the number of clients that the server draws per cluster without replacement; by default all clients
-            train. The probability of a draw is in proportion to importance times number of examples.
+            train. A client's probability of being drawn is in proportion to its importance times its number of
+            examples.
         start: the initial parameters of local training: the client's own model with "personal", or the clusters' mean
             weighted by importance with "clusters".
 

@@ -17,8 +17,8 @@ from shoal.engine import Aggregate, Cohort, DeployedModels, Engine, LocalSGD, Lo
 class FeSEM:
     """Clusters by distance between parameters: each client trains its cluster's center and joins the nearest center.
 
-    A center becomes the plain mean of its clients' trained parameters, including batch norm's statistics. A center
-    without clients in the round does not change. A client that changed its cluster is a member of both models.
+    A center becomes the plain mean of its clients' trained parameters, including batch norm's statistics. A client that
+    changed its cluster is a member of both models.
 
     Unlike in the paper, all clients train one initial model in the first round, and k-means of the results gives the
     first centers (as in `OneShotClustering`). With independent random centers, no client would change its cluster. A
@@ -26,7 +26,8 @@ class FeSEM:
 
     Args:
         clusters: K, the number of clusters.
-        local: the local training of the first round and of a new client's first round; by default that of all rounds.
+        local: the local training of the first round and of a new client's first round; by default the same as in all
+            other rounds.
 
     Source: Xie et al. 2020, arXiv:2005.01026, section 4.3. The implementation follows notes on the paper, because the
     paper's text was not available.

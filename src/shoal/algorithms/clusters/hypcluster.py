@@ -22,8 +22,8 @@ class HypCluster(Derived):
 
     The "farthest-first" start takes one round. Some clients train the first random model separately, and the server
     selects K of their models. The first model is drawn at random. Each further model belongs to the client with the
-    highest loss under the best model selected so far. The losses are sent without noise, so this start refuses DP-SGD.
-    A selected model reveals one client's examples until other clients have trained it.
+    highest loss under the best model selected so far. The farthest-first start refuses DP-SGD, because clients send the
+    losses without noise. A selected model reveals one client's examples until other clients have trained it.
 
     Args:
         clusters: K, the number of models.

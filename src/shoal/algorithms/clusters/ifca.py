@@ -92,8 +92,8 @@ class IFCA:
 
     With ``clusters`` = "auto" a simulation first trains with 1 to ``max_clusters`` models on some of the examples. The
     simulation takes the smallest number of models that no larger number beats significantly on the remaining examples
-    (paired t tests at a total level of 5 %). If that number is above 1, `OneShotStart` initialises the models, unless
-    another start wraps this algorithm.
+    (paired t tests at a total level of 5 %). If the chosen number is above 1, `OneShotStart` initialises the models,
+    unless another start wraps IFCA.
 
     Args:
         clusters: K, the number of models; "auto" chooses it before the run by losses on held-out examples.

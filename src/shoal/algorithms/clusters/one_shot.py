@@ -31,8 +31,8 @@ class OneShotClustering:
     """Clusters by k-means of the models that all clients train separately in the first round, then FedAvg per cluster.
 
     Each cluster's model starts at the mean of its clients' models, and the clusters do not change. A client that missed
-    the first round trains the initial model in its own first round, and joins the cluster with the nearest mean. Until
-    then the client is assigned to the first cluster.
+    the first round trains the initial model in its own first round, and joins the cluster with the nearest mean. Before
+    its first round, a new client is assigned to the first cluster.
 
     The first round must be long enough for the clients' models to differ by group. If fewer than K clients take part in
     the first round, the remaining models stay random. Unlike in the earlier paper, all clients start from one model,
@@ -40,7 +40,8 @@ class OneShotClustering:
 
     Args:
         clusters: K, the number of clusters.
-        local: the local training of the first round and of a new client's first round; by default that of all rounds.
+        local: the local training of the first round and of a new client's first round; by default the same as in all
+            other rounds.
 
     Source: the one-shot baseline in Ghosh et al. 2020, arXiv:2006.04088, section on experiments; earlier paper: Ghosh
     et al. 2019, arXiv:1906.06629.

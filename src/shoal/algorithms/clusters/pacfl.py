@@ -26,8 +26,8 @@ class PACFL(FixedClusters):
     merges clusters up to the distance ``threshold``, which determines the number of clusters. With one cluster the
     result equals that of `FedAvg`.
 
-    Unlike in the authors' code, the principal angles are computed from the singular values of ``U_i' U_j``, and the
-    singular vectors from all examples of a client. The authors' thresholds therefore do not apply.
+    Unlike in the authors' code, the angles are exact principal angles, and the singular vectors are computed from all
+    examples of a client. The authors' thresholds therefore do not apply.
 
     The singular vectors reveal directions of a client's data to the server, and no defence of local training protects
     them. PACFL refuses DP-SGD, because the epsilon would not cover the singular vectors. PACFL cannot find groups that
@@ -35,8 +35,8 @@ class PACFL(FixedClusters):
 
     Args:
         threshold: the largest distance at which clusters are merged, in degrees; larger values give fewer clusters. A
-            suitable value is above the distances within groups and below the distances between groups. The log reports
-            the number of clusters.
+            suitable threshold is above the distances within groups and below the distances between groups. The log
+            reports the resulting number of clusters.
         vectors: p, the number of singular vectors per client (3 to 5 in the authors' code).
         distance: the distance of two clients: the "smallest" principal angle, or the "sum" of all principal angles.
         linkage: the linkage of the hierarchical clustering: "average", "complete" or "single".

@@ -21,8 +21,8 @@ Beta = Annotated[float, Field(ge=0, lt=1, strict=True)]
 class FedOpt(Wrapper):
     """A server optimizer for each of the K models, whose gradient is ``-delta = model - average``.
 
-    - "sgd": ``m <- beta1 * m + delta``, ``model <- model + learning_rate * m``. With learning rate 1 and beta1 = 0 the
-      result equals that of ``base``.
+    - "sgd": ``m <- beta1 * m + delta``, ``model <- model + learning_rate * m``. Optimizer "sgd" with learning rate 1
+      and beta1 = 0 reproduces ``base``.
     - "adam" and "yogi": ``m <- beta1 * m + (1 - beta1) * delta``, ``model <- model + learning_rate * m / (sqrt(v) +
       tau)``. The second moment ``v`` follows the rule of Adam or Yogi, without bias correction, as in the paper.
 

@@ -19,7 +19,7 @@ class Scaffold(Derived):
 
     After E steps from the shared model x, the client sets ``c_i <- c_i - c + (x - y) / (E * eta_l)``. The server sets
     ``x <- x + eta_g * mean_i(y - x)`` and ``c <- c + |S| / N * mean_i(change of c_i)``, where S is the set of the
-    round's clients. The state contains one control variate per client, each as large as the model.
+    round's clients.
 
     Args:
         server_learning_rate: the server's learning rate ``eta_g``.

@@ -34,7 +34,7 @@ class ServerOnly(Derived):
     """One model, trained on the server's labelled examples before the first round; clients neither train nor send
     anything.
 
-    The exposure of the clients is at chance level. A federation that is less accurate than this baseline has no
+    The exposure of the clients is at chance level. A federation that is less accurate than `ServerOnly` has no
     advantage over training without clients.
 
     Args:

@@ -38,8 +38,8 @@ class APFL(Derived):
     Parameters are mixed as in the paper, whereas the authors' code mixes the outputs of the two models.
 
     Args:
-        alpha: the weight of the personal model in [0, 1] (0.5 in the authors' code). With ``adaptive`` this is the
-            initial weight.
+        alpha: the weight of the personal model in [0, 1] (0.5 in the authors' code). With ``adaptive``, ``alpha`` is
+            the initial weight.
         adaptive: whether each client adapts its own weight in every step: ``alpha_i <- alpha_i - eta * <v_i - w,
             g(m_i)>``, clipped to [0, 1].
         weighting: the weights of clients in the shared average: "equal" (the paper), or by number of "examples".

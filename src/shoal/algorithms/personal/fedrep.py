@@ -18,9 +18,9 @@ from shoal.engine import Cohort, LocalSGD, LocalTraining, RoundPlan, State, Trai
 class FedRep(OwnLayers):
     """Client i trains its head with the body fixed, then the body with its head fixed; the server averages the bodies.
 
-    The head stays with the client. The paper uses ten epochs for the head and one for the body,
-    ``LocalSGD(epochs=11)``. A client uses the averaged body with the head that it trained last. Batch norm's statistics
-    belong to the body, and change in both phases. With DP-SGD the epsilon covers both phases.
+    The paper uses ten epochs for the head and one for the body, ``LocalSGD(epochs=11)``. A client uses the averaged
+    body with the head that it trained last. Batch norm's statistics belong to the body, and change in both phases. With
+    DP-SGD the epsilon covers both phases.
 
     Unlike in the authors' code, the momentum of an optimizer restarts with the body, and heads are not trained again
     after the last round.

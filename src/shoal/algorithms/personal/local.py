@@ -29,9 +29,10 @@ from shoal.engine import (
 class LocalOnly(Derived):
     """Every client trains a personal model on its own examples only, in each round that it takes part in.
 
-    This baseline measures the accuracy of clients without a federation. Clients send nothing, so the server's filter,
+    Local training measures the accuracy of clients without a federation. Clients send nothing, so the server's filter,
     malicious clients and attacks by the server have no effect. The server's model stays the initial model, so attacks
-    that are fitted on shadow models may understate the exposure. ``reference_federations`` retrain the clients' models.
+    that are fitted on shadow models may understate the exposure. Attacks with ``reference_federations`` retrain the
+    clients' models instead.
 
     Source: the baseline "local" of Ghosh et al. 2020, arXiv:2006.04088, and of Liu et al. 2022, arXiv:2206.07902.
 
@@ -81,7 +82,7 @@ class FineTuning(Wrapper):
 
     Args:
         base: the algorithm that trains the shared models.
-        local: the local training of the fine-tuning; by default that of a round.
+        local: the local training of the fine-tuning; by default the same as in a round.
 
     Source: Wang et al. 2019, arXiv:1910.10252; Collins et al. 2022, arXiv:2205.13692 (FedAvg-FT).
 

@@ -18,9 +18,9 @@ class PerFedAvg(Derived):
     """FedAvg with the local step ``w <- w - beta * g(w - alpha * g(w; D); D')`` on two batches D and D', without
     Hessian.
 
-    beta is the learning rate of local training. D and D' are consecutive batches, so an epoch has half as many steps as
-    in `FedAvg`. After the last round every client takes the adaptation step ``w - alpha * g(w)`` on all its examples
-    with the defences of local training. The client does not send the adapted model.
+    beta is the learning rate of local training. The two batches of a step are consecutive, so an epoch has half as many
+    steps as in `FedAvg`. After the last round every client takes the adaptation step ``w - alpha * g(w)`` on all its
+    examples with the defences of local training. Clients do not send their adapted models.
 
     Args:
         alpha: the learning rate of the adaptation step.

@@ -1,4 +1,4 @@
-"""A lower bound on cluster sizes, which random clients from larger clusters fill up."""
+"""A lower bound on cluster sizes: random clients of larger clusters train the models of smaller clusters."""
 
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
@@ -28,12 +28,12 @@ class ClusterSizeFloor(Wrapper):
     ``base`` assigns, and chooses again in the next round. A lower bound on cluster sizes is not a guarantee of
     differential privacy.
 
-    The directive "size_floor" of a cluster, in [0, 1], multiplies the cluster's lower bound. With 0 for all clusters
-    the result equals that of ``base`` bit for bit.
+    The directive "size_floor" of a cluster, in [0, 1], multiplies the lower bound on the cluster's size. If the
+    directive is 0 for all clusters, the result equals that of ``base`` bit for bit.
 
     Args:
         base: an algorithm with a method ``plan_of``, such as IFCA, IFCA-MIR or IFCA within limits. Other wrappers must
-            be around this wrapper, not inside.
+            be around `ClusterSizeFloor`, not inside.
         min_clients: the smallest number of clients that train each model in a round.
 
     Source: inspired by RR-Cluster (Yang et al. 2025, arXiv:2508.06183), which rebalances clusters at random.

@@ -19,12 +19,11 @@ class PrivateMeans(FixedClusters):
     """FedAvg within clusters, found by k-means of the clients' noisy mean inputs.
 
     Client i with n_i inputs sends ``m_i = (sum_j x_j min(1, C / |x_j|) + N(0, (sigma C)^2 I)) / n_i`` once, before
-    training. For one added or removed record, with n_i public, this is a Gaussian mechanism with noise multiplier
-    sigma. Nothing else in a client's data affects its cluster, so the reported epsilon covers the assignment. All
-    models start from the same parameters.
+    training. For one added or removed record and a public number of records, the sent mean is a Gaussian mechanism with
+    noise multiplier sigma. A client's cluster depends only on the noisy means, so the reported epsilon covers the
+    assignment.
 
-    Mean pixels separate groups poorly. Means of `Features`, scaled to length 1, separate rotated groups at a small
-    epsilon.
+    Means of `Features`, scaled to length 1, separate groups at a smaller epsilon than means of pixels.
 
     Args:
         clusters: K, the number of clusters.
@@ -66,9 +65,7 @@ class PrivateMeans(FixedClusters):
         return self.init_clusters(super().init(engine, federation, local, stream), cluster, self.clusters)
 
     def means(self, clients: Shards, ids: Tensor, stream: Stream) -> Tensor:
-        """Compute the noisy mean inputs (N, D) float64 of all clients; a client's noise depends on the stream and the
-        client's id.
-        """
+        """Compute the noisy mean inputs (N, D) float64; a client's noise depends on the stream and the client's id."""
         rows = []
         for position, client in enumerate(ids.tolist()):
             x = clients.x[clients.indices_of(position).to(clients.x.device)].flatten(1).cpu().double()

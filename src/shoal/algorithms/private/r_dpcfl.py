@@ -33,10 +33,10 @@ class RDPCFL(Derived):
     1. In the first round all clients train one model on full batches. The server fits a mixture of K spherical
        Gaussians with equal weights to the first two principal components of the updates. Each client's cluster is drawn
        from the mixture's probabilities.
-    2. In the next rounds the cluster of each client is drawn again in every round. Phases 1 and 2 last ``soft_rounds *
-       (1 - overlap)`` rounds, where the overlap of the two closest clusters is in [0, 1].
-    3. For ``loss_rounds`` rounds each client trains the model with the lowest loss on its examples. Afterwards the
-       client keeps its last choice.
+    2. In each following round the cluster of each client is drawn again. Phases 1 and 2 last ``soft_rounds * (1 -
+       overlap)`` rounds, where the overlap of the two closest clusters is in [0, 1].
+    3. For ``loss_rounds`` rounds each client trains the model with the lowest loss on its examples. After these rounds
+       each client keeps the model that it chose last.
 
     The epsilon of DP-SGD covers the first round and the draws of phase 2, which depend only on sent updates. The
     epsilon does not cover the choices by loss in phase 3, for which the paper uses an exponential mechanism. The
@@ -83,7 +83,7 @@ class RDPCFL(Derived):
         )
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """Plan a round, or raise `InputError` if the first round has fewer clients than clusters."""
+        """Plan a round; raise `InputError` if the first round has fewer clients than clusters."""
         if not self._has_clusters(state):
             return self._first(state, cohort)
         if self._soft(state, cohort):

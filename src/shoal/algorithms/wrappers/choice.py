@@ -61,7 +61,7 @@ class ChoiceRule(Derived):
 
 
 class PerceivedCohort:
-    """A cohort with perceived losses; `true_losses` maps them back to the true losses."""
+    """A cohort with perceived losses, and the map from perceived to true losses."""
 
     def __init__(self, rule: ChoiceRule, state: State, cohort: Cohort) -> None:
         self._rule, self._state, self._cohort = rule, state, cohort
@@ -183,10 +183,10 @@ class IFCAWithinLimit(_ChoiceOverIFCA):
 class RiskAwareChoice(Wrapper, ChoiceRule):
     """The rule of IFCA-MIR over any algorithm: clients of ``base`` choose by ``alpha_i * loss_ik + beta_i * risk_k``.
 
-    Over HypCluster a client trains the model with the smallest value. Over FedSoft each example counts for the model
-    with the smallest value. Over FedEM and FedRC the value replaces the loss in the responsibilities. Over IFCA the
-    result equals that of IFCA-MIR. With beta = 0 for every client, or if clients of ``base`` do not choose a model, the
-    result equals that of ``base`` bit for bit.
+    Over HypCluster a client trains the model with the smallest weighted sum of loss and risk. Over FedSoft each example
+    counts for the model with the smallest weighted sum. Over FedEM and FedRC the weighted sum replaces the loss in the
+    responsibilities. Over IFCA the result equals that of IFCA-MIR. With beta = 0 for every client, or if clients of
+    ``base`` do not choose a model, the result equals that of ``base`` bit for bit.
 
     Args:
         base: an algorithm in which clients choose by their losses.
@@ -227,13 +227,13 @@ _Price = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 class PricedChoice(Wrapper, ChoiceRule):
     """Clients of ``base`` choose a model by ``loss_ik + price_k``, with prices that the server sets.
 
-    The directive "price" sets the price of each cluster's model in nats. Without the directive ``prices`` apply. With
-    prices of 0, or if clients of ``base`` do not choose a model, the result equals that of ``base`` bit for bit. If
-    ``base`` is IFCA-MIR, alpha also multiplies the price.
+    The directive "price" sets the price of each cluster's model in nats. Without this directive, the setting ``prices``
+    applies. With prices of 0, or if clients of ``base`` do not choose a model, the result equals that of ``base`` bit
+    for bit. If ``base`` is IFCA-MIR, alpha also multiplies the price.
 
     Args:
         base: an algorithm in which clients choose by their losses.
-        prices: the prices of the K models in nats, without the directive; 0 by default.
+        prices: the prices of the K models in nats, if there is no directive "price"; 0 by default.
 
     Example:
         >>> import shoal.toy

@@ -16,13 +16,14 @@ from shoal.engine import Aggregate, Algorithm, Cohort, LocalTraining, RoundPlan,
 class EarlyStopping(Wrapper):
     """A wrapper that stops the training of clusters; clients still choose and use a stopped cluster's model.
 
-    A cluster is stopped in rounds in which its directive "stop" is 1. Without the directive all clusters stop after a
-    number of rounds. Clients of a stopped cluster neither train nor send anything. Clusters that stop before the groups
+    A cluster is stopped in rounds in which its directive "stop" is 1. Without this directive, all clusters stop after
+    ``after`` rounds. Clients of a stopped cluster neither train nor send anything. Clusters that stop before the groups
     separate stay mixed.
 
     Args:
         base: the algorithm that trains the models.
-        after: the number of rounds after which all clusters stop, without the directive; by default no cluster stops.
+        after: the number of rounds after which all clusters stop, if there is no directive "stop"; by default no
+            cluster stops.
 
     Source: Song, Mittal 2021, arXiv:2003.10595, find that early stopping protects about as well as more expensive
     defences.

@@ -25,7 +25,7 @@ class MultiKrum(RobustMerging):
     Args:
         base: the algorithm that trains the models and assigns clients to clusters.
         byzantine: the number f of malicious clients to tolerate per cluster.
-        selected: the number m of updates to average; n - f by default. The value 1 gives Krum.
+        selected: the number m of updates to average; n - f by default. Krum is the special case m = 1.
 
     Example:
         >>> import torch, shoal

@@ -18,8 +18,8 @@ class Pooling(Wrapper):
     mean``.
 
     The mean weights each model by the number of clients that trained it in the round. A single record has less
-    influence on an averaged model. The members of a model are the clients that trained it, although pooling mixes in
-    other models.
+    influence on a pooled model than on a model of one cluster. The members of a model are the clients that trained it,
+    although pooling mixes in other models.
 
     ``rho_k`` is the setting ``share`` times the directive "pooling" of the cluster, which is in [0, 1] and 1 by
     default. With ``rho_k`` = 0 the model equals that of ``base`` bit for bit.
@@ -57,7 +57,8 @@ def pool_models(models: Tensor, rho: Tensor, weights: Tensor) -> Tensor:
     Args:
         models: the models, (K, P) float32.
         rho: the weight of the mean per model, (K, 1), or per parameter, (K, P); float64 in [0, 1].
-        weights: the weights of the models in the mean, at least 0, (K,) float64. If all weights are 0, nothing changes.
+        weights: the weights of the models in the mean, at least 0, (K,) float64. If all weights are 0, the models do
+            not change.
 
     >>> models, released = torch.tensor([[0.0], [4.0]]), torch.tensor([[0.0], [0.5]]).double()
     >>> pool_models(models, released, torch.tensor([3.0, 1.0]).double())

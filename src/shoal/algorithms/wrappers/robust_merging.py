@@ -18,8 +18,8 @@ class RobustMerging(Wrapper):
     resembles a malicious client, so robust merging also ignores some honest clients (see docs/defenses.md).
 
     Raises:
-        InputError: ``base`` gives a client's update weight in several models, or keeps the clients' updates, as CFL
-            does. The error is raised in the first round.
+        InputError: a client's update has a weight in several models of ``base``, or ``base`` keeps the clients'
+            updates, as CFL does (raised in the first round).
     """
 
     moves_by_average: ClassVar[bool] = False

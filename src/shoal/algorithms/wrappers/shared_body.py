@@ -20,15 +20,14 @@ class SharedBody(Wrapper):
     """A wrapper that replaces all parameters outside the head by their mean over the models after each round.
 
     The directive "shared_body" of a cluster, in [0, 1], is the weight of the mean in the cluster's body, and is 1 by
-    default. With 0 the model equals that of ``base`` bit for bit. The body includes batch norm's statistics. The body
-    contains most of the parameters and is trained by all clients.
+    default. If the directive is 0, the model equals that of ``base`` bit for bit. The body includes batch norm's
+    statistics, contains most of the parameters, and is trained by all clients.
 
     Args:
         base: the algorithm that trains the models.
         head: the layer that each cluster keeps: "last" (the last linear layer), or the name of a layer in the network.
 
-    Source: the split follows Collins et al. 2021, arXiv:2102.07078, the joint training Arivazhagan et al. 2019,
-    arXiv:1912.00818.
+    Source: Collins et al. 2021, arXiv:2102.07078, and Arivazhagan et al. 2019, arXiv:1912.00818, for one model.
 
     Example:
         >>> import shoal.toy

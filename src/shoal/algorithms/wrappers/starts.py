@@ -1,8 +1,8 @@
 """Starts: rounds that find the initial models of an algorithm with clusters.
 
-IFCA needs initial models near the groups' optimal models (Ghosh, Chung, Yin, Ramchandran 2020, arXiv:2006.04088,
-Theorem 1). With independent random initial models, all clients often choose the same model. `Redraw` improves the
-initial models without rounds.
+IFCA needs initial models near the groups' optimal models (Ghosh et al. 2020, arXiv:2006.04088, Theorem 1). With
+independent random initial models, all clients often choose the same model. `Redraw` improves the initial models without
+rounds.
 """
 
 from abc import abstractmethod
@@ -38,7 +38,8 @@ from shoal.engine import (
 class InitialisationPhase(Wrapper):
     """A wrapper whose first rounds find the initial models of ``base``.
 
-    Rounds without clients do not count as start rounds. During the start the base's other tensors do not change.
+    Rounds without clients do not count as start rounds. During the start rounds, the other tensors of ``base`` do not
+    change.
     """
 
     membership_barrier: ClassVar[str] = "finds its first models in rounds of their own"
@@ -81,10 +82,9 @@ class InitialisationPhase(Wrapper):
 class ServerStart(Wrapper):
     """Pretraining of each model of ``base`` on the server's labelled examples, before the first round.
 
-    No client takes part in the pretraining, so it exposes no client and spends no epsilon. Reference federations start
-    from the same models. Equal initial models stay equal, and personal models are not pretrained. Attacks that use the
-    server's examples as non-members are misled, because the models were trained on these examples. `ServerOnly` is the
-    baseline without clients.
+    No client takes part in the pretraining, so the pretraining exposes no client and spends no epsilon. Reference
+    federations start from the pretrained models. Attacks that use the server's examples as non-members are misled,
+    because the models were trained on these examples. `ServerOnly` is the baseline without clients.
 
     Args:
         base: the algorithm that trains with the clients.
@@ -122,12 +122,12 @@ class OneShotStart(InitialisationPhase):
     """A start of one round: ``base`` starts from the centers of k-means of the clients' separately trained models.
 
     If fewer than K clients take part, the remaining models stay the base's initial models. Other wrappers must be
-    inside this wrapper, because a wrapper around it would treat the change of models as an update.
+    inside `OneShotStart`, because an outer wrapper would treat the new models as updates.
 
     Args:
         base: the algorithm that trains the K models.
-        local: the local training of the first round; by default that of other rounds. The training must be long enough
-            for the clients' models to differ by group.
+        local: the local training of the start round; by default the same as in other rounds. Training in the start
+            round must be long enough for the clients' models to differ by group.
 
     Example:
         >>> import shoal.toy
@@ -161,8 +161,8 @@ class OneShotStart(InitialisationPhase):
 class FedAvgStart(InitialisationPhase):
     """A start with FedAvg on one model, followed by K copies of the model with independent Gaussian noise.
 
-    All clients of the start rounds are members of every copy. Other wrappers must be inside this wrapper, because a
-    wrapper around it would treat the change of models as an update.
+    All clients of the start rounds are members of every copy. Other wrappers must be inside `FedAvgStart`, because an
+    outer wrapper would treat the new models as updates.
 
     Args:
         base: the algorithm that trains the K copies.
@@ -259,7 +259,7 @@ class FarthestFirstStart(InitialisationPhase):
 
 
 def farthest_first(losses: Callable[[int], Tensor], first: int, count: int) -> list[int]:
-    """Select candidates; each further candidate has the highest loss under the best model selected so far.
+    """Select ``count`` candidates; each further candidate has the highest loss under the best model selected so far.
 
     Args:
         losses: a function from a candidate to the losses (m,) of its model on the examples of all m candidates.
