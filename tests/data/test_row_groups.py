@@ -128,7 +128,7 @@ def test_pages_and_files_have_both_groups(tmp_path):
 
 
 def test_one_model_per_group_needs_groups_of_clients():
-    with pytest.raises(shoal.InputError, match="'by-group' needs groups of clients"):
+    with pytest.raises(shoal.InputError, match="by-group needs one group per client"):
         simulated(federation(), shoal.ByGroup())
 
 
