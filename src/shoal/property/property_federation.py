@@ -1,7 +1,7 @@
-"""Federations in which one client, the victim, has examples with a property: their schedule and their partition.
+"""Federations in which one client, the victim, holds examples with a property.
 
 Source: Melis, Song, De Cristofaro, Shmatikov 2019, arXiv:1805.04049, section VII; Kim et al., RAID 2023, sections 4 and
-4.1.1; label skew as `draw_owners`, balanced.
+4.1.1.
 """
 
 from dataclasses import dataclass, replace
@@ -37,16 +37,17 @@ _GROUPS = (Group("all", 1.0),)
 
 @dataclass(frozen=True, eq=False)
 class PropertySchedule:
-    """A property that only training examples of the victim and the attacker have, and the victim's schedule.
+    """The rounds in which the victim trains on examples with the property.
 
-    In every ``period``-th round the victim trains only on its examples with the property, in all other rounds only on
-    those without. The attacker tells these rounds apart.
+    Only the victim and the attacker hold training examples with the property. In every ``period``-th round the victim
+    trains only on examples with the property, and in all other rounds only on examples without the property.
 
     Args:
-        has_property: (M,) bool, a mask of the clients' examples.
-        test_has_property: (M',) bool, a mask of the test examples.
-        victim, attacker: ids of the attacked and the attacking client.
-        period: rounds from one with the property to the next.
+        has_property: a mask of the clients' examples, (M,) bool.
+        test_has_property: a mask of the test examples, (M',) bool.
+        victim: the victim's id.
+        attacker: the attacker's id.
+        period: the number of rounds between two rounds with the property.
     """
 
     has_property: Tensor
@@ -57,11 +58,17 @@ class PropertySchedule:
     __repr__ = one_line
 
     def present(self, number: int) -> bool:
-        """True if the victim trains on the property in round ``number``, counted from 1."""
+        """Return whether the victim trains on the property in round ``number``, counted from 1."""
         return number % self.period == 0
 
     def in_round(self, clients: Shards, ids: Tensor, number: int) -> Shards:
-        """Return the shards of a round, from all examples ``clients``; ids (N,) int64."""
+        """Return the clients' shards for a round.
+
+        Args:
+            clients: the shards with all examples.
+            ids: the clients' ids, (N,) int64.
+            number: the number of the round, from 1.
+        """
         indices = [clients.indices_of(i) for i in range(len(clients))]
         for i in torch.nonzero(ids == self.victim).flatten().tolist():
             indices[i] = self._of_victim(indices[i], present=self.present(number))
@@ -69,7 +76,9 @@ class PropertySchedule:
         return Shards.from_indices(clients.x, clients.y, torch.cat(indices), sizes)
 
     def swap_records(self, clients: Shards, ids: Tensor, number: int) -> Shards:
-        """Return the victim's shard as it would be if round ``number`` were of the other kind: one owner, or none."""
+        """Return the victim's counterfactual shard: examples without the property in a round with the property, and
+        vice versa.
+        """
         owners = torch.nonzero(ids == self.victim).flatten()
         indices = [self._of_victim(clients.indices_of(i), present=not self.present(number)) for i in owners.tolist()]
         sizes = torch.tensor([len(rows) for rows in indices], dtype=torch.int64)
@@ -83,7 +92,7 @@ def schedule_of(federation: Federation) -> PropertySchedule:
     """Return the federation's property schedule.
 
     Raises:
-        InputError: it has none.
+        InputError: the federation has no property schedule.
     """
     if not isinstance(federation.schedule, PropertySchedule):
         raise InputError(
@@ -94,23 +103,23 @@ def schedule_of(federation: Federation) -> PropertySchedule:
 
 @settings
 class PropertyPartition:
-    """Partition of examples with and without a property.
+    """A partition of examples with and without a property.
 
-    The ``clients * examples_per_client`` training examples are drawn as for any federation. Those with the property go
-    to the attacker and the victim, those without to all clients, with label skew by ``dirichlet_alpha``; the victim may
-    be exempt from it.
+    The attacker and the victim receive the training examples with the property. All clients receive examples without
+    the property, with label skew by ``dirichlet_alpha``.
 
     Args:
-        partition: numbers of examples.
-        attacker_share: fraction of the property's training examples that the attacker gets; the victim gets the rest
-            (paper: 0.5; its authors' code: 0.3).
-        period: rounds from one with the property to the next.
-        min_examples: smallest number of examples of each kind per client, usually a batch.
-        victim_labels: labels of the victim's examples without the property: "natural", drawn before label skew, as many
-            as it has with the property or as are left (authors' code); or "skewed" like those of other clients.
+        partition: the numbers of clients and examples, and the label skew.
+        attacker_share: the attacker's fraction of the training examples with the property; the victim gets the
+            remainder (paper: 0.5; authors' code: 0.3).
+        period: the number of rounds between two rounds with the property.
+        min_examples: the smallest number of examples with the property, and without, per client that needs them;
+            usually the batch size.
+        victim_labels: the labels of the victim's examples without the property. "natural" labels are drawn before label
+            skew (authors' code); "skewed" labels are drawn as for other clients.
 
     Raises:
-        InputError: fewer than three clients, or a value outside its range.
+        InputError: there are fewer than three clients, or a value is outside its range.
     """
 
     partition: Partition
@@ -131,8 +140,8 @@ def draw_property_partition(dataset: LabelledDataset, plan: PropertyPartition, s
     """Draw the partition of the examples.
 
     Raises:
-        InputError: too few examples, a task without a property, a property of all or no examples, or fewer than
-            ``min_examples`` with or without it at a client.
+        InputError: there are too few examples, the task has no property, all or no examples have the property, or a
+            client has fewer than ``min_examples``.
     """
     has_property = _has_property(dataset).numpy()
     partition = plan.partition
@@ -162,9 +171,9 @@ def partition_by_property(
     preferences: Preferences | None = None,
     stream: Stream = DEFAULT_STREAM,
 ) -> Federation:
-    """Return the federation of a data set partitioned by property, with one group; raises as `draw_property_partition`.
+    """Create a federation with one group from a data set partitioned by property.
 
-    ``preferences`` and ``stream`` are those of `partition_dataset`.
+    Raises the errors of `draw_property_partition`.
 
     Example:
         >>> import shoal
@@ -186,7 +195,7 @@ def partition_by_property(
 def partitioned_federation(
     dataset: LabelledDataset, plan: PropertyPartition, drawn: PartitionIndices, preferences: Preferences, stream: Stream
 ) -> Federation:
-    """Return the federation of a data set whose partition by property is ``drawn`` already."""
+    """Create the federation of a data set from the drawn partition by property."""
     has_property = _has_property(dataset)
     of_clients, of_test = has_property[drawn.clients.indices], has_property[drawn.test]
     schedule = PropertySchedule(of_clients, of_test, victim=VICTIM, attacker=ATTACKER, period=plan.period)
