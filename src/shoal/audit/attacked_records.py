@@ -56,14 +56,14 @@ class AuditRecords:
         record: the records' names, (M,).
         client: the name of each record's client, (M,).
         group: the name of each client's group, (M,).
-        all_models: the logit-scaled confidence of every cluster's model in each record, (M, K). ``None`` means that
+        all_models: the logit-scaled confidence of every cluster's model in each record, (M, K), or ``None`` if
             only one model is known.
         further: the results of attacks that need more than ``scores``, by their key in audit.json. A NaN score means
             that the attack has no score for the record.
         omitted: the reasons for missing attacks, by the attack's key.
         notes: caveats about the records, as sentences without a full stop.
-        pair: the pair number of each record, (M,). A pair is a member and a non-member of one client, and intervals
-            allow for the dependence within pairs. ``None`` means that the records are independent.
+        pair: the pair number of each record, (M,), or ``None`` if the records are independent. A pair is a member and a
+            non-member of one client.
 
     Raises:
         InputError: there are several groups and one is named ``all``.
@@ -164,7 +164,7 @@ def attack_records(records: AuditRecords, attacks: Sequence[ReferenceAttack] = R
     """
     scores, trained = records.scores, records.scores.reference_member
     for kind, count in (("members", int(scores.member.sum())), ("non-members", int((~scores.member).sum()))):
-        require(count >= 2, f"an attack needs at least two {kind}; got {count}")
+        require(count >= 2, f"an attack needs at least two {kind} (got {count})")
     answers, strength, omitted = dict[str, RecordTable](), dict[str, float](), dict[str, str]()
     cells = threshold_cells(np.unique(records.group, return_inverse=True)[1], scores.model)
     for attack in attacks:
@@ -242,12 +242,10 @@ def threshold_cells(group: Ints, model: Ints) -> tuple[Ints, Ints]:
 def leave_one_out_scores(attack: ReferenceAttack, records: ReferenceScores) -> Floats | None:
     """Attack each reference model with the remaining models as references.
 
-    The reference models' members are known (``records.reference_member``), so these scores measure an attack's
-    strength.
+    The scores measure an attack's strength, since the reference models' members are known.
 
     Reference federations are trained in pairs on opposite halves of the records. An attack on one model of a pair omits
-    the second model of the pair. Otherwise members would have one IN score less than non-members, and LiRA's AUC would
-    be 0.40 without any leak (four models, 1,200 records).
+    the second model of the pair, because members would otherwise have one IN score less than non-members.
 
     Returns:
         Scores (M, R), or ``None`` with too few reference models or too few members.
@@ -280,7 +278,7 @@ def reference_thresholds(scores: Floats, left_out: Floats | None, trained: Bools
 
     Args:
         scores: the attack's scores on the attacked model, (M,).
-        left_out: the scores of `leave_one_out_scores`, (M, R). ``None`` means that there are no reference models.
+        left_out: the scores of `leave_one_out_scores`, (M, R), or ``None`` if there are no reference models.
         trained: the members of each reference model, (M, R).
         cells: arrays with the cell of each record, (M,) each, from coarse cells to fine cells.
 

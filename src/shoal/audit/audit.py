@@ -67,8 +67,8 @@ class Audit:
             `View` that the attack needs. "chosen" marks the attack chosen for a view without knowledge of the attacked
             model's members. "strongest" marks the attack that decides the scope's exposure; see `Audit.strongest`.
             "title" is the attack's title, or empty. "other_clients" is 1 if non-members may belong to other clients.
-        records: a table with one row per record and the columns `RECORD_COLUMNS`, the most exposed record first. The
-            table holds the strongest attack's score and the result of `record_exposure`.
+        records: a table with one row per record and the columns `RECORD_COLUMNS`, the most exposed record first. Each
+            row holds the strongest attack's score and the result of `record_exposure`.
         references: the number R of reference models.
         members, non_members: the numbers of members and of non-members.
         empirical_epsilon: a lower bound, at 95 % confidence, on the epsilon of per-record (epsilon, delta)-differential
@@ -185,7 +185,6 @@ def audit_records(
     Args:
         records: the attacked records, with at least two members and two non-members.
         stream: the random stream for the empirical epsilon and for `record_exposure`.
-        attacks: attacks on scores.
         delta: the delta of the empirical epsilon.
 
     Raises:
@@ -256,7 +255,6 @@ def attack_table(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -
     """Create the table `Audit.attacks`.
 
     Args:
-        rows: rows of `scope_rows`.
         titles: the attacks' titles, by the attack's key.
     """
     table = pd.DataFrame(rows, columns=[*ATTACK_COLUMNS])

@@ -48,7 +48,6 @@ class CanaryExposure:
     """A measurement of a run's canaries.
 
     Args:
-        canaries: the federation's canaries.
         delta: the delta of the bound on epsilon.
     """
 
@@ -108,7 +107,6 @@ class OneRunAudit:
     Args:
         epsilon: the lower bound, at least 0.
         delta: the delta of the tested (epsilon, delta).
-        confidence: the confidence of the bound.
         canaries: the number m of canaries.
         guesses: the number of guesses that gave the best bound.
         correct: the number of correct guesses.
@@ -141,8 +139,7 @@ def one_run_audit(
         scores: the canaries' scores, higher for a canary that looks trained on, (m,). A canary with NaN is not guessed.
         included: whether training used each canary, (m,), drawn independently with probability 1/2.
         delta: the delta of the tested (epsilon, delta).
-        confidence: the confidence of the bound.
-        guesses: pairs with the number of guesses "in" and "out". ``None`` means `default_guesses`.
+        guesses: pairs with the number of guesses "in" and "out", or ``None`` for `default_guesses`.
 
     Example:
         >>> import numpy as np
@@ -153,14 +150,17 @@ def one_run_audit(
     """
     require(
         scores.ndim == 1 and scores.shape == included.shape,
-        f"'scores' and 'included' must be of the same shape (m,); got {scores.shape} and {included.shape}",
+        f"'scores' and 'included' must have the same shape (m,) (got {scores.shape} and {included.shape})",
     )
     count, choices = len(scores), default_guesses(len(scores)) if guesses is None else guesses
-    require(count > 0 and len(choices) > 0, f"an audit needs canaries and guesses; got {count} and {len(choices)}")
-    require(0 < confidence < 1, f"'confidence' must be above 0 and below 1; got {confidence:g}")
+    require(
+        count > 0 and len(choices) > 0,
+        f"'scores' and 'guesses' must not be empty (got {count} and {len(choices)})",
+    )
+    require(0 < confidence < 1, f"'confidence' must be above 0 and below 1 (got {confidence:g})")
     for high, low in choices:
         fits = high >= 0 and low >= 0 and 1 <= high + low <= count
-        require(fits, f"'guesses' must be pairs (in, out) that sum to 1..{count} (canaries); got ({high}, {low})")
+        require(fits, f"'guesses' must be pairs (in, out) with a sum from 1 to {count} (got ({high}, {low}))")
     level = (1 - confidence) / len(choices)
     audits = []
     for high, low in choices:
@@ -220,9 +220,9 @@ def one_run_epsilon(canaries: int, guesses: int, correct: int, delta: float = 0.
 
     require(
         0 <= correct <= guesses <= canaries,
-        f"'correct' <= 'guesses' <= 'canaries' must hold, from 0; got {correct}, {guesses} and {canaries}",
+        f"0 <= 'correct' <= 'guesses' <= 'canaries' must hold (got {correct}, {guesses} and {canaries})",
     )
-    require(0 <= delta < 1, f"'delta' must be at least 0 and below 1; got {delta:g}")
+    require(0 <= delta < 1, f"'delta' must be at least 0 and below 1 (got {delta:g})")
     level = 1 - confidence
     # With delta = 0 this is the lower limit of Clopper and Pearson for the rate of right guesses.
     rate = stats.beta.ppf(level, correct, guesses - correct + 1) if correct else 0.0

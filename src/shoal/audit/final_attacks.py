@@ -56,11 +56,10 @@ class FinalAttacks:
     """The results of all attacks on the final models.
 
     Args:
-        predictions: the deployed models' predictions.
         fits: the scores of the deployed models per fit, by the attack's name. The configured attack comes first.
         shared: the scores of the clusters' models per fit of the configured attack.
         titles: the attacks' titles, by name.
-        references: the records attacked with reference models. ``None`` means that there are no reference models.
+        references: the records attacked with reference models, or ``None`` if there are no reference models.
         view: the view that decides the run's exposure.
     """
 
@@ -214,8 +213,10 @@ class _AttackTarget:
     def scores(
         self, fits: Sequence[_Fit], watch: Callable[[int, ModelOutputs], None] | None = None
     ) -> list[ModelScores]:
-        """Return the scores of each of ``fits``. Outputs are computed for some models at a time, and none are kept;
-        ``watch`` is told the number of the first model of each part, and the part's outputs.
+        """Return the scores of each of ``fits``.
+
+        Outputs are computed and discarded in batches of models. ``watch`` receives the number of a batch's first model,
+        and the batch's outputs.
         """
         outputs_of_model = len(self.federation.test) * (self.federation.classes or self.federation.test.y[0].numel())
         size = max(1, OUTPUTS_AT_ONCE // max(1, outputs_of_model))
@@ -246,14 +247,13 @@ def exposure_of_clients(by_model: Sequence[ByAttack], trainers: Bools, federatio
     """Compute the clients' exposure columns of `clients.csv`, (N,) each.
 
     ``exposure`` is the balanced accuracy of the `strongest` attack on the most exposed model that the client trained,
-    averaged over the attack's fits. A client that never trained has NaN. ``exposure_low`` is the lower end of the
-    interval of ``exposure``. ``exposure_null_high`` is the 95 % quantile of the balanced accuracy if nothing is leaked.
-    ``exceeded`` means that ``exposure_low`` is above the client's limit.
+    averaged over the attack's fits. ``exposure`` is NaN for a client that never trained. ``exposure_low`` is the lower
+    end of the interval of ``exposure``. ``exposure_null_high`` is the 95 % quantile of the balanced accuracy if nothing
+    is leaked. ``exceeded`` means that ``exposure_low`` is above the client's limit.
 
     Args:
         by_model: the attacks' metrics, per deployed model.
         trainers: the clients that trained each model, (N, S).
-        federation: the attacked federation.
     """
     decisions = [strongest(attacks) for attacks in by_model]
     decisive = [attacks[name] for attacks, (name, _) in zip(by_model, decisions, strict=True)]

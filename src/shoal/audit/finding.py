@@ -96,7 +96,6 @@ class Finding:
     The intervals are simultaneous for all groups and views.
 
     Args:
-        view: the attacker's view.
         group: the name of a group, a model or a client. "all" means all records.
         attack: the attack's key in audit.json. An empty string means the run's configured attack.
         accuracy: the balanced accuracy; chance is 0.5.
@@ -106,12 +105,11 @@ class Finding:
         chance_high: the 95 % quantile of the balanced accuracy if nothing is leaked.
         chosen: whether the attack was chosen without knowledge of the attacked model's members.
         decides: whether the attack decides the exposure of the group's records; see `Audit.strongest`.
-        exact: the fraction of predicted members for which a span attack claims certainty. ``None`` means that the
+        exact: the fraction of predicted members for which a span attack claims certainty, or ``None`` if the
             attack makes no such claim.
-        title: the attack's title.
-        limit: the accuracy that the verdict compares with. ``None`` means chance.
-        other_clients: whether non-members may belong to other clients. If so, only an exact attack can find the records
-            exposed, because other attacks may recognise the clients rather than the members.
+        limit: the accuracy that the verdict compares with, or ``None`` for chance.
+        other_clients: whether non-members may belong to other clients. With non-members of other clients, only an exact
+            attack can find the records exposed.
     """
 
     view: str
@@ -208,8 +206,6 @@ def headline(attacks: pd.DataFrame, view: View, scope: str = "all", name: str = 
     the attacked model's members, and `strongest` decides whether a different attack replaces the chosen one.
 
     Args:
-        attacks: the table `Audit.attacks`.
-        view: the attacker's view.
         scope: "all", "group", "model" or "client".
         name: the name of the group, model or client.
     """
@@ -235,9 +231,6 @@ def findings(attacks: pd.DataFrame) -> list[Finding]:
     """Return one finding per view and group, by the attack that decides (`headline`), from an outsider to the server.
 
     A view without a measurement on any group has a finding on all records instead.
-
-    Args:
-        attacks: the table `Audit.attacks`.
     """
     pairs, tried = _pairs(attacks), _tried(attacks)
     rows = ((view, headline(attacks, view, scope, name)) for view, scope, name in pairs)
@@ -252,7 +245,6 @@ def every_attack(attacks: pd.DataFrame, scope: str) -> dict[str, list[Finding]]:
     alone.
 
     Args:
-        attacks: the table `Audit.attacks`.
         scope: "all", "group", "model" or "client".
     """
     rows = attacks[attacks["scope"] == scope]

@@ -46,9 +46,7 @@ class FinishedTraining:
     """A finished training, with the deployed models and the attacks on these models.
 
     Args:
-        state: the state after the last round.
         training: the training, with the federation and the engine.
-        red_team: the red team with the configured attack.
         deployed: the S models that clients use.
         losses: the loss of each client's model on the client's training examples, (N,).
         members: the clients that trained each deployed model.
@@ -417,7 +415,7 @@ def model_exposure(finished: FinishedTraining) -> Summary:
 def repeated_attacks(finished: FinishedTraining) -> Summary:
     """Compute the mean and standard deviation of ``mia`` over the configured attack's fits, by group and by cluster.
 
-    A run with one fit has no such metrics.
+    A run with one fit has no ``mia_mean`` and no ``mia_spread``.
     """
     deployed, shared, federation = finished.attacks.configured, finished.attacks.shared, finished.federation
     if len(deployed) == 1:
@@ -455,6 +453,6 @@ def shadow_examples(finished: FinishedTraining) -> Summary:
 
 @measurement("references", "Reference models")
 def reference_models(finished: FinishedTraining) -> Summary:
-    """Report the number of reference models; runs without reference models have no such metric."""
+    """Report the number of reference models, if there are any."""
     references = finished.attacks.references
     return Summary(overall={"references": references.references} if references and references.references else {})

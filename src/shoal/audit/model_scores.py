@@ -47,7 +47,6 @@ class ModelOutputs:
         test_labels: the labels of the test examples, (M,).
         reference_members: the outputs of R reference models on the examples in ``training``, by model, (R, T_k, C).
         reference_test: the outputs of R reference models on the test examples, by model, (R, M, C).
-        loss: the loss that the models were trained with.
     """
 
     training: tuple[Tensor, ...]
@@ -80,7 +79,7 @@ def evaluate_models(
         models: the models' parameters, (K, P).
         clients: the clients whose examples each model is evaluated on, (N, K) bool.
         records: the records that the attacks were fitted on, per model; see `with_references`.
-        members: the clients whose examples are members of each model, (N, K) bool. ``None`` means ``clients``.
+        members: the clients whose examples are members of each model, (N, K) bool, or ``None`` for ``clients``.
     """
     shards, test, owner = federation.clients, federation.test, federation.clients.owners()
     labels = shards.y[shards.indices.to(shards.y.device)].cpu()
@@ -138,9 +137,6 @@ def with_references(
     """Add the outputs of reference models on the same examples to ``outputs``.
 
     Args:
-        outputs: the outputs of K models.
-        federation: the attacked federation.
-        engine: the engine that evaluates the models.
         records: the fitted attack's records per model, with the reference models; empty without reference models.
     """
     test, members, on_tests = federation.test, {}, {}
@@ -169,12 +165,12 @@ class Predictions:
 
     Args:
         test: each model's mean metric on each group's test examples, (S, G) float64.
-        training: the mean metric of each client's model on the client's training examples, (N,) float64. The value is 0
-            if these predictions do not cover the client's model.
+        training: the mean metric of each client's model on the client's training examples, (N,) float64, or 0 if these
+            predictions do not include the client's model.
         training_by_group: the mean metric of each client's model on the client's training examples of each group,
-            (N, G) float64. The value is 0 if the client has no example of the group.
-        predicted: each model's predicted class of each test example, (S, M). ``None`` in a regression.
-        outputs: each model's outputs on the test examples, (S, M, C). ``None`` unless the federation has a schedule.
+            (N, G) float64, or 0 if the client has no example of the group.
+        predicted: each model's predicted class of each test example, (S, M), or ``None`` in a regression.
+        outputs: each model's outputs on the test examples, (S, M, C), or ``None`` if the federation has no schedule.
     """
 
     test: Floats
@@ -231,8 +227,8 @@ class Membership:
 
     Args:
         trainers: the clients whose examples are members of each model, (N, S) bool.
-        latest: the model that each client trained last, (N,) int64. The value is -1 for a client that is not a member
-            of any model.
+        latest: the model that each client trained last, (N,) int64, or -1 for a client that is not a member of any
+            model.
     """
 
     trainers: Tensor
@@ -314,9 +310,6 @@ class ModelScores:
 
     Args:
         margins: the margins for each of the K models, at least on all members.
-        members: the clients that trained each model.
-        federation: the attacked federation.
-        attack: the attack's name.
     """
 
     margins: Sequence[Margins]
@@ -348,8 +341,7 @@ class ModelScores:
 
         Args:
             g: the number of the group.
-            mix: the proportions of the groups among the non-members, (G,). ``None`` means only group g, so that
-                recognising a group is no advantage.
+            mix: the proportions of the groups among the non-members, (G,), or ``None`` for group g only.
         """
         shares = np.eye(len(self.federation.groups))[g] if mix is None else mix
         latest, parts = self.members.latest.numpy(), []

@@ -37,7 +37,7 @@ def record_exposure(
 
     Args:
         scores: the scores on the attacked model and on the reference models.
-        stream: the random stream for memberships. ``None`` means that lower ends are NaN.
+        stream: the random stream for memberships; without a stream, lower ends are NaN.
         pair: the pair number of each record, (M,). Each model trained on at most one record of a pair.
 
     Returns:

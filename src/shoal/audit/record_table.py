@@ -49,12 +49,12 @@ class RecordTable:
         model: the name or number of the attacked model or update.
         attack: the attack's name.
         view: the narrowest `View` that can run the attack.
-        pair: the pair number of a member and a non-member; intervals allow for the dependence within pairs. ``None``
-            means that rows are independent.
+        pair: the pair number of a member and a non-member; intervals allow for the dependence within pairs, or ``None``
+            if rows are independent.
         exact: whether the attack claims certainty for the record.
-        level: the level of `record_levels`, used for true positive rates with a threshold per record. ``None`` means
-            that levels are unknown.
-        reference: the attack's scores on each of R reference models, (M, R). ``None`` means that the scores are
+        level: the level of `record_levels`, used for true positive rates with a threshold per record, or ``None`` if
+            levels are unknown.
+        reference: the attack's scores on each of R reference models, (M, R), or ``None`` if the scores are
             unknown.
 
     Example:
@@ -152,7 +152,6 @@ def measure(records: RecordTable, by: str | None = None) -> MembershipMetrics | 
     Rates are NaN without members or without non-members.
 
     Args:
-        records: the scored records.
         by: a column to group the rows by, such as "attack". ``None`` measures all rows together.
     """
     if by is None:
@@ -207,7 +206,6 @@ def rank_attacks_for_view(
     narrower view's deciding attack; otherwise the narrower view's deciding attack is chosen.
 
     Args:
-        view: the attacker's view.
         needed: the narrowest view of each attack, by name.
         order: the attacks' names, ordered by strength.
         measured: the metrics of each attack, by name.

@@ -68,8 +68,7 @@ class RedTeam:
         least = 3 if self.estimator == "shadow" and self.every > 0 else 2
         require(
             self.attack.needs != "reference models" or self.shadow_models.number >= least,
-            f"the attack needs at least {least} shadow models with the '{self.estimator}' estimator; "
-            f"got {self.shadow_models.number}",
+            f"the '{self.estimator}' estimator needs at least {least} shadow models (got {self.shadow_models.number})",
         )
 
     def estimate(

@@ -98,24 +98,24 @@ def all_attacks(further: Sequence[object] = ()) -> AllAttacks:
     """
     on_scores, on_updates = [*REFERENCE_ATTACKS], [*UPDATE_ATTACKS]
     for attack in further:
-        require(not isinstance(attack, type), f"'attacks' must hold values, such as Mine(); got {describe(attack)}")
+        require(not isinstance(attack, type), f"'attacks' must hold instances, such as Mine() (got {describe(attack)})")
         name = getattr(attack, "name", "")
         names = [listed.name for listed in (*on_scores, *on_updates)]
-        require(name not in names, f"'attacks' must have names of their own; '{name}' is another attack's")
+        require(name not in names, f"'attacks' must have unique names (got '{name}' twice)")
         if isinstance(attack, ReferenceAttack):
             on_scores.append(attack)
         elif isinstance(attack, UpdateAttack):
             on_updates.append(attack)
         else:
             raise InputError(
-                "'attacks' must hold attacks on scores (ReferenceAttack) or on updates (UpdateAttack), with 'name', "
-                "'title' and 'view'; on scores also 'least' and 'scores', on updates also 'threshold' and 'score'; "
-                f"got {describe(attack)}"
+                f"'attacks' must hold a ReferenceAttack or an UpdateAttack (got {describe(attack)}); a ReferenceAttack "
+                "has 'name', 'title', 'view', 'least' and 'scores', and an UpdateAttack has 'name', 'title', 'view', "
+                "'threshold' and 'score'"
             )
         plain = re.fullmatch(r"[\w-]+", str(name)) is not None
-        require(plain, f"an attack's 'name' must be of letters, digits, '-' and '_', since it is a key; got '{name}'")
+        require(plain, f"an attack's 'name' must consist of letters, digits, '-' and '_' (got '{name}')")
         views = ", ".join(VIEWS)
-        require(attack.view in VIEWS, f"attack '{name}': 'view' must be one of {views}; got {attack.view!r}")
+        require(attack.view in VIEWS, f"attack '{name}': 'view' must be one of {views} (got {attack.view!r})")
     return tuple(on_scores), tuple(on_updates)
 
 
@@ -228,22 +228,21 @@ def audit_server(
 
     Args:
         scores: the scores of the recorded rounds.
-        preferences: the threshold and beta of each client, by the client's id. ``None`` means that preferences are
-            unknown and not inferred.
-        attacks: the membership attacks.
+        preferences: the threshold and beta of each client, by the client's id, or ``None`` if preferences are
+            unknown.
 
     Raises:
         InputError: no record belongs to a recorded client, or no unused record has the group and label of such a
             record.
     """
     owned = scores.client >= 0
-    require(bool(owned.any()), "no record is of a client whose updates were recorded")
-    require(not owned.all(), "no record is nobody's; members need records that nobody trained on beside them")
+    require(bool(owned.any()), "no record belongs to a client with recorded updates")
+    require(not owned.all(), "every record belongs to a client; add records that no client trained on, as non-members")
     kinds = [{*zip(scores.group[of].tolist(), scores.label[of].tolist(), strict=True)} for of in (owned, ~owned)]
     require(
         not kinds[0].isdisjoint(kinds[1]),
-        "no record that nobody trained on has the group and label of a client's; an update tells both, so members need "
-        "such records beside them",
+        "no non-member has the group and label of a client's record; add non-members with the groups and labels of the "
+        "clients' records",
     )
     tables = {attack.name: _tables(attack, scores) for attack in attacks}
     views: dict[str, View] = {attack.name: attack.view for attack in attacks}

@@ -2,12 +2,13 @@
 
 Differential privacy (add/remove) limits every test of whether a record was used for training. The balanced accuracy is
 at most ``(1 + TV) / 2``, where TV is the total variation distance between the outputs with and without the record. The
-AUC is at most the area above the trade-off curve. Both limits also apply to means over many records with one threshold.
+AUC is at most the area above the trade-off curve. Both limits, on the balanced accuracy and on the AUC, also apply to
+means over many records with one threshold.
 
-The limits do not apply to an attacker who knows that exactly one of two records was used. Replacing a record counts as
-two changes, with the limit of ``2 mu`` for a Gaussian mechanism.
+The limits of differential privacy do not apply to an attacker who knows that exactly one of two records was used.
+Replacing a record counts as two changes, with the limit of ``2 mu`` for a Gaussian mechanism.
 
-Conversely, an attack's success gives a lower bound on epsilon.
+The measured success of an attack gives a lower bound on epsilon.
 
 Sources: Dong, Roth and Su, "Gaussian Differential Privacy", arXiv:1905.02383, sections 2.1 and 2.3; bound on epsilon:
 Jagielski, Ullman, Oprea 2020, arXiv:2006.07709, section 3, and Nasr, Hayes, Steinke et al. 2023, arXiv:2302.07956,
@@ -130,7 +131,7 @@ def epsilon_lower_bound(predictions: Bools, is_member: Bools, *, delta: float) -
     Raises:
         InputError: delta is outside its range.
     """
-    require(0 <= delta < 1, f"'delta' must be in [0, 1); got {delta:g}")
+    require(0 <= delta < 1, f"'delta' must be in [0, 1) (got {delta:g})")
     hits, mistakes = (predictions[kind].sum(keepdims=True) for kind in (is_member, ~is_member))
     return float(_bounds(hits, mistakes, int(is_member.sum()), int((~is_member).sum()), delta)[0])
 
@@ -145,7 +146,6 @@ def empirical_epsilon(scores: Floats, is_member: Bools, stream: Stream, *, delta
     Args:
         scores: the attack's scores, higher for members, (M,).
         is_member: whether the record is a member, (M,).
-        stream: the random stream that draws the halves.
         delta: the guarantee's delta, in [0, 1).
 
     Returns:
@@ -164,7 +164,7 @@ def empirical_epsilon(scores: Floats, is_member: Bools, stream: Stream, *, delta
         >>> empirical_epsilon(np.zeros(400), member, Stream(0), delta=1e-5)
         0.0
     """
-    require(0 <= delta < 1, f"'delta' must be in [0, 1); got {delta:g}")
+    require(0 <= delta < 1, f"'delta' must be in [0, 1) (got {delta:g})")
     chosen, random = np.zeros(len(scores), dtype=bool), stream("empirical epsilon").numpy()
     for kind in (is_member, ~is_member):
         chosen[random.permutation(np.flatnonzero(kind))[::2]] = True

@@ -32,9 +32,6 @@ def fairness(predictions: Ints, labels: Ints, group: Ints, weights: Floats) -> F
     A group without examples for a rate is ignored. A difference between fewer than two rates is 0.
 
     Args:
-        predictions: the predicted classes, (M,).
-        labels: the true classes, (M,).
-        group: the group of each example, (M,).
         weights: the number of clients that each example represents, (M,).
 
     Example:

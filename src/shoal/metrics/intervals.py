@@ -121,7 +121,6 @@ def at_once(count: int, tail: float = 0.025) -> float:
     """Return the factor that widens ``count`` 95 % intervals to hold simultaneously (Bonferroni, normal approximation).
 
     Args:
-        count: the number of intervals.
         tail: the error probability on each side, for all intervals together.
 
     >>> round(at_once(1), 2), round(at_once(8), 2)
@@ -151,7 +150,6 @@ def clopper_pearson(successes: ArrayLike, trials: ArrayLike, confidence: float =
     Args:
         successes: the numbers of successes, of any shape; non-integers are allowed for weighted examples.
         trials: the numbers of trials, of the same shape; the interval is [0, 1] without trials.
-        confidence: the confidence level, in (0, 1).
 
     Example:
         >>> from shoal.metrics import clopper_pearson
@@ -180,8 +178,7 @@ def balanced_accuracy_interval(
     Args:
         predictions: whether the attack predicts a member, (M,).
         is_member: whether the record is a member, (M,).
-        weights: the examples' weights, (M,). ``None`` means equal weights.
-        confidence: the confidence level, in (0, 1).
+        weights: the examples' weights, (M,), or ``None`` for equal weights.
         correlation: the correlation of the errors on the member and the non-member of a pair.
     """
     weights = np.ones(len(is_member)) if weights is None else weights
@@ -202,9 +199,7 @@ def mean_rate_interval(
     replace Wilson's limits, and a sum replaces the difference.
 
     Args:
-        rates: the G rates.
         sizes: the effective number of examples for each rate.
-        confidence: the confidence level, in (0, 1).
         correlation: the correlation of any two rates' errors; 0 means independent errors.
 
     Example:
@@ -242,7 +237,6 @@ def auc_interval(auc: float, members: float, non_members: float, confidence: flo
     Args:
         auc: the estimated area.
         members, non_members: the effective numbers of members and of non-members.
-        confidence: the confidence level, in (0, 1).
 
     Source: Newcombe 2006, Statistics in Medicine 25:559-573, method 5; Hanley and McNeil 1982, Radiology 143:29-36.
     """

@@ -88,13 +88,13 @@ def membership_metrics(
     Args:
         scores: the examples' scores, higher for members, (M,).
         is_member: whether each example is a member, (M,).
-        weights: the examples' weights, (M,). ``None`` means equal weights.
+        weights: the examples' weights, (M,), or ``None`` for equal weights.
         threshold: the largest score of a predicted non-member, a number or (M,). Intervals treat the threshold as
             fixed.
-        pair: the pair number of each example, (M,). The errors on the member and the non-member of a pair may be
-            correlated. ``None`` means that examples are independent.
-        level: the level of each score on its example, (M,), for ``tpr_at_1_percent_fpr_per_record``. ``None`` means
-            that levels are unknown.
+        pair: the pair number of each example, (M,), or ``None`` if examples are independent. A pair is a member and a
+            non-member with correlated errors.
+        level: the level of each score on its example, (M,), for ``tpr_at_1_percent_fpr_per_record``, or ``None`` if
+            levels are unknown.
 
     Example:
         >>> import numpy as np
@@ -266,11 +266,11 @@ def _area(false: Floats, true: Floats) -> float:
 
 def _positives(scores: Floats, is_member: Bools, weights: Floats | None) -> tuple[Floats, Floats]:
     """Count false and true positives at every threshold, from the highest score to the lowest."""
-    require(bool(np.isfinite(scores).all()), "the scores of a ROC curve must be finite; got NaN or an infinite one")
+    require(bool(np.isfinite(scores).all()), "the scores of a ROC curve must be finite (got NaN or an infinite score)")
     if weights is not None and not weights.all():
         counted = weights != 0
         scores, is_member, weights = scores[counted], is_member[counted], weights[counted]
-    require(len(scores) > 0, "a ROC curve needs an example; got none, or none with a weight")
+    require(len(scores) > 0, "a ROC curve needs at least one example with a positive weight")
     order = np.argsort(-scores, kind="stable")
     # With many clients these are the largest arrays at the end of a run, so each is freed after its last use.
     scores, member = scores[order], is_member[order]

@@ -34,10 +34,10 @@ class Metric:
         name: the name within a sentence.
         meaning: the meaning, in one or two sentences.
         format: the format of values: 0.25 is "25.0 %" in "percent" and "0.250" in "decimal".
-        better: the direction of better values. ``None`` means that neither direction is better.
+        better: the direction of better values, or ``None`` if neither direction is better.
         scopes: the levels that have the metric, separated by spaces: "run", "group", "model" or "round".
         of_model: the meaning for a model, if different from ``meaning``.
-        decimals: the number of decimals of a mean over seeds. ``None`` means the number that ``format`` has.
+        decimals: the number of decimals of a mean over seeds; by default the number that ``format`` has.
         interval: whether the run also reports the metric's 95 % interval.
 
     Raises:
@@ -61,13 +61,16 @@ class Metric:
     interval: bool = False
 
     def __post_init__(self) -> None:
-        require(bool(self.key) and not set(" \t\n") & set(self.key), f"a metric's key has no spaces; got '{self.key}'")
+        require(
+            bool(self.key) and not set(" \t\n") & set(self.key),
+            f"a metric's key must have no spaces (got '{self.key}')",
+        )
         for name, words, choices in (
             ("format", [self.format], get_args(Format)),
             ("scopes", self.scopes.split(), get_args(Scope)),
         ):
             wrong = [word for word in words if word not in choices]
-            require(not wrong, f"metric '{self.key}': '{name}' must be {one_of(choices)}; got {', '.join(wrong)}")
+            require(not wrong, f"metric '{self.key}': '{name}' must be {one_of(choices)} (got {', '.join(wrong)})")
 
     @property
     def label(self) -> str:
@@ -128,7 +131,6 @@ def metric_of(
     A metric that is not declared is named by its key.
 
     Args:
-        key: the metric's key.
         measured: the name of the metric that the run reports as accuracy.
         declared: the metrics of the user's measurements, by key.
         attack_title: a function from an attack's name in audit.json to its title.

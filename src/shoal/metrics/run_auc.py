@@ -20,7 +20,6 @@ def auc_over_runs(*parts: tuple[Floats, Floats], confidence: float = 0.95) -> Es
 
     Args:
         parts: one or more pairs of scores (m, Q) and (n, Q), with at least two runs each.
-        confidence: the confidence level, in (0, 1).
 
     Example:
         >>> import numpy as np

@@ -34,7 +34,6 @@ class ActivePropertyAttacker:
     Args:
         client: the attacker's id.
         model: the network with the property head, and the loss on both tasks; see `active_property_attacker`.
-        plain: the federation's model.
         labels: the labels of the clients' training examples, (M,) int64. For an example with the property, the number
             of classes is added to the main label.
         gamma: the factor on the update, above 0 (the paper: 5 or 10).
@@ -53,7 +52,7 @@ class ActivePropertyAttacker:
     __repr__ = one_line
 
     def __post_init__(self) -> None:
-        require(self.gamma > 0, f"'gamma' must be above 0; got {self.gamma:g}")
+        require(self.gamma > 0, f"'gamma' must be above 0 (got {self.gamma:g})")
 
     @property
     def clients(self) -> Tensor:
@@ -69,7 +68,10 @@ class ActivePropertyAttacker:
         """Train the cluster's model and property head; return the scaled model (P,) and all heads."""
         state, cluster, start = request.state, request.cluster, request.start
         heads = state.adversary["head"].clone()
-        require(len(heads) == len(state.models), "an active property attack needs a constant number of models")
+        require(
+            len(heads) == len(state.models),
+            "an active property attack needs a constant number of models",
+        )
         both = replace(request.shards, y=self.labels.to(request.shards.y.device))
         # The attacker minimises its own loss, whatever objective the other clients have.
         local = replace(request.local, objective=None)
@@ -108,7 +110,6 @@ def active_property_attacker(
     """Create an active attacker that minimises ``alpha * main loss + (1 - alpha) * property loss``.
 
     Args:
-        model: the federation's model.
         federation: a federation with a property schedule.
         alpha: the weight of the main loss, in [0, 1] (the paper: 0.9).
         gamma, train_head: see `ActivePropertyAttacker`.
@@ -129,9 +130,12 @@ def active_property_attacker(
         >>> int(attacker.labels.max())
         19
     """
-    require(0 <= alpha <= 1, f"'alpha' must be in [0, 1]; got {alpha:g}")
+    require(0 <= alpha <= 1, f"'alpha' must be in [0, 1] (got {alpha:g})")
     schedule = schedule_of(federation)
-    require(federation.classes is not None, "an active property attack needs classes; a regression has none")
+    require(
+        federation.classes is not None,
+        "an active property attack needs a classification task",
+    )
     classes = _last_layer(model.network()).out_features
     return ActivePropertyAttacker(
         client=schedule.attacker,
@@ -155,7 +159,7 @@ def _multi_task_loss(loss: Loss, classes: int, alpha: float, outputs: Tensor, la
 
 def _last_layer(network: nn.Module) -> nn.Linear:
     layers = [module for module in network.modules() if isinstance(module, nn.Linear)]
-    require(bool(layers), "an active property attack needs a network whose last layer is a torch.nn.Linear")
+    require(bool(layers), "an active property attack needs a network that ends with a torch.nn.Linear layer")
     return layers[-1]
 
 

@@ -43,8 +43,8 @@ class PropertyAttack:
     Args:
         visible_models: "all" models, which IFCA sends to every client, or the attacker's "own" model of the round.
         simulate_every: the number of rounds between simulations.
-        simulated_clients: the number of simulated local updates with the property per model. The number without the
-            property is the same, but at least three times the size of an aggregated update.
+        simulated_clients: the number of simulated local updates with the property per model. The number of local
+            updates without the property is equal, but at least three times the size of an aggregated update.
         simulated_updates: the number of simulated aggregated updates with the property per model, and the number
             without.
         aggregate_of: the number of local updates per simulated aggregated update. "cluster" means n // K - 1 for n
@@ -55,7 +55,7 @@ class PropertyAttack:
             "attacker+test" adds the test examples (the published codes).
         match_labels: whether simulation uses equal numbers of examples with and without the property per label.
         remove_own_update: whether the attacker subtracts its own contribution from the aggregated update, as the
-            published codes do. The subtraction requires the number of clients that trained the model.
+            published codes do. Subtracting the contribution requires the number of clients that trained the model.
         warm_up: the number of rounds before the first attacked round.
         forests: "single" trains one random forest for all models (the paper), and "per-cluster" one forest per model.
         trees: the number of trees per random forest.
@@ -98,8 +98,8 @@ class PropertyAttack:
         otherwise = [part for part in with_bases(algorithm) if not getattr(part, "moves_by_average", True)]
         require(
             not otherwise,
-            "a property attack needs models that move by the mean of updates, and "
-            f"{', '.join(type(part).__name__ for part in otherwise)} moves models otherwise; choose another algorithm",
+            "a property attack needs an algorithm that averages updates "
+            f"(got {', '.join(type(part).__name__ for part in otherwise)}); choose another algorithm",
         )
 
     def auxiliary_examples(self, federation: Federation) -> Auxiliary:
@@ -112,15 +112,15 @@ class PropertyAttack:
         examples = collect(federation)
         require(
             len(examples.with_property) > 0 and len(examples.without_property) > 0,
-            "a property attack needs examples with the property and without it; the attacker has "
-            f"{len(examples.with_property):,} and {len(examples.without_property):,}",
+            "the attacker needs examples with the property and examples without the property "
+            f"(got {len(examples.with_property):,} and {len(examples.without_property):,})",
         )
         if not self.match_labels:
             return examples
         matched = examples.matched()
         require(
             len(matched.with_property) > 0,
-            "'match_labels' needs an attacker that has some label both with and without the property",
+            "'match_labels' needs a label that the attacker holds both with and without the property",
         )
         return matched
 

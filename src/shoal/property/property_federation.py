@@ -67,7 +67,6 @@ class PropertySchedule:
         Args:
             clients: the shards with all examples.
             ids: the clients' ids, (N,) int64.
-            number: the number of the round, from 1.
         """
         indices = [clients.indices_of(i) for i in range(len(clients))]
         for i in torch.nonzero(ids == self.victim).flatten().tolist():
@@ -95,9 +94,7 @@ def schedule_of(federation: Federation) -> PropertySchedule:
         InputError: the federation has no property schedule.
     """
     if not isinstance(federation.schedule, PropertySchedule):
-        raise InputError(
-            "a property attack needs a federation in which a client holds a property (Federation.schedule)"
-        )
+        raise InputError("a property attack needs a federation with a property schedule (Federation.schedule)")
     return federation.schedule
 
 
@@ -106,15 +103,15 @@ class PropertyPartition:
     """A partition of examples with and without a property.
 
     The attacker and the victim receive the training examples with the property. All clients receive examples without
-    the property, with label skew by ``dirichlet_alpha``.
+    the property, with label skew by `Partition.dirichlet_alpha`.
 
     Args:
         partition: the numbers of clients and examples, and the label skew.
         attacker_share: the attacker's fraction of the training examples with the property; the victim gets the
             remainder (paper: 0.5; authors' code: 0.3).
         period: the number of rounds between two rounds with the property.
-        min_examples: the smallest number of examples with the property, and without, per client that needs them;
-            usually the batch size.
+        min_examples: the smallest number of examples without the property per client, and with the property for the
+            attacker and the victim; usually the batch size.
         victim_labels: the labels of the victim's examples without the property. "natural" labels are drawn before label
             skew (authors' code); "skewed" labels are drawn as for other clients.
 
@@ -131,8 +128,7 @@ class PropertyPartition:
     def __post_init__(self) -> None:
         require(
             self.partition.clients >= 3,
-            "a property attack needs an attacker, a victim and at least one further client, so 'clients' must be at "
-            f"least 3; got {self.partition.clients}",
+            f"'clients' must be at least 3 for a property attack (got {self.partition.clients})",
         )
 
 
@@ -153,8 +149,8 @@ def draw_property_partition(dataset: LabelledDataset, plan: PropertyPartition, s
     for name, count in (("attacker", cut), ("victim", len(with_property) - cut)):
         require(
             count >= plan.min_examples,
-            f"the {name} gets {count} training examples with the property, fewer than a batch of "
-            f"{plan.min_examples}; raise 'examples_per_client', lower the batch size, or change 'attacker_share'",
+            f"the {name} needs at least {plan.min_examples} training examples with the property (got {count}); raise "
+            "'examples_per_client', lower the batch size, or change 'attacker_share'",
         )
     owners = _owners_without_property(dataset.labels.numpy()[without], len(with_property) - cut, plan, stream)
     clients = [without[owners == client] for client in range(partition.clients)]
@@ -208,14 +204,14 @@ def _has_property(dataset: LabelledDataset) -> Tensor:
     has_property = dataset.has_property
     if has_property is None:
         raise InputError(
-            "a property attack needs a 'task' with a property, such as \"smiling/sunglasses\" of lfw; "
-            f"the task of {dataset.name} names none"
+            f"the 'task' of {dataset.name} must name a property for a property attack, such as "
+            '"smiling/sunglasses" of lfw'
         )
     count = int(has_property.sum())
     require(
         0 < count < len(has_property),
-        f"{'every one' if count else 'none'} of the {len(has_property):,} examples of {dataset.name} has the property, "
-        "so that an AUC is undefined; choose another 'task'",
+        f"some but not all examples of {dataset.name} must have the property (got {count:,} of {len(has_property):,}); "
+        "choose another 'task'",
     )
     return has_property
 
@@ -227,8 +223,8 @@ def _owners_without_property(labels: np.ndarray, of_victim: int, plan: PropertyP
     clients, alpha = plan.partition.clients, plan.partition.dirichlet_alpha
     require(
         len(labels) >= clients * plan.min_examples,
-        f"there are {len(labels):,} training examples without the property, fewer than a batch of "
-        f"{plan.min_examples} for each of {clients} clients; raise 'examples_per_client' or lower the batch size",
+        f"{clients} clients need at least {clients * plan.min_examples:,} training examples without the property in "
+        f"total (got {len(labels):,}); raise 'examples_per_client' or lower the batch size",
     )
     skew = stream("skew").numpy()
     if alpha is None:
@@ -245,6 +241,6 @@ def _owners_without_property(labels: np.ndarray, of_victim: int, plan: PropertyP
             owners[left] = drawn if skewed == clients else drawn + (drawn >= VICTIM)
             return owners
     raise InputError(
-        f"'dirichlet_alpha' = {alpha:g} leaves a client fewer than {plan.min_examples} of {len(labels):,} examples "
-        f"without the property in each of {_ATTEMPTS:,} draws; raise it, or 'examples_per_client'"
+        f"'dirichlet_alpha' left a client fewer than {plan.min_examples} examples without the property in "
+        f"{_ATTEMPTS:,} draws (got {alpha:g}); raise 'dirichlet_alpha' or 'examples_per_client'"
     )

@@ -38,14 +38,7 @@ MEAN = "#222222"
 def property_sections(
     scenario: Sequence[str], summary: Summary, updates: pd.DataFrame, clusters: int
 ) -> tuple[Section, ...]:
-    """Create the sections on a property attack: the outcome with the AUC over rounds, and folded details.
-
-    Args:
-        scenario: paragraphs about the victim and the attacker.
-        summary: the run's summary.
-        updates: the rows of property.csv, with one row per aggregated update.
-        clusters: the number K of models.
-    """
+    """Create the sections on a property attack: the outcome with the AUC over rounds, and folded details."""
     curve = auc_over_rounds(updates) if len(updates) else None
     further = (cosines(updates), maps(updates, clusters)) if len(updates) else ()
     table, sentences = _table(summary, updates, clusters), property_sentences(summary)
@@ -88,7 +81,7 @@ def _table(summary: Summary, updates: pd.DataFrame, clusters: int) -> ReportTabl
     sizes = [(len(frame), int((frame["present"] > 0).sum())) for frame in frames]
 
     def named(key: str, cells: Sequence[str] | None = None, remark: str = "") -> TableRow:
-        """Return a metric of all models, or its ``cells`` in every column."""
+        """Return one row of a table of metrics."""
         texts = [METRICS[key].text(overall.get(key)), *("" for _ in models)] if cells is None else cells
         return metric_row(METRICS[key], *texts, remark=remark, family="property ")
 

@@ -76,15 +76,18 @@ class PropertyAttackSection:
         data, groups = config.data, config.data.groups.values()
         require(
             [(group.rotation, group.brightness, group.label_shift) for group in groups] == [(None, None, None)],
-            "'property_attack' partitions examples by label and property, so 'data.groups' must be left out",
+            "'data.groups' cannot be combined with 'property_attack'; remove 'data.groups'",
         )
         assert data.partition is not None
-        require(not data.partition.reuse_images, "'property_attack' excludes 'data.reuse_images'; leave one out")
+        require(
+            not data.partition.reuse_images,
+            "'data.reuse_images' must be false with 'property_attack'",
+        )
         first = (self.attack.warm_up // self.period + 1) * self.period
         require(
             first <= config.algorithm.rounds,
-            f"'algorithm.rounds' must be at least {first}, or the victim never trains on the property in an attacked "
-            f"round and the AUC is undefined; got {config.algorithm.rounds}",
+            f"'algorithm.rounds' must be at least {first}, the first attacked round with the property "
+            f"(got {config.algorithm.rounds})",
         )
 
     def draw(self, config: Config, dataset: LabelledDataset, stream: Stream) -> PartitionIndices:

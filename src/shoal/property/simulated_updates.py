@@ -2,8 +2,8 @@
 
 Features are absolute changes of weights; biases are not used. A convolution's weight (O, I, H, W) has one feature per
 kernel, the maximum. A convolution with more than 5,000 kernels has no features. A matrix (O, I) with at most 5,000
-entries has one feature per entry, and a larger matrix has the maximum of each row. A row belongs to an output here and
-to an input in the published code.
+entries has one feature per entry, and a larger matrix has the maximum of each row. The rows of a matrix belong to a
+layer's outputs; the published code uses the layer's inputs.
 
 Source: Kim et al., RAID 2023, Algorithm 3, lines 10 to 17; features: Melis et al. 2019, arXiv:1805.04049, and its
 published code (`collect_grads`).
@@ -43,7 +43,7 @@ class Auxiliary:
     def matched(self) -> "Auxiliary":
         """Subsample the examples to equal numbers with and without the property per label.
 
-        Otherwise a classifier of simulated updates may learn the labels instead of the property.
+        Equal numbers prevent a classifier from learning the labels instead of the property.
         """
         labels = self.y.cpu()
         with_property, without_property = [self.with_property[:0]], [self.without_property[:0]]
@@ -94,9 +94,6 @@ def local_updates(
         property_fractions: the fraction of examples with the property, for each of the n clients. A positive fraction
             gives the client at least one example with the property.
         size: the number of examples per client, at most the number that ``auxiliary`` has.
-        local: the local training.
-        engine: the engine that trains the clients.
-        stream: the random stream.
     """
     generator = stream("examples").generator()
     rows = []
@@ -122,15 +119,14 @@ def aggregated_updates(
 ) -> Tensor:
     """Simulate aggregated updates (2 * count, P), the first half with the property and the second half without.
 
-    An aggregated update is the mean of ``size`` local updates. With the property, exactly one local update has the
-    property.
+    An aggregated update is the mean of ``size`` local updates. An aggregated update with the property contains exactly
+    one local update with the property.
 
     Args:
         with_property: local updates on examples with the property, (n, P).
         without_property: local updates on examples without the property, (m, P) with m >= ``size``.
         size: the number of local updates per aggregated update.
         count: the number of aggregated updates in each half.
-        stream: the random stream.
     """
     generator = stream.generator()
     held = len(with_property)

@@ -45,7 +45,6 @@ class RoundObservation:
     updates. A counterfactual update shows the effect of the victim training on its other examples.
 
     Args:
-        round: the round's number.
         simulated_features: the features of the simulated updates, (S, F) float16.
         simulated_has_property: a mask of the simulated updates with the property, (S,) bool.
         simulated_clusters: the model of each simulated update, (S,) int64.
@@ -55,8 +54,8 @@ class RoundObservation:
         clients: the number of clients behind each observed update, (A,) int64.
         swapped: the positions of the observed updates with the victim's contribution, (C,) int64.
         swapped_features: the features of the counterfactual updates, (C, F) float16.
-        cosine: the cosine between each observed update and the same model's previous update, (A,) float64. NaN if there
-            is no previous update.
+        cosine: the cosine between each observed update and the same model's previous update, (A,) float64, or NaN
+            without a previous update.
     """
 
     round: int
@@ -136,7 +135,9 @@ def classify_updates(
         trained = {-1: (slice(None), slice(None))}
 
     def scores(label: Bools, size: int, stream: Stream) -> NDArray[np.float32]:
-        """Return scores of observed, then of swapped updates; NaN where a forest has only one kind to train on."""
+        """Return the scores of the observed updates and of the counterfactual updates; NaN without both training
+        classes.
+        """
         scored = np.full(len(observed), np.nan, dtype=np.float32)
         for k, (of_training, of_observed) in trained.items():
             if len(np.unique(label[of_training])) == 2:
@@ -198,7 +199,7 @@ def property_summary(updates: pd.DataFrame) -> Summary:
     """Compute the metrics of a property attack from the rows of `property.csv`.
 
     ``property.auc`` is the AUC over all aggregated updates (the paper's metric). With several models, recognising the
-    victim's model raises this AUC. ``property.auc_within`` compares only updates of the same model.
+    victim's model raises ``property.auc``. ``property.auc_within`` compares only updates of the same model.
     ``property.auc_rounds`` is the AUC over rounds. A round's score is the highest score of the round's updates,
     measured by rank among the scores of the same model. ``property.auc_within`` and ``property.auc_rounds`` are
     comparable across numbers of models. ``property.auc_control`` is the mean AUC of classifiers trained on shuffled
@@ -207,7 +208,7 @@ def property_summary(updates: pd.DataFrame) -> Summary:
     ``property.pairs`` is the number of counterfactual pairs. A pair is a model's update with the victim's contribution,
     and the same update after the victim trained on its other examples. ``property.auc_counterfactual`` is the fraction
     of pairs where the update with the property has the higher score; a tie counts half. ``property.auc_swapped`` is the
-    AUC over all updates of these pairs, comparing only updates of the same model.
+    AUC over all updates of the counterfactual pairs, comparing only updates of the same model.
     """
     present = updates["present"].to_numpy(dtype=bool)
     overall: dict[str, float] = {
