@@ -137,7 +137,8 @@ def with_references(
     """Add the outputs of reference models on the same examples to ``outputs``.
 
     Args:
-        records: the fitted attack's records per model, with the reference models; empty without reference models.
+        records: the fitted attack's records per model, with the reference models, or an empty list without reference
+            models.
     """
     test, members, on_tests = federation.test, {}, {}
     everything = torch.arange(len(test), device=test.y.device)
@@ -199,7 +200,7 @@ def _concatenate(parts: Sequence[Tensor | None]) -> Tensor | None:
 def predictions_of(
     outputs: ModelOutputs, first: int, deployed: DeployedModels, federation: Federation, metric: ModelMetric
 ) -> Predictions:
-    """Compute predictions from the outputs of consecutive deployed models; ``first`` is the first model's number."""
+    """Compute predictions from the outputs of consecutive deployed models, numbered from ``first``."""
     values = torch.stack([metric(row, outputs.test_labels).double() for row in outputs.test])
     by_group = [values[:, federation.test.group == g].mean(dim=1) for g in range(len(federation.groups))]
     groups, group = len(federation.groups), federation.groups_of("clients")

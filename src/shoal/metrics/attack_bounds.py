@@ -195,9 +195,9 @@ def _bounds(hits: Ints, mistakes: Ints, members: int, non_members: int, delta: f
 def canary_rate(scores: Floats, member: Bools, max_fpr: float = 0.0) -> Estimate:
     """Return the fraction of trained canaries with scores above a threshold, with its interval.
 
-    The threshold is the lowest that at most a fraction ``max_fpr`` of the left-out canaries exceeds. The interval
-    treats the threshold as fixed (Clopper and Pearson 1934). The result is NaN without trained canaries, without
-    left-out canaries, or if ``max_fpr`` is positive but smaller than the fraction of one left-out canary.
+    The threshold is the lowest left-out score that at most a fraction ``max_fpr`` of the left-out canaries exceeds. The
+    interval treats the threshold as fixed (Clopper and Pearson 1934). The result is NaN without trained canaries,
+    without left-out canaries, or if ``max_fpr`` is positive but smaller than the fraction of one left-out canary.
 
     Example:
         >>> import numpy as np
@@ -219,7 +219,7 @@ def exposure_of_canaries(scores: Floats, member: Bools) -> Floats:
     """Return each canary's p-value for having left no trace in the model, (M,); small values mean exposure.
 
     The p-value is (1 + the number of other left-out canaries with at least the same score) / (1 + the number of other
-    left-out canaries). NaN scores are ignored and give NaN.
+    left-out canaries). A canary with a NaN score has a NaN p-value and is not counted.
 
     Example:
         >>> import numpy as np

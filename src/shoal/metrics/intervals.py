@@ -26,7 +26,7 @@ AT_CHANCE = 0.6
 
 
 class Estimate(NamedTuple):
-    """A value with its 95 % interval; NaN if not measured."""
+    """A value with its 95 % interval, or NaN if not measured."""
 
     value: float = nan
     low: float = nan
@@ -195,8 +195,8 @@ def mean_rate_interval(
     The interval combines the distances d_g between each rate and the ends of its exact interval. Each end differs from
     the mean by sqrt((1 - correlation) (d_1^2 + ... + d_G^2) + correlation (d_1 + ... + d_G)^2) / G.
 
-    Source: Newcombe 1998, Statistics in Medicine 17:873-890, method 10, and 17:2635-2650 for pairs. Here, exact limits
-    replace Wilson's limits, and a sum replaces the difference.
+    Source: Newcombe 1998, Statistics in Medicine 17:873-890, method 10, and 17:2635-2650 for pairs.
+    `mean_rate_interval` uses exact limits instead of Wilson's, and a mean instead of a difference.
 
     Args:
         sizes: the effective number of examples for each rate.
@@ -222,7 +222,7 @@ def _add_errors(distances: Sequence[float], correlation: float) -> float:
 
 
 def mean_interval(values: Floats, confidence: float = 0.95) -> tuple[float, float]:
-    """Compute a confidence interval of the mean of ``values`` (m,) by Student's t; NaN for one value."""
+    """Compute a confidence interval of the mean of ``values`` (m,) by Student's t, or NaN for one value."""
     if len(values) < 2:
         return float("nan"), float("nan")
     half = float(stdtrit(len(values) - 1, 0.5 + confidence / 2) * values.std(ddof=1) / np.sqrt(len(values)))

@@ -37,15 +37,15 @@ class MembershipMetrics:
         null_high: the 95 % quantile of the balanced accuracy if predictions are independent of membership.
         auc: the area under the ROC curve.
         auc_low, auc_high: the ends of the interval of ``auc``; see `auc_interval`.
-        tpr_at_1_percent_fpr: the true positive rate at a false positive rate of at most 1 %; NaN with fewer than 300
+        tpr_at_1_percent_fpr: the true positive rate at a false positive rate of at most 1 %, or NaN with fewer than 300
             non-members (see `least_non_members`).
         tpr_at_1_percent_fpr_low, tpr_at_1_percent_fpr_high: the ends of the interval of ``tpr_at_1_percent_fpr``.
-        tpr_at_01_percent_fpr: the true positive rate at a false positive rate of at most 0.1 %; NaN with fewer than
+        tpr_at_01_percent_fpr: the true positive rate at a false positive rate of at most 0.1 %, or NaN with fewer than
             3,000 non-members.
         tpr_at_01_percent_fpr_low, tpr_at_01_percent_fpr_high: the ends of the interval of ``tpr_at_01_percent_fpr``.
         members, non_members: the numbers of scored members and non-members.
         tpr_at_1_percent_fpr_per_record: the true positive rate with a threshold per record, at a false positive rate of
-            1 % on every record; NaN without levels.
+            1 % on every record, or NaN without levels.
         tpr_at_1_percent_fpr_per_record_low, tpr_at_1_percent_fpr_per_record_high: the ends of the interval of
             ``tpr_at_1_percent_fpr_per_record``.
         exact: the fraction of predicted members for which the attack claims certainty.
@@ -237,7 +237,7 @@ def roc(scores: Floats, is_member: Bools, weights: Floats | None = None) -> tupl
 
 
 def roc_auc(scores: Floats, is_member: Bools, weights: Floats | None = None) -> float:
-    """Return the area under the ROC curve, where ties count half; NaN without members or without non-members.
+    """Return the area under the ROC curve, where ties count half, or NaN without members or without non-members.
 
     Raises:
         InputError: a score is not finite, or there are no scores.

@@ -119,7 +119,7 @@ _ORDER: tuple[tuple[Literal["overall", "group", "cluster"], str], ...] = (
 
 
 def flatten(summary: Summary) -> dict[str, float | int | str]:
-    """Return the keys and values of `summary.json` in their order; `parse_summary` is the inverse.
+    """Return the keys and values of `summary.json` in their order.
 
     >>> flatten(Summary(overall={"migrated": 2}, by_group={"few": {"mia": 0.5}}, by_cluster={0: {"mia": 0.6}}))
     {'mia.few': 0.5, 'clusters.0.mia': 0.6, 'migrated': 2}

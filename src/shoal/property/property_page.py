@@ -258,7 +258,7 @@ def updates_by_cluster(updates: pd.DataFrame) -> dict[int, pd.DataFrame]:
 
 
 def running_auc(updates: pd.DataFrame, score: str = "score") -> pd.Series:
-    """Return the AUC of all updates up to each round, by round; empty unless updates with and without the property
+    """Return the AUC of all updates up to each round, by round, or nothing unless updates with and without the property
     exist.
 
     The series starts in the first round with both classes and has at most `CHECKPOINTS` values.
@@ -290,7 +290,7 @@ def half_window(rounds: int) -> int:
 
 
 def rolling_mean(values: pd.Series, half: int) -> pd.Series:
-    """Return the mean of the values at most ``half`` rounds away, by round; NaN without values.
+    """Return the mean of the values at most ``half`` rounds away, by round, or NaN without values.
 
     >>> rolling_mean(pd.Series({1: 0.0, 2: 1.0, 3: None, 9: None}), 1).tolist()
     [0.5, 0.5, 1.0, nan]

@@ -113,7 +113,7 @@ class PropertyAttackSection:
         return active_property_attacker(model, federation, alpha=self.alpha, gamma=gamma, train_head=self.train_head)
 
     def page(self, task: str | None, summary: Summary, updates: pd.DataFrame, clusters: int) -> Any:  # noqa: ANN401
-        """Return the sections of a run's page; ``task`` is "main/property", or ``None`` without a choice of tasks."""
+        """Return the sections of a run's page, for a ``task`` such as "smiling/sunglasses"."""
         from shoal.property.property_page import property_sections  # noqa: PLC0415 - matplotlib takes a second
 
         return property_sections((_victim(self.period, task), _attacker(self)), summary, updates, clusters)

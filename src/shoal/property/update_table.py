@@ -135,7 +135,7 @@ def classify_updates(
         trained = {-1: (slice(None), slice(None))}
 
     def scores(label: Bools, size: int, stream: Stream) -> NDArray[np.float32]:
-        """Return the scores of the observed updates and of the counterfactual updates; NaN without both training
+        """Return the scores of the observed updates and of the counterfactual updates, or NaN without both training
         classes.
         """
         scored = np.full(len(observed), np.nan, dtype=np.float32)

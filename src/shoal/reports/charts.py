@@ -49,7 +49,7 @@ class Curve:
     """A curve over rounds, with optional intervals.
 
     Args:
-        values: the values by round; NaN marks a missing value.
+        values: the values by round, or NaN for a missing value.
         low, high: the ends of the values' intervals, by round, or ``None`` if intervals are unknown.
     """
 

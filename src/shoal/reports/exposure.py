@@ -82,7 +82,7 @@ def limit_sentence(view: str, stated: Mapping[str, Any], found: Iterable[float] 
 
     Args:
         stated: the keys "bound.<view>.accuracy" and "bound.<view>.auc"; the sentence is empty without the accuracy.
-        found: the deciding attack's accuracy on each group; NaN means not measured.
+        found: the deciding attack's accuracy on each group, or NaN if not measured.
 
     >>> print(*limit_sentence("client", {"bound.client.accuracy": 0.73, "bound.client.auc": 0.81}, [0.6]).split("; "))
     The strongest attack by another client has accuracy 0.600 no attack on one record can exceed 0.730 (AUC 0.810)

@@ -111,7 +111,7 @@ def render(
         template: a template file that extends `page.html.j2`.
         lead: introductory paragraphs, as pairs of a class of style.css and a text.
         key_metrics: triples of name, value and remark.
-        sections: the sections, in order; ``None`` is skipped.
+        sections: the sections, in order, where ``None`` is skipped.
         values: further variables of the template, such as ``answers`` for the first screen.
     """
     shown = [section for section in sections if section is not None]

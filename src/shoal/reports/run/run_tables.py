@@ -127,7 +127,7 @@ def accuracies_by_attack(metrics: Metrics) -> dict[str, float]:
 
 
 def strongest_attacks(summary: Summary) -> dict[str, str]:
-    """Return the title of each group's deciding attack; empty if only the configured attack was measured."""
+    """Return the title of each group's deciding attack, or nothing if only the configured attack was measured."""
     return {one.group: one.title for one in run_findings(summary) if one.attack}
 
 

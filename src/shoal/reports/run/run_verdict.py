@@ -159,7 +159,7 @@ def _epsilon(summary: Summary, *, found: bool) -> list[str]:
 
 
 def property_sentences(summary: Summary) -> list[str]:
-    """Describe the outcome of a property attack in sentences without full stops; empty without an attack.
+    """Describe the outcome of a property attack in sentences without full stops, if there was an attack.
 
     The counterfactual pairs decide the outcome; see `property_summary`.
     """

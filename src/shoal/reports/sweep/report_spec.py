@@ -28,7 +28,7 @@ Axes = Mapping[str, Sequence[Value]]
 
 @settings
 class Selection:
-    """The common keys of tables and figures; `y` names columns of results.csv."""
+    """The common keys of tables and figures, where `y` names columns of results.csv."""
 
     y: Annotated[list[str], Field(min_length=1)]
     title: str = ""
@@ -98,9 +98,9 @@ def read_report_spec(document: Mapping[str, Any], axes: Axes, where: str) -> Rep
         for name, displayed in specs.items():
             require(
                 bool(name) and all(letter.isalnum() or letter in "-_." for letter in name) and name[0] != ".",
-                f"{where}: '{kind}.{name}' becomes a file's name, so it must be letters, digits, '-', '_' and '.'",
+                f"{where}: '{kind}.{name}' must have a name of letters, digits, '-', '_' and '.'",
             )
-            require(len(name.encode()) <= 200, f"{where}: '{kind}.{name}' is too long for a file's name")
+            require(len(name.encode()) <= 200, f"{where}: '{kind}.{name}' must have a name of at most 200 bytes")
             with said_of(f"{where}: '{kind}.{name}'"):
                 _check_axes(displayed, axes)
     return spec
@@ -120,17 +120,17 @@ def _check_axes(spec: Displayed, axes: Axes) -> None:
     for axis in used:
         hint = suggest(axis, axes) if axes else "it varies nothing"
         require(axis in axes, f"the sweep does not vary '{axis}'; {hint}")
-        require(used.count(axis) == 1, f"'{axis}' is named twice; show it, hold it by 'where', or 'average' over it")
+        require(used.count(axis) == 1, f"'{axis}' is used twice; display, fix or average the axis")
     for axis, value in spec.where.items():
         same = any(setting == value and isinstance(setting, bool) == isinstance(value, bool) for setting in axes[axis])
         settings = ", ".join(map(str, axes[axis]))
-        require(same, f"'where' holds '{axis}' at {value!r}, but the sweep has it at {settings}")
+        require(same, f"'where.{axis}' must be one of {settings} (got {value!r})")
     for key in spec.y:
         require(spec.y.count(key) == 1, f"'y' has '{key}' twice")
     for axis in axes:
         require(
             axis in used or len(axes[axis]) == 1,
-            f"the sweep also varies '{axis}'; show it, hold it by 'where', or 'average' over it",
+            f"'{axis}' also varies in the sweep; display the axis, fix it by 'where', or 'average' over it",
         )
 
 
@@ -169,7 +169,7 @@ def metric_at(key: str) -> Metric:
 
 
 def format_value(value: float, key: str, decimals: int | None = None) -> str:
-    """Format a value of the metric ``key``; NaN is a dash."""
+    """Format a value of the metric ``key``, with a dash for NaN."""
     return metric_at(key).plain(value, decimals)
 
 
@@ -227,10 +227,10 @@ def _require_metric(key: str, groups: Collection[str], further: Collection[str])
     if metric not in _OF_ALL and not is_declared(metric):
         nearby = suggest(key, [*METRICS, *_OF_ALL]), suggest(metric, METRICS)
         hints = [hint for hint in nearby if hint.startswith("did")]
-        raise InputError(f"no run has the metric '{key}'; {(*hints, 'docs/files.md has them')[0]}")
+        raise InputError(f"no run has the metric '{key}'; {(*hints, 'docs/files.md lists the metrics')[0]}")
     require(
         group is None or group in groups,
-        f"no run has the metric '{key}', since none has the group '{group}'; {suggest(str(group), groups)}",
+        f"no run has the metric '{key}', because no run has the group '{group}'; {suggest(str(group), groups)}",
     )
 
 

@@ -103,7 +103,7 @@ class Difference(NamedTuple):
     """The mean difference between two settings over paired seeds, with Student's 95 % interval.
 
     Args:
-        low, high: the ends of the interval; NaN with fewer than two seeds.
+        low, high: the ends of the interval, or NaN with fewer than two seeds.
         same: whether the settings are equal on every seed.
         tests: the number of differences for which the intervals hold simultaneously.
     """
@@ -128,7 +128,7 @@ class Difference(NamedTuple):
     def shown(self) -> bool:
         """Whether the difference is significant.
 
-        Equal differences on all seeds are judged by a sign test.
+        Differences that are equal on all seeds are significant only with at least `LEAST_ALIKE` seeds.
         """
         return (self.low > 0 or self.high < 0) and (self.low < self.high or self.n >= LEAST_ALIKE)
 

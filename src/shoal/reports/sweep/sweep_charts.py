@@ -168,9 +168,9 @@ class Chart:
     The indices p, b and i number the metrics, the settings of `by` and the settings of `x`.
 
     Args:
-        values: the values, (metrics, settings of `by`, settings of `x`, seeds); NaN if missing.
+        values: the values, (metrics, settings of `by`, settings of `x`, seeds), or NaN if missing.
         result: the means over seeds, (metrics, settings of `by`, settings of `x`).
-        notes: notes on missing seeds, (metrics, settings of `by`, settings of `x`); empty without missing seeds.
+        notes: notes on missing seeds, (metrics, settings of `by`, settings of `x`), or an empty text.
     """
 
     data: FigureData
