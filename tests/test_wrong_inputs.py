@@ -358,10 +358,10 @@ SIMULATIONS = {
     "duplicates": (lambda: simulated(duplicates="drop"), "'duplicates' must be 'keep' or 'leave-out'; got 'drop'"),
     "an algorithm as an attack": (
         lambda: simulated(attacks=[FedAvg()]),
-        "'attacks' must hold attacks on scores (Ref",
+        "'attacks' must hold a ReferenceAttack",
     ),
-    "an attack's class among attacks": (lambda: simulated(attacks=[LiRA]), "'attacks' must hold values, such as Mine"),
-    "an attack twice": (lambda: simulated(attacks=[LiRA()]), "'attacks' must have names of their own; 'lira' is"),
+    "an attack's class among attacks": (lambda: simulated(attacks=[LiRA]), "'attacks' must hold instances"),
+    "an attack twice": (lambda: simulated(attacks=[LiRA()]), "(got 'lira' twice)"),
     "watch 3": (lambda: simulated(watch=3), "'watch' must be a function or a tracker, such as TensorBoard(); got 3"),
     "a learning rate that diverges": (
         lambda: simulated(
