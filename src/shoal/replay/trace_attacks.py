@@ -1,4 +1,4 @@
-"""The span and joint attacks on the recorded rounds of a trace, where each record is asked of every client."""
+"""The span and joint attacks on the recorded rounds of a trace, which test each record for every client."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,9 +32,9 @@ def attacks_on_rounds(
     """Run the span and joint attacks on recorded rounds, and give a reason for each impossible attack.
 
     Args:
-        rounds: recorded updates, in order.
+        rounds: the recorded updates, in order.
         records: M records.
-        clients: (N,), the clients' ids, see `UpdateScores`.
+        clients: the ids of the clients, (N,); see `UpdateScores`.
         engine: the engine of the trained model.
         knowledge: the attacker's knowledge of training.
     """
@@ -158,7 +158,7 @@ class _RecordedRounds:
 
     @property
     def _moving(self) -> Sequence[Tensor]:
-        require(len(self.models) > 1, "needs the models of rounds that follow each other")
+        require(len(self.models) > 1, "needs the models of at least two consecutive rounds")
         return self.models
 
     def _candidates(self, client: Tensor, places: Tensor) -> Candidates:
