@@ -138,7 +138,7 @@ def asked_run(
     model = run.setup.model
     if frozen not in (None, model.frozen_hash):
         model = model.with_frozen(load_frozen(settings.folder, frozen))
-    return replace(run, setup=replace(run.setup, model=model), preferences=preferences, memory_mapped=mapped)
+    return replace(run, setup=replace(run.setup, model=model), preferences=preferences, mapped=mapped)
 
 
 @lru_cache(maxsize=4)
