@@ -111,8 +111,8 @@ def test_a_limit_at_the_truth_is_rarely_decided_wrongly_at_any_look(truth, expre
         ("attacks.lira.minor.auc <= 0.6", "did you mean 'minority'?"),
         ("views.clients.minority.auc <= 0.6", "did you mean 'client'?"),
         ("lira.auc <= 0.6", "'attacks.ATTACK.GROUP.auc' or 'views.VIEW.GROUP.auc'"),
-        ("tpr_at_fpr_0.001 <= 0.6", "needs 3,000 non-members; there are 500"),
-        ("views.client.minority.tpr_at_fpr_0.01 <= 0.6", "needs 300 non-members; there are 100"),
+        ("tpr_at_fpr_0.001 <= 0.6", "needs 3,000 non-members"),
+        ("views.client.minority.tpr_at_fpr_0.01 <= 0.6", "needs 300 non-members"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_the_work(expression, sentence):
@@ -170,7 +170,7 @@ def test_an_expression_that_is_none_is_one_sentence(expression, sentence):
 
 def test_gates_are_a_list():
     assert parse_gates(["auc <= 0.9"]) == [Gate("auc", 0.9)]
-    with pytest.raises(InputError, match=r"'gates' must be a list, such as \['accuracy <= 0\.6'\]; got 'auc <= 0\.9'"):
+    with pytest.raises(InputError, match=r"'gates' must be a list, such as \['accuracy <= 0\.6'\]"):
         parse_gates("auc <= 0.9")
 
 

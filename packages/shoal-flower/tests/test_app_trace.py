@@ -138,7 +138,7 @@ def test_what_cannot_be_recorded_or_read_is_one_sentence(tmp_path):
     with pytest.raises(InputError, match="needs the number of the round"):
         recorder(unnumbered, node(0), echo)
     one = [[1.0]], [1]
-    with pytest.raises(InputError, match="has no file of a round"):
+    with pytest.raises(InputError, match="has no rounds"):
         app_trace(tmp_path / "trace", layer, [one], one)
     recorder(question(model), node(0, run=1), echo)
     recorder(question(model), node(1, run=2), echo)

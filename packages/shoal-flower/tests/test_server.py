@@ -379,11 +379,11 @@ def test_a_server_that_does_not_hold_the_directory_leaves_its_progress_alone(tmp
     given.out.mkdir()
     config = {"config": str(given.config), "out": str(given.out), "min-nodes": 3}
     with lock_folder(given.out):
-        with pytest.raises(InputError, match="another run uses it"):
+        with pytest.raises(InputError, match="in use by another run"):
             server_app.main(Nodes(tmp_path), SimpleNamespace(run_config=config))
         assert not (given.out / "progress.json").exists()
     (given.out / "config.toml").write_text(parse_config(TABLE, "test").toml())
-    with pytest.raises(InputError, match="holds a run with seed = 2"):
+    with pytest.raises(InputError, match="seed = 2"):
         server_app.main(Nodes(tmp_path), SimpleNamespace(run_config=config))
     assert not (given.out / "progress.json").exists()
 
@@ -662,7 +662,7 @@ def test_too_few_clients_end_the_run_with_a_sentence(tmp_path):
 def test_another_runs_directory_is_not_touched(tmp_path):
     serve(Nodes(tmp_path), settings(tmp_path))
     (tmp_path / "run" / "summary.json").unlink()
-    with pytest.raises(InputError, match="holds a run with seed = 2"):
+    with pytest.raises(InputError, match="seed = 2"):
         serve(Nodes(tmp_path), settings(tmp_path, {**TABLE, "seed": 5}))
 
 

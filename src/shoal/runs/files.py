@@ -76,7 +76,7 @@ def read_run(out: Path) -> FlatSummary:
         raise InputError(f"{path}: cannot be read: {error}") from error
     require(isinstance(flat, dict), f"{path}: is damaged; the file must be a JSON object of numbers and names")
     missing = [key for key in REQUIRED_KEYS if key not in flat]
-    require(not missing, f"{path}: is damaged; the keys {', '.join(missing)} are missing")
+    require(not missing, f"{path}: is damaged; missing keys: {', '.join(missing)}")
     numbers = [value for key, value in flat.items() if key not in TEXT_KEYS]
     numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in numbers)
     named = isinstance(flat["algorithm"], str)
@@ -109,14 +109,14 @@ def read_table(path: Path, columns: Sequence[str], *, empty: bool = False) -> pd
         frame = pd.read_csv(path, keep_default_na=False, na_values=[""], dtype=dict.fromkeys(TEXT_COLUMNS, str))
         frame = from_cells(frame, TEXT_COLUMNS)
     missing = [name for name in columns if name not in frame]
-    require(not missing, f"{path}: is damaged; the columns {', '.join(missing)} are missing")
+    require(not missing, f"{path}: is damaged; missing columns: {', '.join(missing)}")
     numeric = [str(name) for name in frame if name not in TEXT_COLUMNS]
     if empty and len(frame) == 0:
         return frame.astype(dict.fromkeys(numeric, float))
     strange = [name for name in numeric if not pd.api.types.is_numeric_dtype(frame[name])]
-    require(not strange, f"{path}: is damaged; the columns {', '.join(strange)} must have only numbers")
+    require(not strange, f"{path}: is damaged; columns that are not numeric: {', '.join(strange)}")
     gaps = [name for name in COMPLETE if name in frame and frame[name].isna().any()]
-    require(not gaps, f"{path}: is damaged; the columns {', '.join(gaps)} have empty cells")
+    require(not gaps, f"{path}: is damaged; columns with empty cells: {', '.join(gaps)}")
     require(len(frame) > 0, f"{path}: is damaged; the table has no rows")
     return frame
 

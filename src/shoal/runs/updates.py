@@ -50,7 +50,7 @@ def read_updates(path: Path) -> RoundUpdates:
     with file_errors(path, damage=(SafetensorError,)):
         tensors = parse(path.read_bytes())
     missing = [name for name in _FIELDS if name not in tensors]
-    require(not missing, f"{path}: is damaged; the tensors {', '.join(missing)} are missing")
+    require(not missing, f"{path}: is damaged; missing tensors: {', '.join(missing)}")
     return RoundUpdates(round_of(path), **{name: tensors[name] for name in _FIELDS})
 
 

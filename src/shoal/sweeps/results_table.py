@@ -102,7 +102,7 @@ def read_results(out: Path, axes: Axes) -> pd.DataFrame:
     if frame.empty:
         return pd.DataFrame(columns=["run", *axes, "seed"])
     missing = [name for name in ("run", *axes, "seed") if name not in frame]
-    require(not missing, f"{path}: is damaged; the columns {', '.join(missing)} are missing")
+    require(not missing, f"{path}: is damaged; missing columns: {', '.join(missing)}")
     for axis, settings in axes.items():
         values = {str(value): value for value in settings}
         strange = [text for text in frame[axis] if text not in values]

@@ -149,7 +149,7 @@ def _require_no_gaps(files: Sequence[Path], every: int | None) -> None:
     missing = [] if every is None else sorted({*range(every, max(rounds) + 1, every)} - {*rounds})
     require(
         not missing,
-        f"{files[0].parent}: lacks the file of round {(missing or [0])[0]}; every {every} rounds need a file",
+        f"{files[0].parent}: lacks the file of round {(missing or [0])[0]}; recorded rounds must be the multiples of {every}",
     )
 
 
@@ -293,7 +293,7 @@ def parse_arrays(path: Path, required: Sequence[str], allowed: str) -> dict[str,
             # Opened here, since numpy leaves a damaged file open.
             with path.open("rb") as stream:
                 file = np.load(stream, allow_pickle=False)
-                require(isinstance(file, NpzFile), f"{path}: has no named arrays; write it with numpy.savez")
+                require(isinstance(file, NpzFile), f"{path}: is damaged; write named arrays with numpy.savez")
                 sizes = [] if file.zip is None else [member.file_size for member in file.zip.infolist()]
                 foreign_files.require_at_most(sum(sizes), foreign_files.MAX_BYTES, "bytes, decompressed")
                 arrays = {name: file[name] for name in file.files}
