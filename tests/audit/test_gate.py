@@ -158,7 +158,7 @@ def test_a_judgement_names_the_worst_key_and_counts_the_others():
         ("views.client.a.tpr_at_fpr_0.01 <= 5", "always holds"),
         ("empirical_epsilon <= inf", "always holds, since 'empirical_epsilon' cannot exceed inf"),
         ("accuracy < 0", "never holds, since 'accuracy' is at least 0"),
-        (0.6, "such as 'tpr_at_fpr_0.01 <= 0.05'; got 0.6"),
+        (0.6, "such as 'tpr_at_fpr_0.01 <= 0.05' (got 0.6)"),
     ],
 )
 def test_an_expression_that_is_none_is_one_sentence(expression, sentence):
@@ -197,5 +197,5 @@ def test_no_gate_holds_where_an_attack_is_certainly_below_chance():
 def test_a_gate_on_what_was_not_measured_does_not_hold_silently():
     with pytest.raises(InputError, match=r"'tpr_at_fpr_0\.001' was not measured"):
         parse_gates(["tpr_at_fpr_0.001 <= 0.5"])[0].broken_by(AUDIT)
-    with pytest.raises(InputError, match="unknown attack, group or view"):
+    with pytest.raises(InputError, match="was not measured"):
         parse_gates(["attacks.lira.elsewhere.auc <= 0.5"])[0].broken_by(AUDIT)

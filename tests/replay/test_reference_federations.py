@@ -195,7 +195,7 @@ def test_the_population_is_scored_by_the_model_that_the_same_clients_use(attacke
 def test_a_run_with_a_property_attack_is_refused(attacked):
     run, engine = attacked()
     nobody = SimpleNamespace(clients=torch.empty(0), start=dict, train=dict)
-    with pytest.raises(InputError, match="without .property_attack."):
+    with pytest.raises(InputError, match=r"without .property_attack."):
         AttackedRun.from_run(replace(run.simulation, malicious_clients=nobody), run.state, [], engine)
 
 

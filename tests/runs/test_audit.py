@@ -385,7 +385,7 @@ def written(folder, text):
         ("c,2,south,1", "c,2,south,yes", "line 4: 'member' must be 0 or 1"),
         ("a,1,north,1,2.5,1.5,1", "a,,north,1,2.5,1.5,1", "line 2: a record without a client"),
         ("b,1,north,0,0.5", "\nb,1,north,0,nan", "line 4: 'score' must be a finite number"),
-        ("score_ref_1,member_ref_1", "score_ref_01,member_ref_01", "'score_ref_01' must end in a reference model's"),
+        ("score_ref_1,member_ref_1", "score_ref_01,member_ref_01", "'score_ref_01' must end in a number"),
         ("c,2,south", "c,2,", "line 4: 'group' is empty"),
         ("b,1,north", "a,1,north", "line 3: the record 'a' is a member and a non-member"),
         ("north", "all", "'all' cannot be the name of one of several groups"),
@@ -412,10 +412,7 @@ def test_a_record_may_be_a_member_of_one_model_and_none_of_another(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "sentence"),
     [
-        *(
-            ({"model": [0, 0, 0, wrong]}, "line 5: 'model' must be an integer")
-            for wrong in (0.5, -1, 1e300)
-        ),
+        *(({"model": [0, 0, 0, wrong]}, "line 5: 'model' must be an integer") for wrong in (0.5, -1, 1e300)),
         ({"member": 0}, "has no member"),
         ({"member": 1}, "has no non-member"),
     ],

@@ -276,7 +276,7 @@ def test_missing_rounds_are_named(written, tmp_path):
         path.unlink()
     with pytest.raises(InputError, match=r"has no rounds; add files such as round-0001.npz"):
         read_trace(folder, allow_code=True)
-    with pytest.raises(InputError, match=r"nothing: is not a trace \(no trace.toml, nor the folder 'updates'"):
+    with pytest.raises(InputError, match=r"nothing: is not a trace"):
         read_trace(tmp_path / "nothing", allow_code=True)
 
 

@@ -56,7 +56,7 @@ class Demand:
         references: the number of reference federations per run.
         choosing: the number of choosing seeds, which select protections, counted from the configuration's own seed.
         judging: the largest number of judging seeds, which test the selected protections; at least 2.
-        epsilon: the largest allowed epsilon of every client in this view; ``None`` requires no epsilon.
+        epsilon: the largest allowed epsilon of every client in this view. ``None`` requires no epsilon.
         promise: whether differential privacy must guarantee the limit for every possible attack. Otherwise the limit
             applies to measured attacks.
 
@@ -86,7 +86,7 @@ class Demand:
 
     @property
     def mu(self) -> float | None:
-        """The largest mu of Gaussian mechanisms with the required guarantee; None without a required guarantee."""
+        """The largest mu of Gaussian mechanisms with the required guarantee, or None without a required guarantee."""
         of_limit = [mu_of_accuracy(self.limit)] if self.promise else []
         return min([*of_limit, *([] if self.epsilon is None else [mu_of(self.epsilon, DELTA)])], default=None)
 
@@ -120,9 +120,9 @@ class Protection:
         payer: the group with the largest loss of accuracy.
         payer_accuracy: the accuracy of the group ``payer``.
         payer_accuracy_before: the accuracy of the group ``payer`` without the protection.
-        alone: the accuracy of training on the labelled shadow set without clients; NaN without a shadow set.
-        epsilon: the largest epsilon of the protected runs in the demand's view; NaN without an epsilon.
-        bound: the largest bound on the balanced accuracy of any attack in the demand's view; NaN without a bound.
+        alone: the accuracy of training on the labelled shadow set without clients, or NaN without a shadow set.
+        epsilon: the largest epsilon of the protected runs in the demand's view, or NaN without an epsilon.
+        bound: the largest bound on the balanced accuracy of any attack in the demand's view, or NaN without a bound.
         seeds: the number of judging seeds.
         hopeless: whether all allowed seeds would leave a group undecided, even with a mean lower by one standard error.
         searched: whether other protections were tried.

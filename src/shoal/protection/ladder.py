@@ -94,7 +94,7 @@ class Rung:
         return changed
 
     def extend_with(self, name: str, words: str, changes: Mapping[str, Any], rates: tuple[float, ...]) -> "Rung":
-        """Add further changes to the protection."""
+        """Return the protection with further changes."""
         name, words = (", ".join(filter(None, parts)) for parts in ((self.name, name), (self.description, words)))
         return Rung(name, words, {**self.changes, **changes}, rates)
 
@@ -123,7 +123,7 @@ class Ladder:
         smallest: the number of clients of the smallest group in a round.
         public: the number of examples in the shadow set.
         view: the attacker's view in a guarantee.
-        mu: the largest mu of Gaussian mechanisms in the guarantee; ``None`` without a required guarantee.
+        mu: the largest mu of Gaussian mechanisms in the guarantee, or ``None`` without a required guarantee.
     """
 
     config: Config

@@ -78,7 +78,7 @@ def protect(config: Config, place: Workplace[SweepWatch], demand: Demand) -> Pro
         InputError: the federation cannot be repeated, or the directory has a different search; no file is written.
         ShoalError: a run failed; finished runs stay.
     """
-    require(config.property_attack is None, "'property_attack' cannot be searched for a protection; remove the section")
+    require(config.property_attack is None, "a search for a protection needs a run without [property_attack]")
     out = place.out
     _check_directory(out)
     data = load_data(config.data, place.data_dir)

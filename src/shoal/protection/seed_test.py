@@ -15,9 +15,9 @@ because Student's t is narrower with more seeds. The test may stop after any int
 standard deviation over seeds. ``w`` is the standard deviation over records within a run, from the interval of each
 run's figure. The maximum prevents decisions from few records whose figures agree by chance.
 
-All groups together are within the limit if each group's upper end is. Upper ends need no correction for the number of
-groups, because only an error about a group above the limit can cause a wrong decision. One group above the limit
-decides "above", so the lower end of each of G groups gets 1 / G of the level.
+All groups together are within the limit if each group's upper end is within the limit. Upper ends need no correction
+for the number of groups, because only an error about a group above the limit can cause a wrong decision. One group
+above the limit decides "above", so the lower end of each of G groups gets 1 / G of the level.
 
 Source: repeated confidence intervals, Jennison and Turnbull 1989, JRSS B 51:305-361, with a Bonferroni boundary.
 """

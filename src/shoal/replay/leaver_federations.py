@@ -76,7 +76,7 @@ class LeaverRun:
         assert presence is not None
         for number in (1, *(event.round for event in simulation.events)):
             some = len(presence.without(position).present(number)) > 0
-            require(some, f"--left: round {number} has no clients without client '{client}'; name another client")
+            require(some, f"--left: client '{client}' was the only client of round {number}; name another client")
         training, rest = simulation.on(engine), presence.present(last)
         state = apply_release(simulation.release, training, progress.state)
         shared = training.take(rest).deployed_models(state.take(rest))[0].models is state.models
@@ -109,7 +109,7 @@ class LeaverRun:
 
     @property
     def departure(self) -> Departure | None:
-        """The recorded departure of the client; None if the client never trained."""
+        """The recorded departure of the client, or None if the client never trained."""
         return next((each for each in self.progress.departures if self.leaver in each.clients.tolist()), None)
 
     def scores(self, engine: Engine) -> FederationScores:

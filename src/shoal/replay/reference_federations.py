@@ -79,8 +79,8 @@ class FederationScores:
             models, and Z is 0 without a shadow set.
         trajectory: the score after each round in `AttackedRun.snapshot_rounds`, (T, 2 Q) float64. T is 0 if clients
             have personal models or if no snapshot was taken.
-        spans: the scores of the span attacks on the first rounds, (2 Q,) float64 by attack name; NaN for records that
-            cannot be attacked.
+        spans: the scores of the span attacks on the first rounds, (2 Q,) float64 by attack name, or NaN for records
+            that cannot be attacked.
         seconds: the wall time of training.
     """
 
@@ -107,7 +107,7 @@ class AttackedRun:
         state: the state after the simulation's last round, with the released models.
         deployed: the models in use at the end.
         risks: the published risks, by round.
-        directives: the coordinator's directives, by round; ``None`` without a coordinator.
+        directives: the coordinator's directives, by round, or ``None`` without a coordinator.
         records: the attacked records; their clients are members of the model that they trained last.
         population: non-members of every model.
         notes: caveats about the records, in sentences without a full stop.

@@ -66,7 +66,7 @@ def reference_scores(
         target: the attacked run's scores.
         count: the number of reference federations.
         engine: the engine, with the run's network.
-        folder: the folder of the scores; ``None`` keeps the scores in memory.
+        folder: the folder of the scores. ``None`` keeps the scores in memory.
         watch: a function that is called before the first training and after each.
         workers: the processes that train the reference federations.
         rounds: whether attacks on rounds will follow, which need the repeated run (`replayed_scores`) and scores of the
@@ -116,7 +116,7 @@ class _Store:
     attacked: str
 
     def read(self, number: int) -> FederationScores | None:
-        """Read the stored scores of federation ``number``; None if the file is missing, damaged or of other models."""
+        """Read the scores of federation ``number``, or None if the file is missing, damaged or of other models."""
         path = self._path(number)
         if path is None or not path.exists():
             return None
@@ -267,8 +267,8 @@ def view_scores(
         references: the scores of the run's reference federations; may be empty.
         engine: the engine, with the run's network.
         view: the attacker's view.
-        folder: the folder of the repeated run's scores; ``None`` keeps the scores in memory.
-        spans: the span attacks on the run (`AttackedRun.spans`); ``None`` computes them.
+        folder: the folder of the repeated run's scores. ``None`` keeps the scores in memory.
+        spans: the span attacks on the run (`AttackedRun.spans`). ``None`` computes them.
     """
     spans = attacked.spans(engine) if spans is None else spans
     omitted = dict(spans.omitted)
@@ -306,7 +306,7 @@ def replayed_scores(
         attacked: the attacked run.
         target: the attacked run's scores.
         engine: the engine, with the run's network.
-        folder: the folder that stores the repeated run's scores; ``None`` keeps the scores in memory.
+        folder: the folder that stores the repeated run's scores. ``None`` keeps the scores in memory.
     """
     store = _Store(folder, _digest(attacked, target))
     if folder is not None:

@@ -1,4 +1,4 @@
-"""The span and joint attacks on a federation's rounds: the server's on updates, a client's on model changes."""
+"""The span and joint attacks on a federation's rounds: the server attacks updates, a client attacks models."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -81,7 +81,7 @@ def span_scores(
 
     Args:
         seen: the attacked rounds.
-        asked: the attacked records; ``None`` without records.
+        asked: the attacked records, or ``None`` without records.
         engine: the engine, with the run's network.
         knowledge: the attacker's knowledge of training.
         names: the names of attacks in `SPANS` and `JOINTS`.

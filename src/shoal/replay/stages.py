@@ -65,7 +65,7 @@ class ChainLink:
 
     Args:
         simulation: the simulation to repeat.
-        engine: the engine of that simulation; ``None`` means the attacked run's engine.
+        engine: the engine of that simulation. ``None`` means the attacked run's engine.
         risks, directives: see `AttackedRun`.
         records: the attacked pairs as the simulation's clients have them.
         pair: the index of each pair of ``records`` among the Q attacked pairs, (E,) int64.

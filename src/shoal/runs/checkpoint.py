@@ -115,7 +115,7 @@ def load_checkpoint(folder: Path, frozen: str | None = None) -> SimulationState 
 
     Args:
         folder: the folder of checkpoints.
-        frozen: the present `Model.frozen_hash`; ``None`` skips the comparison with the stored hash.
+        frozen: the present `Model.frozen_hash`. ``None`` skips the comparison with the stored hash.
 
     Raises:
         InputError: all checkpoints are damaged, or the frozen tensors have changed.

@@ -97,7 +97,7 @@ def open_run_dir(
         config: the text of the run's config.toml.
         require_same: a function that raises an error if ``out`` has a different run; called under the lock.
         resume: whether the directory may exist.
-        examples: the hash of the federation; ``None`` if the examples are on other machines.
+        examples: the hash of the federation, or ``None`` if the examples are on other machines.
     """
     checkpoints = out / "checkpoint"
     with ExitStack() as stack:
@@ -170,7 +170,7 @@ def extend_rounds(
     Args:
         out: the run's directory.
         description: the longer run's description.
-        progress: the shorter run's state; ``None`` without a checkpoint.
+        progress: the shorter run's state, or ``None`` without a checkpoint.
         before: the number of rounds of the shorter run.
         every: the number of rounds between evaluations.
 

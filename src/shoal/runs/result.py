@@ -71,16 +71,16 @@ class Result:
         samples: test images (B, channels, height, width) uint8 of each group; empty if the data are not images.
         state: the state after the last round, with the models before their release and the cluster that each client
             trained last. ``None`` after `load`.
-        updates: the rows of the round attack's table, such as `property.csv`; ``None`` without a round attack.
-        canaries: one row per canary, as in `canaries.csv`; ``None`` without canaries.
-        presence: one row per client that left or joined, as in `presence.csv`; ``None`` without events.
-        recorded: the rounds and size of recorded updates in the run's directory; ``None`` without recorded updates.
+        updates: the rows of the round attack's table, such as `property.csv`, or ``None`` without a round attack.
+        canaries: one row per canary, as in `canaries.csv`, or ``None`` without canaries.
+        presence: one row per client that left or joined, as in `presence.csv`, or ``None`` without events.
+        recorded: the rounds and size of recorded updates in the run's directory, or ``None`` without recorded updates.
         warnings: the sentences of the run's warnings.
-        features: the fitted feature map before the models; ``None`` without a feature map, or after `load` if the map
-            has a user's module.
-        audit_in_directory: the audit in the run's directory; ``None`` without an audit.
-        simulation: the simulation with its examples; ``None`` after `load` or unpickling.
-        engine: the engine of the simulation, which may be closed; ``None`` after `load` or unpickling.
+        features: the fitted feature map before the models, or ``None`` without a feature map, or after `load` if the
+            map has a user's module.
+        audit_in_directory: the audit in the run's directory, or ``None`` without an audit.
+        simulation: the simulation with its examples, or ``None`` after `load` or unpickling.
+        engine: the engine of the simulation, which may be closed, or ``None`` after `load` or unpickling.
 
     Example:
         >>> import shoal.toy
@@ -307,7 +307,7 @@ def report_of(out: Path, *, allow_code: bool = False) -> Path:
 
 
 def _audit_in(out: Path, summary: Summary) -> pd.DataFrame | None:
-    """The rows of audit.csv in a run's directory; None without an audit after the same rounds."""
+    """The rows of audit.csv in a run's directory, or None without an audit after the same rounds."""
     try:
         rounds = read_json(out / "audit.json").get("rounds")
         words = dict.fromkeys(("view", "attack", "scope", "name", "title"), str)

@@ -72,7 +72,7 @@ class Run:
         description: the run's description in reports. ``None`` derives the description from the simulation.
         notes: notes on the data for run.log.
         warnings: warnings about the data, logged before the first round.
-        cluster_number: the automatic choice of the number of clusters; ``None`` if the number was not chosen
+        cluster_number: the automatic choice of the number of clusters, or ``None`` if the number was not chosen
             automatically.
 
     Raises:
@@ -348,7 +348,7 @@ def run(
         out: the run's directory, which is made after the configuration is checked against its data.
         resume: see `Run.train`.
         data_dir: the folder that is searched first for the data.
-        dataset: the examples of [data]; ``None`` loads the examples.
+        dataset: the examples of [data]. ``None`` loads the examples.
         watch: see `Run`; ``None`` shows no progress.
         watch_references, workers: see `Run`.
 

@@ -40,7 +40,7 @@ class LoggedRun:
     Args:
         title: the title of the run's page.
         settings: the text of the run's config.toml.
-        out: the run's directory; ``None`` without a directory.
+        out: the run's directory, or ``None`` without a directory.
         rounds: the number of rounds that an earlier process finished and logged.
     """
 

@@ -55,7 +55,7 @@ def read_updates(path: Path) -> RoundUpdates:
 
 
 def find_updates(out: Path) -> RecordedUpdates | None:
-    """Return the recorded rounds and the size of all updates in the run directory ``out``; None if no round was
+    """Return the recorded rounds and the size of all updates in the run directory ``out``, or None if no round was
     recorded.
     """
     folder = out / FOLDER

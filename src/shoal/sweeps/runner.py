@@ -144,7 +144,7 @@ def finish_runs(
     Args:
         planned: the runs.
         place: the folder, the workers and the display.
-        work: the function that carries out one run without a page; ``None`` uses `run_one` with pages. Calls with the
+        work: the function that carries out one run without a page. ``None`` uses `run_one` with pages. Calls with the
             same ``work`` share worker processes.
     """
     pages = work is None
@@ -179,8 +179,10 @@ def finish_runs(
 def run_all(
     planned: Sequence[PlannedRun], place: Workplace[SweepWatch], work: _Work
 ) -> Iterator[tuple[str, str | None]]:
-    """Carry out runs in the folder of ``place``, yielding each run's digest at its end, and the reason of a failure or
-    None.
+    """Carry out runs in the folder of ``place``.
+
+    Yields:
+        Each run's digest as the run ends, with the reason of a failure or None.
     """
     workers, runs, data_dir = place.workers.at_most(len(planned)), place.out, place.data_dir
     items = [(job.config, job.digest) for job in planned]

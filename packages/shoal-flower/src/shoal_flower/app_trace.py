@@ -99,7 +99,7 @@ def app_trace(
         members: each client's training examples, by the client's number: a pair (x, y), a `torch.utils.data.Dataset` of
             pairs, or a `DataLoader` of pairs or of dictionaries with ``label``.
         others: examples that no client trained on, in the same form as ``members``.
-        local: the clients' local training, which lets the span attack subtract weight decay; ``None`` if unknown.
+        local: the clients' local training, which lets the span attack subtract weight decay, or ``None`` if unknown.
 
     Raises:
         InputError: the folder has no trace or the traces of several runs, a client has no members, or the network

@@ -51,18 +51,18 @@ class NodeSettings:
     The server learns only the client's name, its partition and ``leave``.
 
     Args:
-        partition_id: the number of the client's partition of a named data set, for trials; None if the client has its
-            own data.
+        partition_id: the number of the client's partition of a named data set, for trials, or None if the client has
+            its own data.
         num_partitions: the number of partitions, which Flower's simulation sends; not used.
         client: the client's name; the default is ``partition-N``.
         data_path: the folder or table of the client's own data.
-        data_dir: the folder that is searched first for a named data set; None for the usual folders.
+        data_dir: the folder that is searched first for a named data set, or None for the usual folders.
         alpha: the weight of the loss in the client's choice of a model, 1 - ``beta``.
-        beta: the weight of the risk in the client's choice of a model; None uses 1 - ``alpha``, or the run's weight.
-        threshold: the client's limit on exposure; None uses the run's limit.
-        policy: the TOML file of the node's policy (`shoal_flower.client.policy.Policy`); None uses the default policy.
+        beta: the weight of the risk in the client's choice of a model. None uses 1 - ``alpha``, or the run's weight.
+        threshold: the client's limit on exposure. None uses the run's limit.
+        policy: the TOML file of the node's policy (`shoal_flower.client.policy.Policy`). None uses the default policy.
         epsilon_budget: the largest epsilon of the client's ledger; a budget needs ``noise`` to be "secret".
-        state_dir: the folder of the client's privacy ledger and personal model; None for a folder beside Flower's
+        state_dir: the folder of the client's privacy ledger and personal model, or None for a folder beside Flower's
             files.
         risk: the source of the risk estimates in the client's choice of a model, "server" or "client".
         noise: the source of the random numbers that protect the client. "secret" draws from the machine's randomness
@@ -71,7 +71,7 @@ class NodeSettings:
         threads: the number of processor threads.
         secure_aggregation: "required" limits the node to secure sums; "allowed" follows the run. ``peer_keys`` imply
             "required".
-        node_key: the file of the private key that signs in secure sums, such as the SuperNode's; None makes a new key
+        node_key: the file of the private key that signs in secure sums, such as the SuperNode's. None makes a new key
             in ``state_dir``.
         peer_keys: a file of the public keys of all clients, with one name and key per line. Other clients cannot take
             part in sums. None trusts the first key of each name, and refuses a different key later.
@@ -156,7 +156,7 @@ class RunSettings:
         config: the run's TOML file, as for `shoal run`.
         out: the run's directory at the server; an existing run resumes.
         data_dir: the folder that is searched first for data.
-        ledgers: the file of the last charge in each client's ledger, to be shared by all runs of the same clients; None
+        ledgers: the file of the last charge in each client's ledger, to be shared by all runs of the same clients. None
             means ``ledgers.json`` beside ``out``.
         min_nodes: the number of clients that a round needs to begin.
         round_timeout: the longest wait for replies in a round, in seconds.

@@ -83,10 +83,10 @@ class Offer:
         risks: the server's estimate of each model's risk, (K,) float64.
         directives: the server's requests to each model's clients, (K,) float64 by name.
         classes: the names of the classes, in the order of their numbers; empty for a named data set.
-        scale: the standardization of columns, fitted to the server's table; ``None`` without tables.
+        scale: the standardization of columns, fitted to the server's table, or ``None`` without tables.
         ledger: the last charge of the client's ledger that the server has seen.
-        features: the hash of the feature map; "" without a feature map.
-        frozen: `Model.frozen_hash` of the tensors that no message has; "" without frozen tensors.
+        features: the hash of the feature map, or "" without a feature map.
+        frozen: `Model.frozen_hash` of the tensors that no message has, or "" without frozen tensors.
     """
 
     round: int
@@ -127,7 +127,7 @@ class Limits:
 
     Args:
         max_examples: the largest number of examples.
-        max_update_norm: the largest L2 norm of an update; None means `LARGEST_MOVE` times the square root of the number
+        max_update_norm: the largest L2 norm of an update. None means `LARGEST_MOVE` times the square root of the number
             of parameters.
         max_norm_ratio: the largest multiple of the median norm of a round's updates; `math.inf` for no limit.
     """

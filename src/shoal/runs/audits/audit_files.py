@@ -86,8 +86,8 @@ class AboutAudited:
         pictures: images (channels, height, width) uint8, by record name.
         kind: the plural noun for records, such as "images".
         warnings: the sentences at the top of the page.
-        run: the directory of the audited run; ``None`` if unknown.
-        rounds: the number of rounds of the audited run; ``None`` if unknown.
+        run: the directory of the audited run, or ``None`` if unknown.
+        rounds: the number of rounds of the audited run, or ``None`` if unknown.
     """
 
     title: str

@@ -64,7 +64,7 @@ def audit_members(
         about: facts about the audited run.
         home: the parent directory of ``references``, the folder that stores the reference federations' scores. ``None``
             means ``place.out``.
-        recorded: the trace of clients' updates that the server attacks; ``None`` if no updates were recorded.
+        recorded: the trace of clients' updates that the server attacks, or ``None`` if no updates were recorded.
     """
     copies, queries = request.duplicates or simulation.duplicates, request.queries
     simulation = replace(simulation, duplicates=copies, attacks=(*simulation.attacks, *request.attacks))

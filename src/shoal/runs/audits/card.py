@@ -118,7 +118,7 @@ def _figures_of(finding: Finding) -> dict[str, Any]:
 
 
 def _stated_epsilon(overall: Mapping[str, float], settings: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The guarantee of differential privacy, with its computation; None without an epsilon."""
+    """The guarantee of differential privacy, with its computation, or None without an epsilon."""
     if not isfinite(overall.get("epsilon", float("inf"))):
         return None
     by_view = {view: overall[f"epsilon.{view}"] for view in VIEWS if f"epsilon.{view}" in overall}

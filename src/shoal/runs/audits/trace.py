@@ -46,9 +46,9 @@ class Trace:
         records: each client's members, and non-members.
         files: the files of the recorded rounds, in order.
         read: the function that reads the updates in one file.
-        preferences: the limit and beta of each client, by the client's id; ``None`` if unknown.
+        preferences: the limit and beta of each client, by the client's id, or ``None`` if unknown.
         local: the clients' local training, if the server knows the settings; otherwise ``None``.
-        simulation: the simulation of a run of Shoal; ``None`` for a trace of another framework.
+        simulation: the simulation of a run of Shoal, or ``None`` for a trace of another framework.
     """
 
     model: Model
@@ -135,7 +135,7 @@ def trace_of(out: str | Path, federation: Federation, model: Model, every: int |
         out: the run directory.
         federation: the simulation's federation.
         model: the trained model, with the defences that change its network (`Dropout`).
-        every: the number of rounds from one recorded round to the next; ``None`` if rounds may be missing.
+        every: the number of rounds from one recorded round to the next, or ``None`` if rounds may be missing.
     """
     files = round_files(Path(out) / FOLDER, ".safetensors")
     _require_no_gaps(files, every)
@@ -149,7 +149,8 @@ def _require_no_gaps(files: Sequence[Path], every: int | None) -> None:
     missing = [] if every is None else sorted({*range(every, max(rounds) + 1, every)} - {*rounds})
     require(
         not missing,
-        f"{files[0].parent}: lacks the file of round {(missing or [0])[0]}; recorded rounds must be the multiples of {every}",
+        f"{files[0].parent}: lacks the file of round {(missing or [0])[0]}; recorded rounds must be the multiples of "
+        f"{every}",
     )
 
 
@@ -160,12 +161,14 @@ class TraceSettings:
     Args:
         model: the network, as in a run's configuration.
         classes: C, the number of classes.
-        shape: the shape of an input, [channels, height, width] for an image or [numbers] for a vector; None for texts.
-        vocabulary: the number of words in texts, numbered from 1; None for images and vectors.
+        shape: the shape of an input, [channels, height, width] for an image or [numbers] for a vector, or None for
+            texts.
+        vocabulary: the number of words in texts, numbered from 1, or None for images and vectors.
         loss: ``cross-entropy``, or ``module:Name`` of a function of outputs (B, C) and labels (B,) that returns one
             loss per example, (B,).
-        every: the number of rounds from one recorded round to the next; None if rounds may be missing.
-        local: the clients' local training, as in a run's configuration; None if the server does not know the settings.
+        every: the number of rounds from one recorded round to the next, or None if rounds may be missing.
+        local: the clients' local training, as in a run's configuration, or None if the server does not know the
+            settings.
     """
 
     model: Network

@@ -285,7 +285,7 @@ class _Node:
         self._write("members", new)
 
     def load(self, session: Session) -> Participant:
-        """Return the participant of this sum, which must be the present sum of its run."""
+        """Load the participant of this sum, the only unfinished sum of its run."""
         path = self._sum(session)
         if not path.exists():
             raise RefusedError("no sum is open in this run")

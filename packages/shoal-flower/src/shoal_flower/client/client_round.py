@@ -1,6 +1,6 @@
 """A client's answers to the server's messages, each charged to the client's privacy ledger.
 
-Batches come from the run's seed, which makes a round equal to the simulator's. Noise comes from the machine's
+Batches come from the run's seed, which makes a round equal to a round of the simulator. Noise comes from the machine's
 randomness, because the server knows the seed and could subtract the noise (`NodeSettings.noise`).
 
 An answer has a fixed order: the policy checks the offer, the node reads its data, and the ledger is charged. After a

@@ -53,12 +53,12 @@ class AskedRun:
     Args:
         node: the node's settings.
         classes: the server's classes.
-        scale: the standardization of columns in the server's table; ``None`` without tables.
+        scale: the standardization of columns in the server's table, or ``None`` without tables.
         config: the run's configuration.
         setup: the model and local training.
         preferences: the client's preferences.
-        mapped: the map from inputs to the network's features; ``None`` without a feature map.
-        federation: the client's federation in a partition of a named data set; ``None`` for the node's own data.
+        mapped: the map from inputs to the network's features, or ``None`` without a feature map.
+        federation: the client's federation in a partition of a named data set, or ``None`` for the node's own data.
     """
 
     node: NodeSettings
@@ -79,7 +79,7 @@ class Client:
         config: the run's configuration.
         federation: the federation of this client.
         setup: the model and local training.
-        copies: the count of the most frequent record in all of the client's data; ``None`` counts in the training
+        copies: the count of the most frequent record in all of the client's data. ``None`` counts in the training
             examples.
     """
 
@@ -127,9 +127,9 @@ def asked_run(
         text: the configuration, as TOML.
         settings: the node's settings.
         classes: the server's classes.
-        scale: the standardization of columns in the server's table; ``None`` without tables.
-        features: the hash of the feature map; "" without a feature map.
-        frozen: the hash of the models' frozen tensors; ``None`` skips the comparison.
+        scale: the standardization of columns in the server's table, or ``None`` without tables.
+        features: the hash of the feature map, or "" without a feature map.
+        frozen: the hash of the models' frozen tensors. ``None`` skips the comparison.
 
     Raises:
         InputError: the run does not suit the node.

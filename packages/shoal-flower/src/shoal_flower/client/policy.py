@@ -219,7 +219,7 @@ class Policy:
         questions: the kinds of questions that the node answers: ``train``; ``choice`` among several models, without
             which the node refuses rounds with several models; ``histogram`` of losses; ``vote`` for a coordinator; and
             training on ``features`` of the server's map.
-        rounds: the largest number of training rounds; None for no limit.
+        rounds: the largest number of training rounds, or None for no limit.
         min_examples: the smallest number of training examples, after a run's held-out fractions.
         min_batch_size: the smallest batch size, which limits the leakage of one batch for honest networks only.
         min_noise_multiplier: the smallest noise multiplier of DP-SGD in every local training; 0 allows training without
@@ -236,15 +236,15 @@ class Policy:
         histograms: the largest number of histograms.
         vote_epsilon: the largest epsilon of a vote's randomised response; ``inf`` also allows true votes.
         votes: the largest number of votes.
-        classes: the classes of the node's labels, which the server's classes must include; None for the classes in the
-            node's data.
+        classes: the classes of the node's labels, which the server's classes must include, or None for the classes in
+            the node's data.
         columns: the columns ``client``, ``label``, ``inputs`` and perhaps ``group`` of the node's table. A run must
             name the same columns, with some or all inputs. None follows the run.
         sum_threshold: the smallest fraction of the clients that must help to reveal a secure sum. With a smaller
             fraction, a dishonest server needs fewer helpers to unmask a client.
         trusts_server: whether updates, choices, histograms and votes may have no noise. If false, each needs noise,
             also in a secure sum, because sums of several rounds can be subtracted.
-        networks: the networks that may be trained, by name, with their largest numbers of parameters; None for all
+        networks: the networks that may be trained, by name, with their largest numbers of parameters, or None for all
             networks.
 
     Source of the randomised choice: Kairouz, Oh, Viswanath 2016, arXiv:1407.1338, section 3.2.

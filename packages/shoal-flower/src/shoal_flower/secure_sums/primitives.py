@@ -51,7 +51,7 @@ class NodeKey:
             key = serialization.load_ssh_private_key(path.read_bytes(), password=None)
         except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
             raise InputError(f"{path}: is not an OpenSSH private key without a password: {error}") from error
-        require(isinstance(key, _PrivateKey), f"{path}: must be a key of ECDSA or Ed25519")
+        require(isinstance(key, _PrivateKey), f"{path}: must be an ECDSA or Ed25519 key")
         assert isinstance(key, _PrivateKey)
         return NodeKey(key)
 

@@ -164,7 +164,7 @@ class NodeReply:
 
     Args:
         node: the node that received the message.
-        content: the reply's records; ``None`` if there are no readable records.
+        content: the reply's records, or ``None`` if there are no readable records.
         error: the reason for missing content.
         late: whether the reply answers a message of an earlier exchange; a late reply is not read.
         gone: whether no reply can come, because the node is gone or the message has expired.
@@ -189,8 +189,8 @@ class Registration:
     """The identity of a node, verified by the SuperLink.
 
     Args:
-        key: a hash of the node's public key; "" without a key.
-        name: the node's registered name (``flwr supernode register --name``); "" without a name.
+        key: a hash of the node's public key, or "" without a key.
+        name: the node's registered name (``flwr supernode register --name``), or "" without a name.
     """
 
     key: str = ""

@@ -34,11 +34,11 @@ class Member:
         rejected: the number of replies that were not merged.
         missed: the number of rounds without a reply in time.
         refused: the number of rounds that the client refused.
-        node: the client's present node; ``None`` if disconnected.
+        node: the client's present node, or ``None`` if disconnected.
         waits: whether a round waits for the client; false from a missed deadline to the next reply.
-        key: a hash of the node's public key; "" without a key.
+        key: a hash of the node's public key, or "" without a key.
         culprit: whether the client broke the protocol of a secure sum, which excludes it from further sums.
-        last: the last round before the client left for good, 0 before the first round; ``None`` if it has not left.
+        last: the last round before the client left for good, 0 before the first round, or ``None`` if it has not left.
     """
 
     name: str

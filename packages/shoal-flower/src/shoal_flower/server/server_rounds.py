@@ -158,9 +158,9 @@ class Server:
         choice: the party that chooses the model which a client trains (`RemoteRounds`).
         classes: the names of the classes, if clients have their own data.
         scale: the standardization of columns, if clients have their own tables.
-        features: the file of the feature map; ``None`` without a feature map.
+        features: the file of the feature map, or ``None`` without a feature map.
         watch: a function that is called at every change in a round.
-        frozen: the file of the models' frozen tensors, for clients with different ones; ``None`` if unknown.
+        frozen: the file of the models' frozen tensors, for clients with different ones, or ``None`` if unknown.
     """
 
     attendance: Attendance
