@@ -154,7 +154,7 @@ class Protection:
 
     @property
     def json(self) -> dict[str, Any]:
-        """The content of protection.json: the fields, and the figures of the most exposed group."""
+        """The content of protection.json, with the fields and the figures of the most exposed group."""
         worst = self.findings[0]
         exposure = {"exposure": self.exposure, "exposure_low": worst.accuracy.low, "exposure_high": worst.accuracy.high}
         own = {key: value for key, value in vars(self).items() if key != "hopeless"}

@@ -70,8 +70,8 @@ class Rung:
         name: the name in tables.
         description: the protection's change, as the end of a sentence after "the federation with".
         changes: the new values or whole tables, by dotted key.
-        rates: the learning rates of local training to try, of which the most accurate is used. An empty tuple uses the
-            learning rate in ``changes``.
+        rates: the learning rates of local training to try; the search keeps the most accurate rate. An empty tuple uses
+            the learning rate in ``changes``.
         slow: whether the protection trains the configuration's own network or a larger network.
 
     Example:
@@ -141,7 +141,9 @@ class Ladder:
 
     @property
     def rungs(self) -> tuple[Rung, ...]:
-        """The protections, mildest first within each kind. A required guarantee keeps only those with noise."""
+        """The protections, mildest first within each kind. A required guarantee keeps only the protections with noise
+        in sums.
+        """
         if self.mu is not None:
             return (*self._noise_in_sums(),)
         return (*self._on_features(), *self._noise_in_sums(), *self._of_the_network())

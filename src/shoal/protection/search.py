@@ -62,8 +62,8 @@ ATTACKED_TOGETHER = 4
 def protect(config: Config, place: Workplace[SweepWatch], demand: Demand) -> Protection:
     """Search the protections for ``config`` in the directory of ``place``, and write the result.
 
-    Without a required guarantee, the unprotected federation is tested first. If its exposure is within the limit, the
-    search ends. Otherwise the search has three steps:
+    Without a required guarantee, the unprotected federation is tested first. If the exposure of the unprotected
+    federation is within the limit, the search ends. Otherwise the search has three steps:
 
     - Screening: train every protection on the first choosing seed at each learning rate, and drop those that cost too
       much.
@@ -257,7 +257,7 @@ class _Search:
     def best(self, fitting: Sequence[Candidate], as_it_is: Protection | None) -> Protection:
         """Return the first protection within the limit, or the least exposed of the tested protections.
 
-        ``as_it_is`` is the test of the unprotected federation, or None if the demand is a guarantee.
+        ``as_it_is`` is the test of the unprotected federation, or None if a guarantee is required.
         """
         judgements = [] if as_it_is is None else [as_it_is]
         most, attacked = MAX_JUDGED + len(judgements), list[pd.DataFrame]()
@@ -305,7 +305,7 @@ class _Search:
         return self.figures(attacked)
 
     def judge(self, name: str) -> Protection:
-        """Test a candidate on as few judging seeds as decide, or as show that all seeds would not decide."""
+        """Test a candidate, adding judging seeds until they decide or show that all seeds would not decide."""
         judgement, candidate = None, self.tried[name]
         for number in self.demand.test_of(name).looks:
             attacked = self.runs({name: candidate.config}, self.judging[:number], attacked=True)

@@ -2,8 +2,8 @@
 
 The exposure of a group on seed s is ``mu + b_s + e_s``: the mean over seeds, the seed's effect on training, and the
 sampling error from the finite number of records. The sums ``b_s + e_s`` are independent between seeds. The test assumes
-that they are normal with an unknown variance. A distribution-free interval for figures in [0, 1] would need more than
-fifty seeds.
+normal sums with an unknown variance. A distribution-free interval for figures in [0, 1] would need more than fifty
+seeds.
 
 The test computes an interval after n_1 < ... < n_L seeds:
 
@@ -13,7 +13,7 @@ Each end of the interval is wrong with probability at most ``level n / (n_1 + ..
 probability at most ``level`` over all intervals (Bonferroni). Later intervals have a larger fraction of the level,
 because Student's t is narrower with more seeds. The test may stop after any interval for any reason. ``s`` is the
 standard deviation over seeds. ``w`` is the standard deviation over records within a run, from the interval of each
-run's figure. The maximum prevents decisions from few records whose figures agree by chance.
+run's figure. The maximum of ``s`` and ``w`` prevents decisions from few records whose figures agree by chance.
 
 All groups together are within the limit if each group's upper end is within the limit. Upper ends need no correction
 for the number of groups, because only an error about a group above the limit can cause a wrong decision. One group

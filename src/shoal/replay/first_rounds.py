@@ -1,7 +1,7 @@
 """The first rounds of a run, repeated to collect what a client and the server receive in each round.
 
 A client receives the models of all clusters, and the server receives each client's update. No file of a run stores
-them.
+these models and updates.
 """
 
 from collections.abc import Iterator
@@ -79,8 +79,8 @@ class FirstRounds:
     def moves(self) -> Tensor:
         """Return the models before the first round and after each round, (T + 1, R, P).
 
-        If the number of models changes, R counts the models of all numbers. A model is constant in rounds with another
-        number of models.
+        If the number K of models changes, R is the sum over the different K. A model stays constant in rounds with
+        another K.
         """
         parts = [list(part) for _, part in groupby(self.models, key=len)]
         rows, done = list[Tensor](), 0

@@ -1,7 +1,7 @@
 """Reference federations that had a client until it left, and reference federations that never had the client.
 
-All of them start from the run's first models, and keep its other clients, events, forgetting method, recorded risks and
-recorded directives. Cohorts, batches and noise are drawn anew.
+All reference federations start from the run's first models, and keep the run's other clients, events, forgetting
+method, recorded risks and recorded directives. Cohorts, batches and noise are drawn anew.
 """
 
 from collections.abc import Callable, Sequence
@@ -117,16 +117,15 @@ class LeaverRun:
         return self._scores([self.state.models], engine, member=True)
 
     def train_reference(self, number: int, engine: Engine, *, spans: object = ()) -> FederationScores:
-        """Train reference federation ``number`` and score the records. Federations with even numbers had the client.
+        """Train reference federation ``number`` and score the records. Reference federations with even numbers had the
+        client.
 
-        All records are scored by the same model, the cluster's model with the highest mean confidence on the records.
+        One model scores all records: the cluster model with the highest mean confidence on the records.
 
         Returns:
-            The scores: ``score`` is the final model's. ``trajectory`` (2, 2 Q) has the mean score in the rounds after
-            the
-            departure, at most `SNAPSHOTS` + 1 of them, and the score before the departure. ``population`` (3, Z) has
-            all
-            three scores of the population.
+            The scores: ``score`` is the score by the final model. ``trajectory`` (2, 2 Q) has the mean score in the
+            rounds after the departure, at most `SNAPSHOTS` + 1 of them, and the score before the departure.
+            ``population`` (3, Z) has the final, the mean and the earlier scores of the population.
         """
         del spans
         simulation, member, last = self.simulation, number % 2 == 0, self.simulation.last_round

@@ -72,7 +72,7 @@ class FederationScores:
 
     Args:
         score: the logit-scaled confidence of each record, (2 Q,) float64, by the model that the record's client trained
-            last, or uses if the client never trained.
+            last, or by the client's deployed model if the client never trained.
         member: whether the scoring model was trained on each record, (2 Q,) bool.
         model: the number of the scoring model of each client, (N,) int64.
         population: the scores of every model on the further examples, (S, Z) float64. S is 0 if clients have personal
@@ -108,13 +108,13 @@ class AttackedRun:
         deployed: the models in use at the end.
         risks: the published risks, by round.
         directives: the coordinator's directives, by round, or ``None`` without a coordinator.
-        records: the attacked records; their clients are members of the model that they trained last.
+        records: the attacked records, from clients that are members of the model they trained last.
         population: non-members of every model.
         notes: caveats about the records, in sentences without a full stop.
         rows: the rows of `rounds.csv`, to verify repeated rounds.
         queries: the number of copies per record that an attack queries; trajectories use the record itself.
-        snapshots: the rounds in a trajectory, scored by the model that each client had trained last in that round. An
-            empty tuple means evenly spaced rounds and each client's final model.
+        snapshots: the rounds of a trajectory. The score of a round is by the model that each client had trained last.
+            An empty tuple means evenly spaced rounds and each client's final model.
     """
 
     simulation: Simulation

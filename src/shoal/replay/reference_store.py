@@ -186,12 +186,11 @@ def attack_with_references(
 ) -> tuple[SimulationState, AttackedRecords | None]:
     """Train a simulation's reference federations, and attack its members with the federations' scores.
 
-    The attacks are those of the simulation's view.
+    The attacks include all attacks that the simulation's view allows.
 
     Returns:
         ``progress`` with the spent seconds, and the attacked records. The records are None with fewer than two members,
-        or
-        if the view is an outsider's and no reference federation is configured.
+        or if the view is an outsider's and no reference federation is configured.
     """
     view = simulation.widest_view
     if simulation.reference_federations == 0 and view == OUTSIDER:

@@ -101,7 +101,7 @@ def warm_start_chain(simulation: Simulation, records: PairedRecords) -> list[Cha
 
 
 def starts_before(simulation: Simulation) -> list[WarmStart]:
-    """List the warm starts of ``simulation`` in training order, from the last public models on."""
+    """List the warm starts of ``simulation`` in training order, after the last start from public models."""
     start = simulation.start
     if start is None or start.public:
         return []

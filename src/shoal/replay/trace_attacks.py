@@ -89,7 +89,7 @@ class _RecordedRounds:
         return _RecordedRounds(kept, models, first, records, clients, engine, knowledge)
 
     def span_models(self) -> _Scores:
-        """Return the span attack on the models' moves."""
+        """Return the span attack on the changes of the models."""
         asked = self._candidates(self.records.client[self._asked], self._asked)
         moves = self._moving[: None if self.knowledge.noisy else ROUNDS + 1]
         scores = ModelSpan().score(torch.stack([*moves]), asked, self.engine, self.knowledge, self.first)
@@ -107,9 +107,9 @@ class _RecordedRounds:
         return self._table(places, found.score, found.threshold, found.exact[:, None])
 
     def joint_models(self) -> _Scores:
-        """Return the joint attack on the models' moves, which decides whether any client trained on a record.
+        """Return the joint attack on the changes of the models, which decides whether any client trained on a record.
 
-        Records of nobody are dealt out to the clients of their group. Updates are taken to be merged by numbers of
+        The attack assigns each non-member to a client of its group, and assumes that updates are weighted by numbers of
         examples.
         """
         owner, group = self.records.client.clone(), self.records.group
@@ -129,7 +129,9 @@ class _RecordedRounds:
         return self._table((slice(None), places.numpy()), *found, np.False_)
 
     def joint(self) -> _Scores:
-        """Return the joint attack on the clients' updates; each one's list has its own records and those of nobody."""
+        """Return the joint attack on the clients' updates; a client's list has the client's records and the
+        non-members.
+        """
         require(bool(self.kept), TOO_LARGE)
         owner = self.records.client[self._asked]
         lists = [self._asked[(owner == client) | (owner == NOBODY)] for client in self._sizes]

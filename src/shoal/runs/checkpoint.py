@@ -33,13 +33,13 @@ _FIGURES = tuple(
 def save_checkpoint(
     folder: Path, progress: SimulationState, observations: Mapping[int, Tensors] | None = None, frozen: str = ""
 ) -> None:
-    """Write a checkpoint, and keep only the newest two.
+    """Write a checkpoint, and keep only the newest two checkpoints.
 
     Args:
         folder: the folder of checkpoints.
         progress: the state to store.
-        observations: the round attack's observations since the last checkpoint, by round. They are written to a
-            separate file that later checkpoints keep.
+        observations: the round attack's observations since the last checkpoint, by round. Observations are written to a
+            separate file, which later checkpoints keep.
         frozen: `Model.frozen_hash`.
     """
     state = progress.state

@@ -49,7 +49,7 @@ class LiveBar:
         return self._bar
 
     def begin(self, unit: str, done: float, total: int) -> None:
-        """Begin a count of ``total`` units, of which ``done`` were finished earlier and do not affect the time left."""
+        """Begin a count of ``total`` units. The first ``done`` units do not affect the estimate of the time left."""
         self._unit, self._began, self._first = unit, time.perf_counter(), done
         self._line = int(self._lines * done / total) if total else 0
         self._bar.reset(self._task, total=total, completed=int(done), description=unit, remark="")

@@ -70,7 +70,7 @@ class Result:
         description: the run's settings for reports.
         samples: test images (B, channels, height, width) uint8 of each group; empty if the data are not images.
         state: the state after the last round, with the models before their release and the cluster that each client
-            trained last. ``None`` after `load`.
+            trained last. The state is ``None`` after `load`.
         updates: the rows of the round attack's table, such as `property.csv`, or ``None`` without a round attack.
         canaries: one row per canary, as in `canaries.csv`, or ``None`` without canaries.
         presence: one row per client that left or joined, as in `presence.csv`, or ``None`` without events.
@@ -127,12 +127,12 @@ class Result:
         return Result(**attributes | {"simulation": self.simulation, "engine": self.engine})
 
     def start(self, *, public: bool = False) -> WarmStart:
-        """Return these models as the ``start`` of a new `Simulation`.
+        """Return the models as the ``start`` of a new `Simulation`.
 
         Args:
-            public: whether the models were trained without the new simulation's clients, for example on public data.
-                The new simulation and its reference federations start from public models, without the rest of the
-                state.
+            public: whether the models were trained without the new simulation's clients, for example on public data. If
+                true, the new simulation and its reference federations start from the models alone, without the rest of
+                the state.
         """
         require_instance("public", public, bool, "True or False")
         state = self.state

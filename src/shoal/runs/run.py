@@ -64,8 +64,8 @@ class Run:
         engine: the engine's settings; the default uses the CPU with one thread per core.
         watch: a function that is called before the first round and after each round, a tracker such as `TensorBoard`,
             or a list of functions and trackers. Without a function, a terminal or a notebook shows the progress.
-        watch_references: a function of two counts, the finished and all reference federations. The run calls the
-            function before the first reference federation and after each.
+        watch_references: a function of two counts: finished federations and all federations. The run calls the function
+            before the first reference federation and after each.
         workers: the processes that train reference federations, such as ``Workers(jobs=2)``.
         checkpoint_every: the number of rounds between checkpoints.
         max_megabytes: the limit on the size of recorded updates, in 10^6 bytes.

@@ -255,7 +255,7 @@ def report_of_sweep(out: Path, *, allow_code: bool = False) -> Path:
 
 
 def is_sweep(out: Path) -> bool:
-    """Return whether a directory is a sweep's."""
+    """Return whether ``out`` is the directory of a sweep."""
     return (out / "sweep.toml").exists()
 
 

@@ -144,7 +144,7 @@ class NodeSettings:
 
     @property
     def risk_weight(self) -> float | None:
-        """The weight of the risk: ``beta``, or 1 - ``alpha``."""
+        """The weight of the risk, which is ``beta`` or 1 - ``alpha``."""
         return self.beta if self.beta is not None or self.alpha is None else 1 - self.alpha
 
 
@@ -197,7 +197,7 @@ class RunSettings:
 
     @property
     def stamps(self) -> Path:
-        """The file of the last charges: ``ledgers``, or its default."""
+        """The file of the last charges, which is ``ledgers`` or its default."""
         return self.ledgers or self.out.parent / "ledgers.json"
 
     @property

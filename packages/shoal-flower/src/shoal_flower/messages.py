@@ -106,7 +106,7 @@ class Offer:
 class NotAllowedError(InputError):
     """A refusal with a text for the node's log; the server receives only ``reason``.
 
-    The reason is `REFUSED`, or names a file that the node lacks. It must not depend on the node's data.
+    The reason is `REFUSED`, or names a file that the node lacks. The reason must not depend on the node's data.
     """
 
     def __init__(self, sentence: str, reason: str = REFUSED) -> None:

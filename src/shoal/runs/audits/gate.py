@@ -74,7 +74,7 @@ class Gate:
     def broken_by(self, audit: Mapping[str, float | str]) -> dict[str, float]:
         """Return the upper ends above the limit, by key of audit.json.
 
-        Scores with the wrong sign (`wrong_sign`) return the upper ends of all limited figures. The upper end for a view
+        If the scores have the wrong sign (`wrong_sign`), all limited figures break the gate. The upper end for a view
         is at least ``at_least``, the value that another attack certainly reaches in the view.
 
         Raises:

@@ -80,8 +80,9 @@ class ClientMemory:
             path.unlink()
 
     def last_choice(self, since: int, models: int) -> int | None:
-        """Return the client's choice among ``models`` at ``since`` or more rounds in its ledger, or None without such a
-        choice.
+        """Return the client's last choice of a model.
+
+        The result is None if the ledger had fewer than ``since`` rounds at the choice, or if ``models`` is too small.
         """
         path = self.folder / "choice.json"
         rounds, chosen = json.loads(path.read_text(encoding="utf-8")) if path.exists() else (-1, 0)

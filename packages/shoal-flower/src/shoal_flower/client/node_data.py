@@ -162,8 +162,8 @@ def open_client(run: AskedRun, *, columns: Columns | None = None, own_classes: t
 
     Args:
         run: the run.
-        columns: the columns in the node's policy. All of them are read, and the run's columns are selected later, so a
-            faulty table fails in the same way for every run.
+        columns: the columns in the node's policy. The node reads all columns in the policy and selects the run's
+            columns later, so a faulty table fails in the same way for every run.
         own_classes: the classes in the node's policy.
 
     Raises:

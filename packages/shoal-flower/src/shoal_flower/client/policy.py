@@ -118,7 +118,7 @@ class Ledger:
         """Return the noise multiplier of a client's local steps, or 0 without DP-SGD.
 
         With noise in the sum, the result is the client's fraction of the noise. With ``in_sum``, the result is the
-        noise of the other clients in the secure sum, at least ``min_clients`` - 1 of them.
+        total noise of ``min_clients`` - 1 other clients in the secure sum.
         """
         rule, steps = accounting.private_rule(local), local.gradient_privacy
         if rule is None or steps is None:
@@ -221,7 +221,8 @@ class Policy:
             training on ``features`` of the server's map.
         rounds: the largest number of training rounds, or None for no limit.
         min_examples: the smallest number of training examples, after a run's held-out fractions.
-        min_batch_size: the smallest batch size, which limits the leakage of one batch for honest networks only.
+        min_batch_size: the smallest batch size. A dishonest network can leak single examples from any batch, and only
+            noise limits this leakage.
         min_noise_multiplier: the smallest noise multiplier of DP-SGD in every local training; 0 allows training without
             noise.
         max_grad_norm: the largest clipping norm of DP-SGD.
@@ -230,20 +231,20 @@ class Policy:
         choice_epsilon: the epsilon of a randomised choice among K models. The choice is true with probability
             ``e^epsilon / (e^epsilon + K - 1)``, and otherwise any other model. None makes true choices, with infinite
             epsilon.
-        choice_every: the number of rounds from one choice to the next in a run. In the other rounds the client keeps
-            its model, at no privacy cost.
+        choice_every: the number of rounds from one choice to the next in a run. Between choices the client keeps its
+            model, at no privacy cost.
         histogram_epsilon: the largest epsilon of a histogram's noise; ``inf`` also allows histograms without noise.
         histograms: the largest number of histograms.
         vote_epsilon: the largest epsilon of a vote's randomised response; ``inf`` also allows true votes.
         votes: the largest number of votes.
-        classes: the classes of the node's labels, which the server's classes must include, or None for the classes in
-            the node's data.
+        classes: the classes of the node's labels. The server's classes must include the node's classes. None uses the
+            classes in the node's data.
         columns: the columns ``client``, ``label``, ``inputs`` and perhaps ``group`` of the node's table. A run must
-            name the same columns, with some or all inputs. None follows the run.
+            name the same columns, with some or all inputs. None uses the run's columns.
         sum_threshold: the smallest fraction of the clients that must help to reveal a secure sum. With a smaller
             fraction, a dishonest server needs fewer helpers to unmask a client.
-        trusts_server: whether updates, choices, histograms and votes may have no noise. If false, each needs noise,
-            also in a secure sum, because sums of several rounds can be subtracted.
+        trusts_server: whether updates, choices, histograms and votes may have no noise. If false, each answer needs
+            noise, even in a secure sum, because sums of several rounds can be subtracted.
         networks: the networks that may be trained, by name, with their largest numbers of parameters, or None for all
             networks.
 

@@ -3,7 +3,8 @@
 The protocol follows Bonawitz et al., CCS 2017 (doi 10.1145/3133956.3133982), in five exchanges (`protocol_messages`).
 Each client sends ``[count of each cluster | one block for each cluster]``, with zeros except for its own cluster, plus
 masks. Pairwise masks of two clients cancel in the sum. Counts and blocks also have self-masks, whose seeds are
-secret-shared between all clients (Shamir). After Bell et al., CCS 2020, nodes sign the keys with long-term keys.
+secret-shared between all clients (Shamir). As in Bell et al., CCS 2020, nodes sign the keys for a sum with long-term
+keys.
 
 This protocol differs in two points. Counts are revealed before blocks, and every client computes them. A client sends
 its shares of a block's seeds only if at least ``min_clients`` clients in the sum chose the cluster, so blocks of

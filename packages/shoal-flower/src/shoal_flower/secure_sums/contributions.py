@@ -110,7 +110,8 @@ def check_summable(config: Config) -> SecureAggregationSection:
 
 
 def weighs_by_examples(config: Config) -> bool:
-    """Return whether clients of a cluster are weighted by their numbers of examples. Otherwise their weights are equal.
+    """Return whether clients of a cluster are weighted by their numbers of examples. Otherwise all clients of a cluster
+    have equal weights.
 
     Raises:
         InputError: the algorithm has no such weights.

@@ -87,7 +87,7 @@ class Participant:
 
     @staticmethod
     def begin(session: Session, config: str, name: str, key: NodeKey, clusters: int, share: float) -> "Participant":
-        """Draw new secrets for a client, and sign a card of them; ``clusters`` is K."""
+        """Draw new secrets for a client, and sign a card of the public keys and hashes. ``clusters`` is K."""
         letters_key, mask_key, *seeds = (draw_secret() for _ in range(clusters + 3))
         hashes = tuple(hashlib.sha256(seed).digest() for seed in seeds)
         card = Card(name, key.public, public_of(letters_key), public_of(mask_key), hashes)
@@ -100,11 +100,11 @@ class Participant:
         Args:
             roster: the cards of all clients.
             known: the known public keys of the nodes.
-            least: the smallest number of clients that must be needed to reveal the sum.
+            least: the smallest allowed number of clients whose shares reveal the sum.
 
         Raises:
-            RefusedError: the question is out of order; a card has a wrong signature, unusable keys or another sum; the
-                client's own card is missing; or fewer than ``least`` clients could reveal the sum.
+            RefusedError: the question is out of order; a card has a wrong signature or unusable keys, or belongs to
+                another sum; the client's own card is missing; or fewer than ``least`` clients could reveal the sum.
         """
         self._require(roster.session, 1)
         cards = tuple(sorted(roster.cards, key=lambda card: card.name))
@@ -234,7 +234,7 @@ class Participant:
 
     @property
     def is_finished(self) -> bool:
-        """Whether no question remains, which allows deleting the secrets."""
+        """Whether the client has answered all questions and can delete its secrets."""
         return self.stage == 5
 
     @property

@@ -134,7 +134,7 @@ class KnownKeys:
         return KnownKeys(keys, path, fixed)
 
     def fault(self, presented: Iterable[tuple[str, str]]) -> str:
-        """Return the contradiction between the presented names and keys and the known ones, or "" without a
+        """Describe a contradiction between the ``presented`` keys and the known keys, or return "" without a
         contradiction.
         """
         names, keys = set[str](), set[str]()

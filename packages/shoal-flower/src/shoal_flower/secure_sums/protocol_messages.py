@@ -1,10 +1,10 @@
 """The messages of one secure sum: five questions from the server, and five answers from each client.
 
-1. `Opening` -> `Card`: a client's signed public keys for this sum. 2. `SumMembers` -> `Letters`: sealed shares of the
-client's secrets, one letter per other client. 3. `Delivery`, with the offer of models -> `Masked`: the client's masked
-counts and blocks. 4. `Members` -> `CountShares`: shares of the members' seeds for counts, and of the other clients'
-mask keys. 5. `Transcript`, from which each client computes the counts -> `BlockShares`: shares of the seeds for the
-blocks of large enough clusters.
+1. `Opening` -> `Card`: a client's signed public keys for this sum.
+2. `SumMembers` -> `Letters`: sealed shares of the client's secrets, one letter per other client.
+3. `Delivery`, with the offer of models -> `Masked`: the client's masked counts and blocks.
+4. `Members` -> `CountShares`: shares of the members' seeds for counts, and of the other clients' mask keys.
+5. `Transcript`, which reveals the counts -> `BlockShares`: shares of the seeds for the blocks of large clusters.
 
 Messages travel as JSON with bytes in base64. The masked blocks travel beside the JSON as arrays.
 """
@@ -215,8 +215,9 @@ def read_answer(kind: type[_Message], text: str) -> _Message:
 def threshold_of(clients: int, share: float) -> int:
     """Return the number t of clients whose shares reveal a secret: more than the fraction ``share`` of all clients.
 
-    A dishonest server could send different lists of members to different clients. It needs t shares of each secret, so
-    at least 2 t - n clients must help it. With a fraction of 2 / 3, this is a third of the clients.
+    A dishonest server could send different lists of members to different clients. The server needs t shares of each
+    secret, so at least 2 t - n clients must help the server. With a fraction of 2 / 3, at least a third of the clients
+    must help.
 
     >>> [threshold_of(n, 2 / 3) for n in (3, 4, 20)]
     [3, 3, 14]

@@ -43,7 +43,7 @@ class Attendance:
         roster: the clients of the run.
         events: the events of the run's clients.
         stamps: the last charges of the clients' ledgers.
-        idle: the number of consecutive rounds at present in which clients were asked and no update was merged.
+        idle: the number of rounds since the last merged update, counting only rounds that asked clients.
     """
 
     exchange: Exchange
@@ -94,7 +94,7 @@ class Attendance:
     def ask(
         self, question: NodeRequest, messages: Mapping[int, RecordDict], number: int
     ) -> Iterator[tuple[int, NodeReply]]:
-        """Yield the answers to ``messages`` within the time of a round; keys are the clients' positions."""
+        """Yield each answer to ``messages`` in time, with the client's position."""
         members = self.roster.members
         positions = {node: i for i in messages if (node := members[i].node) is not None}
         awaited = {node for node, i in positions.items() if members[i].waits}

@@ -1,8 +1,9 @@
 """The exchange of messages between the server and its nodes, which limits the size of each reply.
 
 Flower's own `Grid.pull_messages` accepts any number of bytes, and joins a chunk as often as its array names the chunk.
-It waits two hours for an object that is never uploaded. It stops at the first unreadable reply and loses all other
-replies of the call. This module reads the same objects by the same interface (flwr 1.41 and 1.42, `HttpGrid`).
+`pull_messages` waits two hours for an object that is never uploaded. `pull_messages` stops at the first unreadable
+reply and loses all other replies of the call. This module reads the same objects by the same interface (flwr 1.41 and
+1.42, `HttpGrid`).
 """
 
 import hashlib

@@ -131,7 +131,7 @@ class Roster:
     def federation(self, of_server: Federation, members: Sequence[Member] | None = None) -> Federation:
         """Return the federation in the server's view: the clients' numbers of examples, without their examples.
 
-        The shadow set and the test set are the server's. ``members`` of None means all members.
+        The federation has the server's shadow set and test set. ``members`` of None means all members.
         """
         members, clients = self.members if members is None else members, of_server.clients
         count, x, y = len(members), clients.x[:0], clients.y[:0]

@@ -308,8 +308,8 @@ def round_rows(training: Training, state: State, plan: RoundPlan, *, evaluated: 
     """Return one row per cluster: its clients in this round, and its model's risk and accuracy on the server's test
     set.
 
-    ``accuracy.<group>`` is the accuracy on a group's test examples, ``accuracy`` on all of them. Without ``evaluated``,
-    both are NaN.
+    ``accuracy.<group>`` is the accuracy on a group's test examples, and ``accuracy`` is the accuracy on all test
+    examples. Without ``evaluated``, all accuracies are NaN.
     """
     federation, rows = training.federation, []
     present = torch.nonzero(state.trained == state.round)

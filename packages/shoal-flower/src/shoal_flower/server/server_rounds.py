@@ -66,9 +66,9 @@ from shoal_flower.wire_codec import (
 class UpdateFile:
     """The clients' models of a round, as rows of float32 in a temporary file.
 
-    Weights and the order of summation depend on all replies, so the sum begins after the last reply. Its result then
-    equals the simulation's bit for bit. Memory holds a few models for any number of clients. The file has 4 bytes per
-    parameter and client.
+    Weights and the order of summation depend on all replies, so the sum begins after the last reply. The merged model
+    then equals the simulation's bit for bit. Memory holds a few models for any number of clients. The file has 4 bytes
+    per parameter and client.
 
     Args:
         folder: the file's folder.
