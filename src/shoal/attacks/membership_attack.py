@@ -44,7 +44,7 @@ class Query:
 
     @staticmethod
     def offline(outputs: Tensor, labels: Tensor, reference: Tensor | None, loss: Loss = cross_entropy) -> "Query":
-        """Return a query for reference models that were trained on none of the examples."""
+        """Return a query with reference models that trained on none of the query's examples."""
         reference_member = None if reference is None else torch.zeros(reference.shape[:2], dtype=torch.bool)
         return Query(outputs, labels, reference, reference_member, loss)
 

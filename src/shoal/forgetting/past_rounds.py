@@ -15,7 +15,7 @@ def trains_clusters_alone(algorithm: Algorithm) -> bool:
 
 
 def require_approximable(name: str, algorithm: Algorithm, local: LocalSGD, release: Release | None) -> None:
-    """Raise `InputError` unless a method can change each cluster's model separately."""
+    """Raise `InputError` if a method cannot change each cluster's model separately."""
     require(
         trains_clusters_alone(algorithm),
         f"'{name}' needs an algorithm that trains each model on its cluster's clients alone "
