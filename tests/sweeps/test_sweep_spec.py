@@ -179,7 +179,7 @@ BAD = {
         "unknown key 'data.groups.minority.shar'; did you mean 'share'?",
     ),
     "a wrong value": (SWEEP.replace("0.4]", "-1]"), "'data.groups.minority.share' must be"),
-    "no grid": (SWEEP[: SWEEP.index("[grid]")], "the key 'grid' is missing"),
+    "no grid": (SWEEP[: SWEEP.index("[grid]")], "'grid' is missing"),
     "an axis of one value": (
         SWEEP.replace("[grid]", '[grid]\n"local.epochs" = 3'),
         "'grid.local.epochs' must be a list of values, or a table of settings; got 3",

@@ -139,7 +139,7 @@ class CoordinatorSection(SteerableDefenses):
                 )
 
     def coordinator(self) -> LimitController:
-        """Build the coordinator with its knobs."""
+        """Build the coordinator with one knob per steered defence."""
         knobs = {}
         for name, defense in self._steered().items():
             reduction, cost = PRIOR_EFFECTS.get(name, (Knob.risk_reduction, Knob.accuracy_cost))

@@ -48,9 +48,9 @@ _OF_CLIENTS = {
 class DataSection:
     """The examples, and how they are partitioned.
 
-    Most sources are one data set that Shoal partitions across clients: ``clients``, ``examples_per_client`` and
-    ``test_examples`` are required. The sources ``folder``, ``table`` and the named tables state each example's client,
-    and do not allow ``clients``, ``examples_per_client`` and ``test_examples``. For these sources, ``test_fraction``,
+    Most sources are one data set that Shoal partitions across clients, and require ``clients``, ``examples_per_client``
+    and ``test_examples``. The sources ``folder``, ``table`` and the named tables state each example's client, and do
+    not allow ``clients``, ``examples_per_client`` and ``test_examples``. For these sources, ``test_fraction``,
     ``holdout_fraction`` and ``shadow_fraction`` set the held-out fractions. The keys ``size`` and ``channels`` belong
     to ``folder``. The keys ``client``, ``label``, ``group`` and ``inputs`` belong to ``table``, which requires
     ``client`` and ``label``; named tables have defaults for all four keys. See [own data](own-data.md).
@@ -67,8 +67,8 @@ class DataSection:
             ``--data-dir``, ``SHOAL_DATA``, the user's cache and Debian's folder. A relative path in a file starts from
             the file's folder; a relative path in ``--set`` starts from the working directory.
         task: the label to learn and the property to infer, ``MAIN/PROPERTY``, or the label alone, ``MAIN``; see
-            [tasks](#tasks). The default is the source's labels; ``lfw`` has no default. Tables have the tasks
-            ``classification`` (the default) and ``regression``, which predicts a number.
+            [tasks](#tasks). By default the source's labels are learned, but ``lfw`` has no default. Tables have the
+            tasks ``classification`` (the default) and ``regression``, which predicts a number.
         groups: the groups of clients, one table ``[data.groups.NAME]`` each, with shares that sum to 1. The default is
             one group, ``all``. A federation with several groups cannot have a group named ``all``. A group of share 0
             has test examples only, for the metrics ``mia_against_*``. The files of ``folder`` and ``table`` define the

@@ -85,7 +85,7 @@ class TableDataset:
 
     Args:
         name: the name of the data set in messages.
-        rows: M examples of F numbers, (M, F) float32.
+        rows: the numbers of each example, (M, F) float32.
         labels, train_count, classes, has_property: the arguments of `ImageDataset`.
 
     Example:
@@ -116,7 +116,7 @@ LabelledDataset = ImageDataset | TextDataset | TableDataset
 class Standardizer:
     """The scale of a table's columns, fitted to training rows.
 
-    Numbers become ``(x - mean) / std``. Words become one 0/1 input per word of the column.
+    A column of numbers becomes ``(x - mean) / std``. A column of words becomes one 0/1 input per word.
 
     Args:
         inputs: the names of the F columns.
@@ -124,7 +124,7 @@ class Standardizer:
         std: the standard deviation of each column; infinite for a constant column, and 1 for a column of words.
         words: the words of each column that have an input; empty for a column of numbers, and () if all columns hold
             numbers. A word without an input gives 0 in all inputs of the column.
-        fill: the replacement of each column's empty cells, a number or a word's index; () keeps empty cells.
+        fill: the replacement of each column's empty cells, a number or a word's index, or () if empty cells are kept.
 
     Example:
         >>> import pandas as pd

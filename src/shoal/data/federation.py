@@ -19,9 +19,8 @@ from shoal.data.user.tables import fields_from_table
 
 
 class Schedule(Protocol):
-    """A client that trains on some examples in every ``period``-th round, and on all other examples in the remaining
-    rounds.
-    """
+    """A client with a set of training examples for every ``period``-th round, and another for all other rounds.
+
 
     @property
     def victim(self) -> int:
@@ -30,7 +29,7 @@ class Schedule(Protocol):
 
     @property
     def period(self) -> int:
-        """The number of rounds between two rounds with the selected examples."""
+        """The period of the client's schedule, in rounds."""
         ...
 
     def present(self, number: int) -> bool:

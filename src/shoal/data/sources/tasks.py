@@ -4,11 +4,11 @@ A task is ``"MAIN/PROPERTY"``, such as ``"smiling/sunglasses"``: the label to le
 properties of grey images are the thickness and the slant of strokes; a fifth of the images in each class has the
 property.
 
-Sources of the faces, which require the extra ``shoal[images]``: Labeled Faces in the Wild, Huang, Ramesh, Berg,
+Sources of the faces (extra ``shoal[images]``) are Labeled Faces in the Wild, Huang, Ramesh, Berg,
 Learned-Miller (2007), funneled; attribute scores of Kumar, Berg, Belhumeur, Nayar (ICCV 2009); labels of Melis, Song,
 De Cristofaro, Shmatikov (S&P 2019); crops of scikit-learn.
 
-Source of the reviews by the ten most active authors of the Yelp Open Dataset: Kim et al., RAID 2023,
+The source of the reviews, by the ten most active authors of the Yelp Open Dataset, is Kim et al., RAID 2023,
 doi:10.1145/3607199.3607218, section 4.1.1. The authors' public code drops capitalised words and pads texts to the
 longest text. Shoal converts words to lower case and cuts texts at `MAX_WORDS` words.
 """
