@@ -19,8 +19,7 @@ from shoal.data.user.tables import fields_from_table
 
 
 class Schedule(Protocol):
-    """A client with a set of training examples for every ``period``-th round, and another for all other rounds.
-
+    """A client with a set of training examples for every ``period``-th round, and another for all other rounds."""
 
     @property
     def victim(self) -> int:
