@@ -221,7 +221,7 @@ def test_what_is_wrong_with_the_records_is_one_sentence_with_their_file(written)
     whole, path = records(), folder / "records.npz"
     for wrong, sentence in [
         ({"x": whole["x"] * np.nan}, "has inputs that are NaN"),
-        ({"x": whole["x"][:, :, 1:]}, r"\(1, 3, 4\); trace.toml requires \(1, 4, 4\)"),
+        ({"x": whole["x"][:, :, 1:]}, r"'x' has inputs of shape \(1, 3, 4\); trace.toml requires \(1, 4, 4\)"),
         ({"y": whole["y"] + 1}, "'y' must be labels from 0 to 2"),
         ({"y": whole["y"][1:]}, "has 8 examples but 7 labels"),
         ({"client": whole["client"] - 1}, "'client' must be integers from 0"),
