@@ -59,7 +59,7 @@ def killed(_, item):
 def test_what_a_process_raises_is_raised_here_and_one_that_is_killed_is_one_sentence():
     with pytest.raises(InputError, match="item 1 cannot be"):
         [*Workers(2).unordered(refused, None, [1])]
-    with pytest.raises(ShoalError, match="a worker process was ended from outside") as caught:
+    with pytest.raises(ShoalError, match="a worker process was killed") as caught:
         [*Workers(2).unordered(killed, None, [0, 1])]
     assert not isinstance(caught.value, InputError)
 
