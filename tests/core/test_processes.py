@@ -82,7 +82,7 @@ def test_a_worker_ends_with_its_parent(monkeypatch, gone):
 
 
 def test_a_cluster_needs_ray_and_there_is_at_least_one_job(monkeypatch):
-    with pytest.raises(InputError, match="'--jobs' must be at least 1; got 0"):
+    with pytest.raises(InputError, match="'--jobs' must be at least 1"):
         Workers(0)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(InputError, match=r"pip install 'shoal\[ray\]'"):

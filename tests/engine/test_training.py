@@ -89,7 +89,7 @@ def term_of(federation, model) -> LinearTerm:
 @pytest.mark.parametrize("name", list(LOCALS) + list(OPTIMIZERS))
 def test_a_linear_term_is_added_to_the_gradient(model, build, name, backend):
     if name in OPTIMIZERS and backend == "vmap":
-        with pytest.raises(InputError, match="torch.optim"):
+        with pytest.raises(InputError, match=r"torch\.optim"):
             trained(model, build(), OPTIMIZERS[name], backend=backend)
         return
     federation, local = build(), (LOCALS | OPTIMIZERS)[name]

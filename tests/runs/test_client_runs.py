@@ -83,7 +83,7 @@ def test_data_shows_what_the_numbers_of_a_run_stand_for(table, capsys):
     assert main(["data", str(table), *changes]) == 0
     assert "inputs, standardised: 'dose'" in capsys.readouterr().out
     assert main(["data", *changes]) == 2
-    assert "name its file" in capsys.readouterr().err
+    assert "shoal data FILE" in capsys.readouterr().err
 
 
 def test_a_table_that_cannot_be_used_is_one_sentence_and_leaves_nothing(table, tmp_path, capsys):
@@ -91,7 +91,7 @@ def test_a_table_that_cannot_be_used_is_one_sentence_and_leaves_nothing(table, t
     before = sorted(tmp_path.rglob("*"))
     assert main(["run", str(table), "--out", str(tmp_path / "run")]) == 2
     printed = capsys.readouterr().err
-    assert "has 1 of 25 rows without a value in the column 'clinic', the first in row 25" in printed
+    assert "column 'clinic': 1 of 25" in printed
     assert len(printed.splitlines()) == 1
     assert sorted(tmp_path.rglob("*")) == before
 

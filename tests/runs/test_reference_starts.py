@@ -92,13 +92,13 @@ def test_a_start_of_which_the_training_is_not_known_is_refused(tmp_path):
         with pytest.raises(InputError, match="must retrain 'start'"):
             simulated(rounds=1, start=start, reference_federations=2)
     more = simulated(rounds=1, start=shoal.load(saved))
-    with pytest.raises(InputError, match="retrain (a )?'start'"):
+    with pytest.raises(InputError, match=r"retrain (a )?'start'"):
         more.audit(references=2)
     audit = more.audit(references=0)
     assert audit.members > 0
     assert any("may have been trained on there" in note for note in audit.notes)
     further = simulated(rounds=1, start=more)
-    with pytest.raises(InputError, match="retrain (a )?'start'"):
+    with pytest.raises(InputError, match=r"retrain (a )?'start'"):
         further.audit(references=2)
 
 

@@ -1,4 +1,4 @@
-"""What a simulation will show of its records, before its first round: the rows, sentences and keys of a preflight."""
+"""The exposure of a simulation's records, predicted before the first round: rows, sentences and keys."""
 
 from bisect import bisect_left
 from collections import defaultdict
@@ -13,7 +13,7 @@ import torch
 from shoal.algorithms import LocalOnly
 from shoal.algorithms.wrapper import choice_noise
 from shoal.audit.record_table import CLIENT, OUTSIDER, SERVER
-from shoal.core.formats import count, decimal, number, one_line
+from shoal.core.formats import count, decimal, join_words, number, one_line
 from shoal.data.content import most_copies
 from shoal.defenses import accounting
 from shoal.engine import client_trainings
@@ -35,16 +35,17 @@ _ASSUMED_NORM = 1.0
 
 @dataclass(frozen=True)
 class GroupExposure:
-    """The exposure of a group to a view by the rule.
+    """The predicted exposure of a group to a view.
 
     Args:
-        view, group: the names of the view and of the group.
-        exposure: the exposure of the largest recognised client, or of the sum.
-        moves: the visible moves.
-        recognised: the fraction of the group's records that is recognised.
-        clients: the number of clients behind a move.
+        view: the name of the view.
+        group: the name of the group.
+        exposure: the exposure of the largest recognised client, or of the sum over clients.
+        moves: the visible updates.
+        recognised: the fraction of the group's records that can be recognised.
+        clients: the number of clients behind an update.
         whose: the recognised clients, in words.
-        noun: plural noun for examples.
+        noun: a plural noun for the examples.
     """
 
     view: str
@@ -57,7 +58,7 @@ class GroupExposure:
     noun: str
 
     def row(self) -> tuple[object, ...]:
-        """Return a row of `Preflight.views`."""
+        """Return the group's row of `Preflight.views`."""
         one, layer = self.exposure, self.exposure.layer
         return (
             self.view, self.group, one.verdict, self.recognised, self.clients, self.moves.examples, one.rounds,
@@ -66,28 +67,24 @@ class GroupExposure:
 
     @property
     def answer(self) -> str:
-        """The verdict in few words."""
+        """The verdict in a few words."""
         expected = self.exposure.expected
         if self.exposure.verdict == "recognised":
-            every = "every record" if self.recognised == 1 else f"{100 * self.recognised:.0f} % of the records"
-            return f"{every} can be recognised"
+            share = "less than 1 %" if self.recognised < 0.005 else f"{100 * self.recognised:.0f} %"
+            return "recognises every record" if self.recognised == 1 else f"recognises {share} of the records"
         if self.exposure.verdict == "hidden":
-            return "records are hidden from these attacks"
-        return "records may be recognised" + ("" if isnan(expected) else f" (AUC up to {expected:.2f})")
+            return "recognises no record by these attacks"
+        return "may recognise records" + ("" if isnan(expected) else f" (AUC up to {expected:.2f})")
 
     def sentence(self) -> str:
-        """Describe the group's exposure and the deciding layer, without the group's name."""
+        """Describe the group's exposure and the most exposed layer, without the group's name."""
         one, layer = self.exposure, self.exposure.layer
         after = "" if self.view == OUTSIDER else f" after {_rounds(one.rounds)}"
-        shown = f"'{layer.name}', a layer of {count(layer.inputs)} inputs and {count(layer.outputs)} outputs"
-        shown = f"{self._inputs()} in {shown}{self._why()}"
-        if one.verdict == "recognised":
-            by = "" if one.exact else f" by a matched filter (AUC up to {one.expected:.2f})"
-            return f"every record of {self.whose} can be recognised{by}{after}: {shown}."
-        if one.verdict == "hidden":
-            return f"the records of {self.whose} are hidden from these attacks: {shown}."
-        said = self.answer.removeprefix("records ")
-        return f"records of {self.whose} {said}: {shown}."
+        by = "" if one.exact else f", by a matched filter (AUC up to {one.expected:.2f})"
+        verdict = {"recognised": f"every record is recognised{after}{by}", "hidden": "every record is hidden"}
+        said = verdict.get(one.verdict, self.answer.replace("may recognise records", "records may be recognised"))
+        size = f"{count(layer.inputs)} input{'s' * (layer.inputs != 1)}, {count(layer.outputs)} outputs"
+        return f"{self.whose}: {said}. Layer '{layer.name}' ({size}) receives {self._inputs()}{self._why()}."
 
     def _inputs(self) -> str:
         """The distinct inputs in words."""
@@ -102,13 +99,13 @@ class GroupExposure:
         if one.exact or noise:
             return noise
         if one.capacity > one.distinct:
-            return ", whose moves are no plain sums of gradients"
+            return ", and its updates are not plain sums of gradients"
         many = f"{count(one.capacity)} direction{'s' * (one.capacity > 1)}"
-        return f", which shows {many} in {_rounds(one.rounds)}"
+        return f" and shows {many} in {_rounds(one.rounds)}"
 
 
 def predicted_exposure(seen: VisibleMoves, view: str, group: int) -> GroupExposure:
-    """What a view sees of a group, by its number."""
+    """Return the predicted exposure of the group with index ``group`` to a view."""
     federation = seen.federation
     name, noun = federation.groups[group], federation.kind
     sizes = federation.clients.sizes[federation.with_group(group)]
@@ -118,7 +115,7 @@ def predicted_exposure(seen: VisibleMoves, view: str, group: int) -> GroupExposu
         moves = seen.moves(view, ceil(examples / clients), clients, examples)
         exposure = seen.most(moves)
         recognised = float(exposure.verdict == "recognised")
-        whose = f"the {count(clients)} clients of a sum" if clients > 1 else "a client alone in its cluster"
+        whose = f"the {count(clients)} clients in a sum" if clients > 1 else "a client alone in its cluster"
         return GroupExposure(view, name, exposure, moves, recognised, clients, whose, noun)
     by_size = cache(lambda size: seen.most(seen.moves(view, size, 1)))
     distinct = sizes.unique().tolist()
@@ -129,7 +126,7 @@ def predicted_exposure(seen: VisibleMoves, view: str, group: int) -> GroupExposu
     if recognised:
         inside = sizes[sizes <= shown]
         if len(inside) < len(sizes):
-            whose = f"{count(len(inside))} of {count(len(sizes))} clients, those with at most {count(shown)} {noun},"
+            whose = f"{count(len(inside))} of {count(len(sizes))} clients, with at most {count(shown)} {noun} each"
     part = float(inside.sum() / sizes.sum())
     return GroupExposure(view, name, by_size(shown), seen.moves(view, shown, 1), part, 1, whose, noun)
 
@@ -148,16 +145,16 @@ class _Option:
         verdict = cache(lambda value: self.exposure(value).verdict)
         partly = _first(lambda value: verdict(value) != "recognised", self.values) if recognised else None
         hidden = _first(lambda value: verdict(value) == "hidden", self.values)
-        named = {} if partly in {None, hidden} else {partly: "end certainty"}
-        named |= {} if hidden is None else {hidden: "hide every record"}
+        named = {} if partly in {None, hidden} else {partly: "for uncertain recognition"}
+        named |= {} if hidden is None else {hidden: "to hide every record"}
         return [f"{self.bound} {_number(value)} {effect}" for value, effect in named.items() if value is not None]
 
 
 def protection_advice(seen: VisibleMoves, worst: GroupExposure) -> Iterator[str]:
-    """List the smallest change of each setting after which a group's records are not surely recognised, or are hidden.
+    """Yield the smallest change of each setting that makes a group's records hidden, or no longer recognised.
 
     Args:
-        seen: the moves that a simulation shows.
+        seen: the visible updates of the simulation.
         worst: the most exposed group of a view.
     """
     if worst.exposure.verdict == "hidden":
@@ -187,10 +184,10 @@ def _options(seen: VisibleMoves, worst: GroupExposure) -> Iterator[_Option]:
         return seen.most(replace(moves, examples=size * int(of_all), noise=noise, gradient_noise=gradient_noise))
 
     inputs = [value for value in reversed(_GRID) if value < widest and value == int(value)]
-    yield _Option("Principal components of the inputs as a fixed map of features", "at most", inputs, narrower)
+    yield _Option("Principal components of the inputs as features", "at most", inputs, narrower)
     whole = [value for value in _GRID if value > clients and value == int(value)]
     yield _Option(
-        "Clients of a secure sum" if worst.view == SERVER else "Clients of a cluster", "at least", whole, summed
+        "Clients in a secure sum" if worst.view == SERVER else "Clients in a cluster", "at least", whole, summed
     )
     rule, active = accounting.private_rule(seen.local), seen.local.gradient_privacy
     now = 0.0 if rule is None else rule.noise_multiplier
@@ -202,7 +199,7 @@ def _options(seen: VisibleMoves, worst: GroupExposure) -> Iterator[_Option]:
             noise, gradient_noise = clipped.noise(size, steps, passes, clients, multiplier * share)
             return clipped.most(replace(moves, noise=noise, gradient_noise=gradient_noise))
 
-        norm = "" if active is not None else f", of gradients clipped to {number(_ASSUMED_NORM)}"
+        norm = "" if active is not None else f" with gradients clipped to {number(_ASSUMED_NORM)}"
         larger = [value for value in _GRID if value > now]
         yield _Option(f"Noise multiplier of DP-SGD{norm}", "at least", larger, noisier)
     if seen.federation.kind == "images" and seen.copies == 1 and not moves.noise:
@@ -211,7 +208,7 @@ def _options(seen: VisibleMoves, worst: GroupExposure) -> Iterator[_Option]:
             return seen.most(replace(moves, copies=inf, passes=int(more)))
 
         more = [value for value in _GRID if passes <= value <= _MAX_PASSES and value == int(value)]
-        what = "Passes a round over transformed images, against who searches the transform"
+        what = "Passes per round over transformed images, if the attacker searches for the transform"
         yield _Option(what, "at least", more, transformed)
 
 
@@ -243,33 +240,34 @@ COLUMNS = (
 """The columns of `Preflight.views`."""
 
 _ATTACKER = {
-    SERVER: "The server, which sees each client's updates",
-    CLIENT: "A client, which sees the models of every round",
-    OUTSIDER: "An outsider who has the initial and the final models",
+    SERVER: "The server, from each client's updates",
+    CLIENT: "Another client, from the models of every round",
+    OUTSIDER: "An outsider, from the initial and the final models",
 }
 """Who sees what, in words."""
 
-_VIEW_NAMES = {SERVER: "the server", CLIENT: "a client", OUTSIDER: "an outsider"}
+_VIEW_NAMES = {SERVER: "the server", CLIENT: "another client", OUTSIDER: "an outsider"}
 
 
 @dataclass(frozen=True, eq=False)
 class Preflight:
-    """The records that each view could recognise by the moves of models, estimated before training.
+    """The records that each view could recognise from updates, predicted before training.
 
     Other attacks, such as queries of the released models, are not covered.
 
     Args:
-        views: one row per view and group, with `COLUMNS`. "verdict": see `exposure_rule.Exposure`, for the most exposed
-            client or sum; "recognised": the recognised share of the group's records; "clients" and "examples": numbers
-            behind a move; "rounds": rounds until recognition; the deciding layer and its sizes; "auc.low" and
-            "auc.high": the range of the span attacks' AUC; "auc.expected": the predicted AUC, or NaN.
+        views: one row per view and group, with the columns `COLUMNS`. The verdict is that of `exposure_rule.Exposure`
+            for the most exposed client or sum over clients. The column "recognised" is the fraction of the group's
+            records that can be recognised. The columns "clients" and "examples" count the contributors to an update,
+            and "rounds" counts the rounds until recognition. The columns "auc.low" and "auc.high" limit the AUC of the
+            attack; "auc.expected" is the predicted AUC, or NaN.
         answers: a short answer per view.
-        sentences: one sentence per group or for all groups, by view.
-        changes: effective changes of settings, by the most exposed group and view.
-        assumptions: assumptions of the rule, and the sizes of clusters.
-        epsilons: epsilon of a record after all rounds with DP-SGD: "" for every view, or by view with noise in the sum.
+        sentences: sentences about all groups or each group, per view.
+        changes: effective changes of settings, per most exposed group and view.
+        assumptions: the assumptions of the rule, including the sizes of clusters.
+        epsilons: the epsilon of a record after all rounds with DP-SGD, by view; the key "" means every view.
         delta: the delta of the epsilons.
-        bounds: bounds on any attack on a record, for the same views.
+        bounds: bounds on any attack on a record, by the keys of ``epsilons``.
         choice: whether the bounds cover a client's choice of model.
     """
 
@@ -285,9 +283,7 @@ class Preflight:
     __repr__ = one_line
 
     def flat(self) -> dict[str, float | str]:
-        """Return the keys and values of ``shoal preflight --json``; of these gates limit
-        ``views.<view>.<group>.auc.high``.
-        """
+        """Return the keys and values of ``shoal preflight --json``; gates limit ``views.<view>.<group>.auc.high``."""
         flat: dict[str, float | str] = {}
         for row in self.views.to_dict("records"):
             key = f"views.{row['view']}.{row['group']}"
@@ -301,10 +297,13 @@ class Preflight:
         return "\n\n".join("\n".join([title, *(f"- {line}" for line in lines)]) for title, lines in self.parts())
 
     def parts(self) -> Iterator[tuple[str, Sequence[str]]]:
-        """Yield titles and their sentences."""
+        """Yield the title and the sentences of each part of the report."""
         answers = [f"{_ATTACKER[view]}: {answer}" for view, answer in self.answers.items()]
         yield "Who could recognise a training record", answers
-        yield from ((f"Why: {_VIEW_NAMES[view]}", said) for view, said in self.sentences.items())
+        views = defaultdict[tuple[str, ...], list[str]](list)
+        for view, said in self.sentences.items():
+            views[tuple(said)].append(_VIEW_NAMES[view])
+        yield from ((f"Why: {join_words(names)}", said) for said, names in views.items())
         if self.epsilons:
             said = [self._promise_words(view, epsilon) for view, epsilon in self.epsilons.items()]
             said += [] if self.choice else ["A client's choice of model is not covered."]
@@ -319,18 +318,16 @@ class Preflight:
             f"no attack on a record has a balanced accuracy above {decimal(accuracy)} or an AUC above {decimal(auc)}"
         )
         if accuracy > 0.995:
-            bound = "that bounds no attack noticeably"
-        whose = f"of view '{view}'" if view else "of every view"
-        return (
-            f"Epsilon {number(epsilon)} of a record at delta {number(self.delta)} after all rounds, {whose}: {bound}."
-        )
+            bound = "this limits no attack noticeably"
+        whose = _VIEW_NAMES.get(view, "every view")
+        return f"Against {whose}, epsilon {number(epsilon)} per record at delta {number(self.delta)}: {bound}."
 
 
 def preflight(seen: VisibleMoves, *, first_round: int = 1, steered: bool = False) -> Preflight:
-    """Return the rule of exposure on every view and group.
+    """Apply the rule of exposure to every view and group.
 
     Args:
-        seen: the moves that each view will see.
+        seen: the updates that each view will see.
         first_round: the number of the first round.
         steered: whether a coordinator steers defences.
 
@@ -401,14 +398,14 @@ def _assumptions(seen: VisibleMoves, steered: bool) -> list[str]:
     sums = ", ".join(f"{count(clients)} of {group}" for group, clients in named.items())
     lines = []
     if not seen.has(LocalOnly):
-        lines.append(f"Clients that train one model, at the least where clusters find the groups: {sums}.")
+        lines.append(f"Clusters match the groups, and a sum has these clients: {sums}.")
     if seen.share_of_clients < 1:
-        lines.append("Clients take part by chance, so examples behind a move and rounds are means.")
+        lines.append("Participation is random, so numbers of examples and rounds are means.")
     if seen.copies == inf:
-        lines.append("The attacker knows the family of transforms, and searches it for each record.")
+        lines.append("The attacker knows the family of image transforms and searches it for each record.")
     if steered:
-        lines.append("Defences that a coordinator steers are left out.")
+        lines.append("Defences under a coordinator are ignored.")
     lines.append("The attacker knows the learning rate and subtracts weight decay, momentum and control variates.")
-    lines.append("An AUC is predicted for an attacker who knows a record's label, by gradients of an initial model.")
-    lines.append("Only what moves show is judged: attacks that query released models are not.")
+    lines.append("A predicted AUC is for an attacker who knows a record's label, with gradients of the initial model.")
+    lines.append("Attacks that query released models are not predicted; shoal audit measures them after training.")
     return lines

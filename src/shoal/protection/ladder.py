@@ -1,4 +1,4 @@
-"""The ladder of protections that a configuration allows, each as changes to its keys."""
+"""The protections that a configuration allows, each as changes to its keys."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -68,11 +68,11 @@ class Rung:
 
     Args:
         name: the name in tables.
-        description: the protection's change, as the rest of a sentence after "the federation with".
-        changes: new values, or whole tables, by dotted key.
-        rates: learning rates of local training to try; the most accurate one is used. Empty: that of ``changes``.
-        slow: whether the protection trains the configuration's own network or a larger one; quicker protections are
-            tried first.
+        description: the protection's change, as the end of a sentence after "the federation with".
+        changes: the new values or whole tables, by dotted key.
+        rates: the learning rates of local training to try; the search keeps the most accurate rate. An empty tuple uses
+            the learning rate in ``changes``.
+        slow: whether the protection trains the configuration's own network or a larger network.
 
     Example:
         >>> from shoal.protection import Rung
@@ -94,12 +94,12 @@ class Rung:
         return changed
 
     def extend_with(self, name: str, words: str, changes: Mapping[str, Any], rates: tuple[float, ...]) -> "Rung":
-        """Add further changes to the rung."""
+        """Return the protection with further changes."""
         name, words = (", ".join(filter(None, parts)) for parts in ((self.name, name), (self.description, words)))
         return Rung(name, words, {**self.changes, **changes}, rates)
 
     def at_rates(self) -> tuple["Rung", ...]:
-        """List the rung at each of its learning rates; without any, the rung itself."""
+        """List the protection at each of its learning rates, or the protection itself if it has none."""
         local = self.changes.get("local", {})
         at_rates = (
             self.extend_with(f"rate {rate:g}", "", {"local": {**local, "learning_rate": rate}}, ())
@@ -117,13 +117,12 @@ class Ladder:
     """The protections that fit a configuration.
 
     Args:
-        config: the configuration to protect.
         inputs: the shape of an example.
-        clients: number of clients in a round.
-        smallest: number of clients of the smallest group in a round.
-        public: examples of the shadow set.
-        view: the attacker of a guarantee.
-        mu: largest mu of Gaussian mechanisms in the guarantee; None: no guarantee is required.
+        clients: the number of clients in a round.
+        smallest: the number of clients of the smallest group in a round.
+        public: the number of examples in the shadow set.
+        view: the attacker's view in a guarantee.
+        mu: the largest mu of Gaussian mechanisms in the guarantee, or ``None`` without a required guarantee.
     """
 
     config: Config
@@ -136,19 +135,21 @@ class Ladder:
 
     @property
     def images(self) -> bool:
-        """Whether wavelets can be taken of the inputs."""
+        """Whether the inputs are images that are large enough for wavelets."""
         return len(self.inputs) == 3 and min(self.inputs[1:]) >= SMALLEST_IMAGE
 
     @property
     def rungs(self) -> tuple[Rung, ...]:
-        """The rungs, from the mildest of each kind to the strongest; with a promise those with noise alone."""
+        """The protections, mildest first within each kind. A required guarantee keeps only the protections with noise
+        in sums.
+        """
         if self.mu is not None:
             return (*self._noise_in_sums(),)
         return (*self._on_features(), *self._noise_in_sums(), *self._of_the_network())
 
     @property
     def server_alone(self) -> tuple[Rung, ...]:
-        """The baseline of the shadow set and its labels without any client; empty without a shadow set."""
+        """The baseline that trains on the labelled shadow set without clients; empty without a shadow set."""
         if not self.public:
             return ()
         alone, most = {"algorithm": {"name": "server-only", "rounds": 1}, "red_team.every": 0}, self._most_components
@@ -195,7 +196,7 @@ class Ladder:
                 yield head.extend_with(f"{number} steps", words, changes, rates)
                 if self.public and number == ONE_STEP_ROUNDS:
                     changes |= {"release": {"distil": "end", "learning_rate": STUDENT_RATE}}
-                    words += ", and students of the models released in their place, trained on the shadow set"
+                    words += ", and release students of the models, trained on the server's data"
                     yield head.extend_with("student", words, changes, rates)
 
     def _noise_in_sums(self) -> Iterator[Rung]:
@@ -209,7 +210,7 @@ class Ladder:
             for d in (self._most_components, self._most_components // 2):
                 if self._fits(d):
                     for noise, _ in self._noises(NOISES, every, chosen=False):
-                        words = "one model for all clients, begun on the shadow set and its labels"
+                        words = "one model for all clients, first trained on the server's labelled data"
                         algorithm = {"name": "server-start", "base": {"name": "fedavg"}, "local": START}
                         yield self._noisy(self._head(d), "public start", words, algorithm, noise, every)
         clusters = int(self.config.table()["algorithm"].get("clusters", 2))
@@ -255,7 +256,7 @@ class Ladder:
                 words = f"{number} rounds instead of {rounds}"
                 yield Rung(f"{number} rounds", words, {"algorithm.rounds": number}, slow=slow)
         if self.public:
-            words = "students of the models released in their place, trained on the shadow set"
+            words = "students released instead of the models, trained on the server's data"
             yield Rung("student", words, {"release.distil": "end"}, slow=slow)
             if self.view != "outsider":
                 often = {"release": {"distil": "round", "steps": 300}}
@@ -268,12 +269,12 @@ class Ladder:
         if slow:
             shift = 0.07 * min(self.inputs[1:])
             augmented = {"defenses.augmentation": {"rotation": 15.0, "shift": round(shift, 2), "multiplicity": COPIES}}
-            words = f"{COPIES} copies of each image a step, turned by at most 15 degrees and shifted"
+            words = f"{COPIES} copies of each image per step, rotated by at most 15 degrees and shifted"
             yield Rung("augmentation", words, augmented, slow=slow)
 
 
 def mu_of(epsilon: float, delta: float) -> float:
-    """Return the ``mu`` of Gaussian mechanisms with `gaussian_epsilon` equal to ``epsilon``.
+    """Return the ``mu`` of Gaussian mechanisms whose `gaussian_epsilon` is ``epsilon``.
 
     >>> round(gaussian_epsilon(mu_of(2.0, 1e-5), 1e-5), 6)
     2.0
@@ -286,7 +287,7 @@ def mu_of(epsilon: float, delta: float) -> float:
 
 
 def mu_of_accuracy(accuracy: float) -> float:
-    """Return the ``mu`` of Gaussian mechanisms that limits every attack to a balanced accuracy in (0.5, 1).
+    """Return the ``mu`` of Gaussian mechanisms that limits every attack to this balanced accuracy in (0.5, 1).
 
     >>> round(mu_of_accuracy(0.55), 3)
     0.251

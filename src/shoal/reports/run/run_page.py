@@ -1,4 +1,4 @@
-"""A run's report: one HTML page that holds everything it shows. The same run gives the same bytes."""
+"""The page of a run: one self-contained, reproducible HTML file."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +25,13 @@ from shoal.reports.run.coordinator_section import coordinator_section
 from shoal.reports.run.description import RecordedUpdates, RunDescription
 from shoal.reports.run.presence_section import event_marks, presence_section
 from shoal.reports.run.run_tables import RunView, client_table, strongest_attacks
-from shoal.reports.run.run_verdict import cluster_number_text, clustering_verdict, notes, property_sentences
+from shoal.reports.run.run_verdict import (
+    chance_sentences,
+    cluster_number_text,
+    clustering_verdict,
+    notes,
+    property_sentences,
+)
 from shoal.reports.table import metric_row, metric_table
 
 
@@ -44,12 +50,16 @@ def run_page(
     audit: pd.DataFrame | None = None,
     warnings: Sequence[str] = (),
 ) -> str:
-    """The page, in HTML; nothing on it is fetched from elsewhere. A metric that is missing is shown as a dash.
+    """Render the page of a run; missing metrics are shown as dashes.
 
-    ``samples`` are (B, channels, height, width) images of each group, empty where the data are not images. The frames
-    are rounds.csv, clients.csv, roc.csv, with a property attack property.csv, and with events presence.csv;
-    ``recorded`` are the updates in the run's directory, and ``audit`` the rows of audit.csv there, if there are some;
-    ``warnings`` are sentences that were said while it ran. ``directory`` is that of the run; None: there is none.
+    ``rounds``, ``clients``, ``roc``, ``updates``, ``presence`` and ``audit`` are the rows of rounds.csv, clients.csv,
+    roc.csv, property.csv, presence.csv and audit.csv.
+
+    Args:
+        samples: images by group, (B, channels, height, width) uint8; empty for other data.
+        directory: the run's directory, or ``None``.
+        recorded: the recorded updates in the run's directory, or ``None``.
+        warnings: warnings logged during the run.
     """
     view = RunView.of(run, summary, rounds, clients)
     groups, marks = view.groups, event_marks(presence)
@@ -69,10 +79,11 @@ def run_page(
             '<a href="audit.html">The audit of these models</a>: every attack, and the most exposed records.'
         )))  # fmt: skip
     lead += [("warning", f"{capitalize(warning)}.") for warning in warnings]
-    lead += [("", f"{said}.") for said in notes(summary, run.kind, found=audit is None)]
+    lead += [("", f"{said}.") for said in notes(summary, found=audit is None)]
     leaks = [f"{said}." for said in property_sentences(summary)[:-1]]
     answers = [
         ("Does the property leak?", " ".join(leaks)),
+        ("Do the models beat guessing?", " ".join(f"{said}." for said in chance_sentences(summary, run.kind))),
         ("Does clustering pay?", clustering_verdict(summary, run.metric)),
         ("How many clusters?", cluster_number_text(summary)),
     ]
@@ -139,7 +150,7 @@ def _key_metrics(view: RunView, found: Sequence[Finding], audit: pd.DataFrame | 
         exposure = (name, value, f"{worst.title}, view: {worst.view}, on {worst.group}; {remark}")
     better = "" if run.metric == ACCURACY else "; higher is better"
     accuracy, rounds = view.metric("accuracy"), int(view.rounds["round"].max())
-    mean = f"mean over clients, held-out {run.kind}{better}"
+    mean = f"on the held-out {run.kind} of a client's group, mean over clients{better}"
     tiles = [(capitalize(accuracy.name), accuracy.text(overall.get("accuracy.overall")), mean), exposure]
     if view.limited:
         point = METRICS["violations"].text(overall.get("violations.total"))
@@ -173,7 +184,7 @@ CANARIES = (
 
 
 def canary_section(metrics: Metrics) -> Section:
-    """The section on the canaries of a run, whose ``metrics`` have their keys in `summary.json`."""
+    """Create the section about a run's canaries, from metrics by their key in `summary.json`."""
     members, non_members = (metrics.get(f"canaries.{kind}", 0) for kind in ("members", "non_members"))
     rows = []
     for key in (key for key in CANARIES if key in metrics):

@@ -1,4 +1,4 @@
-"""A run's summary in sentences: what is said of exposure and accuracy rests on 95 % intervals."""
+"""A run's summary in sentences."""
 
 from collections.abc import Sequence
 from math import nan
@@ -13,7 +13,7 @@ from shoal.audit.finding import (
     run_findings,
     sentence,
 )
-from shoal.core.formats import ACCURACY, decimal, metric_format
+from shoal.core.formats import ACCURACY, decimal, join_words, metric_format
 from shoal.metrics import auc_interval
 from shoal.metrics.summary import Summary
 from shoal.reports.exposure import limit_sentence
@@ -23,15 +23,14 @@ INCOMPLETE = "The metrics of this run are incomplete."
 
 
 def answer(summary: Summary, kind: str = "images", metric: str = ACCURACY, audited: Sequence[Finding] = ()) -> str:
-    """The answer of a run, a line each: whether clusters pay, accuracy, who is exposed, the strongest finding, limits.
+    """Answer a run's questions, one per line.
 
-    Then what is said of chance, of a property attack and of differential privacy, where there is something to say.
+    The lines are: groups whose accuracy is not above chance, the gain of clusters, accuracy, exposure, the strongest
+    finding, the property attack, limits, differential privacy. A line that does not apply is left out.
 
     Args:
-        summary: the run's summary.
-        kind: the kind of the examples, in the plural.
-        metric: the name of the figure that the run reports as accuracy.
-        audited: the findings of the run's audit, which replace those of the run's own attack.
+        kind: a plural noun for examples, such as "images".
+        audited: the findings of the run's audit, which replace the findings of the run's configured attack.
     """
     if not _complete(summary):
         return INCOMPLETE
@@ -39,25 +38,27 @@ def answer(summary: Summary, kind: str = "images", metric: str = ACCURACY, audit
     sizes = [str(int(metrics["clients"])) for metrics in summary.by_cluster.values() if "clients" in metrics]
     pays = [text for text in (clustering_verdict(summary, metric), cluster_number_text(summary)) if text]
     lines = [
+        *(f"{said}." for said in chance_sentences(summary, kind)),
         " ".join(pays),
         accuracy_sentence(summary, kind, metric),
         exposure_summary(found, unasked=False) or "No attack was measured.",
         *map(sentence, most_exposed(found)[:1]),
-        *(f"{said}." for said in [*property_sentences(summary), *notes(summary, kind, found=not audited)]),
+        *(f"{said}." for said in [*property_sentences(summary), *notes(summary, found=not audited)]),
         f"Clients by cluster: {', '.join(sizes)}." if len(sizes) > 1 and not pays else "",
     ]
     return "\n".join(filter(None, lines))
 
 
-def notes(summary: Summary, kind: str = "images", *, found: bool = True) -> list[str]:
-    """Sentences on limits that clients set, on chance and on differential privacy, without full stops.
+def notes(summary: Summary, *, found: bool = True) -> list[str]:
+    """Return sentences about clients' limits and differential privacy, without full stops.
 
-    ``found`` is whether the exposure that the run's own attack found stands beside them.
+    Args:
+        found: whether the page also shows the exposure measured by the configured attack.
     """
     if not _complete(summary):
         return [INCOMPLETE.removesuffix(".")]
     limited = found and int(summary.overall.get("thresholds_drawn", 0)) < summary.clients
-    return [*([limits(summary)] if limited else []), *_chance(summary, kind), *_epsilon(summary, found=found)]
+    return [*([limits(summary)] if limited else []), *_epsilon(summary, found=found)]
 
 
 def _complete(summary: Summary) -> bool:
@@ -65,7 +66,7 @@ def _complete(summary: Summary) -> bool:
 
 
 def accuracy_sentence(summary: Summary, kind: str = "images", metric: str = ACCURACY) -> str:
-    """A run's accuracy, overall and by group; the arguments are those of `answer`."""
+    """Describe a run's accuracy, overall and by group; see `answer` for the arguments."""
     overall, by_group = summary.overall, of_groups(summary, "accuracy")
     form, name = metric_format(metric), "Test accuracy" if metric == ACCURACY else f"Mean {metric} on held-out {kind}"
     groups = f" ({', '.join(f'{form(value)} for {group}' for group, value in by_group.items())})"
@@ -77,7 +78,7 @@ MOST_GROUPS = 3
 
 
 def clustering_verdict(summary: Summary, metric: str = ACCURACY) -> str:
-    """One sentence on whether clusters pay, for all clients and for each group; "" without baselines.
+    """Describe whether clusters improve accuracy over baselines, or return an empty string without baselines.
 
     >>> figures = {"baseline.fedavg.difference": 0.031, "baseline.fedavg.low": 0.012, "baseline.fedavg.high": 0.05}
     >>> clustering_verdict(Summary(overall=figures))
@@ -87,14 +88,17 @@ def clustering_verdict(summary: Summary, metric: str = ACCURACY) -> str:
         return ""
     by_group = {name: metrics for name, metrics in summary.by_group.items() if BASELINE in metrics}
     least = sorted(by_group, key=lambda name: by_group[name][BASELINE])[:MOST_GROUPS]
-    groups = [f"{name}: {gain_text(by_group[name], 'fedavg').partition(' (')[0]}" for name in least]
+    by_text = dict[str, list[str]]()
+    for name in least:
+        by_text.setdefault(gain_text(by_group[name], "fedavg").partition(" (")[0], []).append(name)
+    groups = [f"{join_words(names)}: {text}" for text, names in by_text.items()]
     text = gain_text(summary.overall, "fedavg", f" in {metric}", BASELINES["fedavg"])
     said = f"Whether clusters pay is {text}" if text.startswith("not decided") else f"Clusters {text}"
     return f"{said}; {', '.join(groups)}." if groups else f"{said}."
 
 
 def cluster_number_text(summary: Summary) -> str:
-    """One sentence on the number of clusters where it was chosen; "" where it was given.
+    """Describe how the number of clusters was chosen, or return an empty string if the user chose the number.
 
     >>> cluster_number_text(Summary(overall={"auto.clusters": 2, "auto.loss.1": 0.9, "auto.loss.2": 0.5}))
     "The number of clusters was chosen by clients' held-out losses: 2 (0.9 with 1, 0.5 with 2)."
@@ -108,7 +112,7 @@ def cluster_number_text(summary: Summary) -> str:
 
 
 def limits(summary: Summary) -> str:
-    """How many clients' limits are exceeded: at 95 % confidence, where the run has intervals, and by point estimate."""
+    """Describe how many clients' limits are exceeded, at 95 % confidence and by point estimate."""
     overall, violations = summary.overall, int(summary.overall["violations.total"])
     exceeded = int(overall.get("exceeded.total", 0))
     several = "clients exceed their limits" if exceeded > 1 else "clients exceeds its limit"
@@ -122,22 +126,23 @@ def limits(summary: Summary) -> str:
 
 
 def of_groups(summary: Summary, metric: str) -> dict[str, float]:
-    """A metric by group, where it is defined."""
+    """Return a metric's defined values by group."""
     return {group: metrics[metric] for group, metrics in summary.by_group.items() if metric in metrics}
 
 
-def _chance(summary: Summary, kind: str) -> list[str]:
-    """Groups that are not shown to be better than always naming the class that is most frequent in training."""
+def chance_sentences(summary: Summary, kind: str = "images") -> list[str]:
+    """Name the groups where the models are not shown to beat the most frequent training class, without full stops."""
+    if not _complete(summary):
+        return []
     shares, accuracies, examples = (
         of_groups(summary, name) for name in ("most_frequent_class", "accuracy", "test_examples")
     )
     # The exact interval of a share of a group's test examples, as if one model served the group.
     measured = {name: Estimate.of_rate(accuracies[name], examples.get(name, 0)).among(len(shares)) for name in shares}
     near = {name: one for name, one in measured.items() if one.low <= shares[name]}
-    named = ", ".join(f"{name} ({one.text})" for name, one in near.items())
-    frequent = ", ".join(f"a share of {decimal(shares[name])} of the test {kind} of {name}" for name in near)
-    said = f"Test accuracy is not shown to be above chance, at 95 % confidence, for {named}"
-    return [f"{said}: the class that is most frequent in training makes up {frequent}"] if near else []
+    listed = ", ".join(f"{name} {one.text} against {decimal(shares[name])}" for name, one in near.items())
+    said = "The models are not shown to beat guessing, at 95 % confidence"
+    return [f"{said}: accuracy on test {kind} against always naming the most frequent class, {listed}"] if near else []
 
 
 def _epsilon(summary: Summary, *, found: bool) -> list[str]:
@@ -161,10 +166,9 @@ def _epsilon(summary: Summary, *, found: bool) -> list[str]:
 
 
 def property_sentences(summary: Summary) -> list[str]:
-    """The outcome of a property attack, without full stops; nothing without one.
+    """Describe the outcome of a property attack in sentences without full stops, if there was an attack.
 
-    The counterfactual pairs decide: an update and the same with the victim's examples of the other kind. If the attack
-    is right about all updates, but not shown to be right about these, that comes first.
+    The counterfactual pairs decide the outcome; see `property_summary`.
     """
     overall = summary.overall
     if "property.auc" not in overall:

@@ -1,5 +1,6 @@
-"""Audits of a simulation (with reference federations), of a score file, and of clients' updates."""
+"""Audits of a simulation, of a score file and of a trace."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -31,6 +32,8 @@ from shoal.simulation.final_warnings import warn_of_small_clusters
 from shoal.simulation.play import SimulationState, move_to_engine
 from shoal.simulation.simulation import Simulation
 
+LOG = logging.getLogger(__name__)
+
 UPDATES_NOTE = (
     "attacks on recorded updates compare members with test examples of the same group and label from any client: where "
     "clients have different kinds of inputs, these attacks tell clients apart and their figures are too high, so only "
@@ -53,16 +56,14 @@ def audit_members(
     home: Path | None = None,
     recorded: Trace | None = None,
 ) -> AuditFiles:
-    """Train reference federations, attack a simulation's members with their scores, and write the audit's files.
+    """Train reference federations, attack a simulation's members, and write the audit's files.
 
     Args:
-        simulation, progress: the attacked simulation, and the simulation's state after the last round.
-        engine: the engine, with the simulation's network.
-        request: settings of the audit.
-        place: directory of the audit's files, and the workers that train reference federations.
-        about: facts beside the findings.
-        home: directory with the folder ``references`` for the reference federations' scores; None: ``place.out``.
-        recorded: clients' updates for attacks of the server; None without them.
+        progress: the simulation's state after the last round.
+        place: the directory of the audit's files, and the workers that train reference federations.
+        home: the parent directory of ``references``, the folder that stores the reference federations' scores. ``None``
+            means ``place.out``.
+        recorded: the trace of clients' updates that the server attacks, or ``None`` if no updates were recorded.
     """
     copies, queries = request.duplicates or simulation.duplicates, request.queries
     simulation = replace(simulation, duplicates=copies, attacks=(*simulation.attacks, *request.attacks))
@@ -71,12 +72,19 @@ def audit_members(
     attacked = AttackedRun.from_run(simulation, state, progress.rows, engine, queries=queries)
     warn_of_records(attacked)
     clustered = (simulation.federation, attacked.deployed.assignment, simulation.min_clients)
-    small = warn_of_small_clusters(*clustered) if len(state.models) > 1 else []
+    warnings = [*warn_of_small_clusters(*clustered)] if len(state.models) > 1 else []
     require(
         len(attacked.records) >= 2,
-        f"an attack needs at least two members; only {len(attacked.records)} of the exchangeable examples was used for "
-        "training lately",
+        f"an attack needs at least two members (got {len(attacked.records)}); train on more exchangeable examples in "
+        "the last rounds",
     )
+    copied = attacked.records.members_with_copies() if copies == "keep" else 0
+    if copied:
+        warnings.append(
+            f"{copied:,} of the {len(attacked.records):,} attacked members have copies in the data, which hide "
+            "exposure; '--leave-out-duplicates' attacks the other members only"
+        )
+        LOG.warning("%s", warnings[-1])
     group = attacked.records.group[: len(attacked.records)]
     names = simulation.federation.groups
     require_measurable(request.gates, {names[g]: int((group == g).sum()) for g in group.unique().tolist()})
@@ -125,7 +133,7 @@ def audit_members(
         seconds={**about.seconds, "seconds.references": seconds},
         pictures=_pictures(attacked, audit, records),
         kind=simulation.federation.kind,
-        warnings=small,
+        warnings=warnings,
     )
     return write_audit(place.out, audit, about, request, records)
 
@@ -133,11 +141,11 @@ def audit_members(
 def audit_scores(
     path: str | Path, *, out: str | Path | None = None, gates: Sequence[str] = (), attacks: Sequence[Attack] = ()
 ) -> AuditFiles:
-    """Audit the records of a score file, of any framework.
+    """Audit the records of a score file from any framework.
 
     Args:
-        path: the file; docs/files.md has its columns.
-        out: directory of the audit's files; None: the folder of ``path``.
+        path: the score file; docs/files.md lists its columns.
+        out: the directory of the audit's files. ``None`` means the folder of ``path``.
         gates, attacks: see `audit_run`.
 
     Raises:
@@ -172,12 +180,12 @@ def audit_trace(
     attacks: Sequence[Attack] = (),
     allow_code: bool = False,
 ) -> AuditFiles:
-    """Audit recorded updates of clients, of a run or of any framework.
+    """Audit recorded client updates of a run or of any framework.
 
     Args:
         trace: a trace or its directory; see `shoal.runs.audits.trace.read_trace` and docs/trace.md.
-        out: directory of the audit's files; None: ``trace``.
-        data_dir: the first folder in which to look for a run's data.
+        out: the directory of the audit's files. ``None`` means the directory of the trace.
+        data_dir: the folder that is searched first for a run's data.
         gates, attacks: see `audit_run`.
         allow_code: see `shoal.load`.
 
