@@ -169,7 +169,7 @@ WRONG = [
     ("data.source=own:failing", "[data]: 'source' = 'own:failing' failed with KeyError: 'y' ("),
     ("data.source=own:failing", "own.py, line"),
     ('evaluation.attacks=["own:Net"]', "'evaluation.attacks'"),
-    ('evaluation.attacks=["own:Unsettled"]', "'attacks' must hold attacks on scores"),
+    ('evaluation.attacks=["own:Unsettled"]', "'attacks' must hold"),
     ('evaluation.metrics=["own:Unsettled"]', "'metrics' must be a Measurement, values with"),
     ("data.source=own:none", "[data]: 'source' = 'own:none': the module has no class or function"),
     ("model.name=own:Nets", "[model]: 'name' = 'own:Nets': the module has no class or function 'Nets'"),
