@@ -136,7 +136,7 @@ def test_a_folder_takes_no_columns_and_a_set_that_is_dealt_out_no_fractions():
 
 def test_what_a_red_team_or_an_algorithm_needs_of_the_clients(table):
     shadows = {"every": 1, "attack": "loss-threshold"}
-    assert "a shadow set of at least 2 examples; got 0" in refused(table, red_team=shadows)
+    assert "a shadow set of at least 2 examples" in refused(table, red_team=shadows)
     for estimator in ("federated", "histogram"):
         team = {"every": 1, "attack": "gap", "estimator": estimator}
         assert f"the '{estimator}' estimator needs hold-out examples" in refused(table, red_team=team)

@@ -280,5 +280,5 @@ def test_frozen_bodies_compose(federation, tmp_path, case):
 def test_the_span_attack_looks_at_the_first_layer_that_is_trained():
     assert [layer.name for layer in dense_layers(Model(pretrained))] == ["2", "4"]
     convolution = Model(lambda: nn.Sequential(nn.Linear(6, 4).requires_grad_(False), nn.LayerNorm(4)))
-    with pytest.raises(InputError, match=r"needs a dense layer .* that is trained"):
+    with pytest.raises(InputError, match="no trained dense layer"):
         dense_layers(convolution)

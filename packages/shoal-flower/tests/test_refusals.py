@@ -348,7 +348,7 @@ def limits(values: dict[str, object]) -> Limits:
         (node, {"threshold": 0.4}, "'threshold' must be at least 0.5"),
         (node, {"risk": "mine"}, "'server' or 'client'"),
         (node, {"noise": "x"}, "'secret' or 'seed'"),
-        (node, {"client": "../etc"}, "'client' must be of letters"),
+        (node, {"client": "../etc"}, "'client' may have only letters"),
         (node, {"threads": 0}, "'threads' must be at least 1"),
         (node, {"noise": "seed", "epsilon-budget": 1.0}, "'noise' must be 'secret'"),
         (node, {"epsilon-budget": "much"}, "'epsilon-budget' must be a number"),
