@@ -210,5 +210,5 @@ def test_a_task_or_a_folder_without_the_file_is_refused(dump, tmp_path):
     with pytest.raises(InputError, match=rf"'{tmp_path / 'empty'}.* 'yelp_academic_dataset_review.json'"):
         load_yelp(tmp_path / "empty")
     (tmp_path / "cut.gz").write_bytes(gzip.compress(dump.read_bytes())[:-20])
-    with pytest.raises(InputError, match=r"is truncated: its gzip stream ends too early"):
+    with pytest.raises(InputError, match="is truncated"):
         load_yelp(tmp_path / "cut.gz")
