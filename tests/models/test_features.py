@@ -178,7 +178,7 @@ def test_a_run_on_a_map_of_one_s_own_is_loaded_without_it_and_resumed_with_it(tm
 def test_features_need_public_examples_and_refuse_defences_of_images():
     with pytest.raises(InputError, match="'pca' needs a shadow set"):
         shoal.Run(toy(federation(shadow=0), Features(("pca",), dimension=2))).train()
-    with pytest.raises(InputError, match="which these features are not"):
+    with pytest.raises(InputError, match="'augmentation'"):
         toy(federation(), Features(("pca",), dimension=2), defenses=[shoal.Augmentation()])
     with pytest.raises(InputError, match="'features' must be a Features"):
         shoal.Simulation(
