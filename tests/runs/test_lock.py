@@ -36,7 +36,7 @@ def holder(tmp_path):
 @pytest.mark.processes
 def test_a_run_beside_a_living_one_is_refused_and_a_killed_one_blocks_nobody(toy_config, tmp_path, holder):
     config, out = toy_config(algorithm__rounds=1), tmp_path / "out"
-    with pytest.raises(InputError, match="out: in use by another run"):
+    with pytest.raises(InputError, match="out: is in use by another run"):
         run(config, out, resume=True)
     assert [path.name for path in out.iterdir()] == ["run.log"], "something was written"
     assert holder.end(signal.SIGKILL) == -signal.SIGKILL

@@ -142,8 +142,8 @@ def test_several_sweeps_can_share_what_they_show(written, tmp_path):
     for text, said in (
         (table, "'tables.t' is also in the sweep's file"),
         ("[grid]", "unknown key 'grid'"),
-        ("labels = ['IFCA']", "'labels' must be a table; got"),
-        ("tables = 5", "'tables' must be a table; got 5"),
+        ("labels = ['IFCA']", "'labels' must be a table"),
+        ("tables = 5", "'tables' must be a table"),
     ):
         (tmp_path / "show.toml").write_text(text)
         with pytest.raises(InputError, match=said):
@@ -156,7 +156,7 @@ BAD = {
     "no path": (SWEEP.replace('"base.toml"', '"a\\u0000b"'), "is not a path: it has a zero byte"),
     "an integer beyond 64 bits": (
         SWEEP.replace("[4, 2]", "[0x10000000000000000]"),
-        "has an integer of 65 bits; at most 64 are",
+        "65 bits",
     ),
     "a number of thousands of digits": (SWEEP.replace("0.4]", f"1{'0' * 5000}]"), "is not TOML: Exceeds the limit"),
     "lists without end": (f"x = {'[' * 5000}{']' * 5000}", "is nested too deeply"),
@@ -179,7 +179,7 @@ BAD = {
         "unknown key 'data.groups.minority.shar'; did you mean 'share'?",
     ),
     "a wrong value": (SWEEP.replace("0.4]", "-1]"), "'data.groups.minority.share' must be"),
-    "no grid": (SWEEP[: SWEEP.index("[grid]")], "the key 'grid' is missing"),
+    "no grid": (SWEEP[: SWEEP.index("[grid]")], "'grid' is missing"),
     "an axis of one value": (
         SWEEP.replace("[grid]", '[grid]\n"local.epochs" = 3'),
         "'grid.local.epochs' must be a list of values or a table of settings (got 3)",
@@ -250,10 +250,10 @@ def test_what_only_the_data_show_is_said_before_anything_runs(written):
     with pytest.raises(InputError, match=r"share = 0.1, algorithm = plain, seed 4: \[data\]: .*12,100 images"):
         plan_runs(read_sweep(written(many)))
     for key, value, said in (
-        ("data.clients", "4", r"\[data\]: .*0.1 of 4 clients.* less than one client"),
+        ("data.clients", "4", r"\[data\]: .*0.1 of 4 clients"),
         ("data.groups.majority.share", "0.9", r"\[data\]: .*shares.* must sum to 1"),
         ("privacy.thresholds", "[0.8, 0.5]", r"\[privacy\]: .*thresholds' must be \[low, high\]"),
-        ("privacy.beta", "[0.5]", r"\[privacy\]: .*beta' must be one number or one for each of 10 clients"),
+        ("privacy.beta", "[0.5]", r"\[privacy\]: .*beta'.* 10 numbers"),
     ):
         with pytest.raises(InputError, match=f"algorithm = plain, seed 4: .*{said}"):
             plan_runs(read_sweep(written(SWEEP.replace("[changes]", f'[changes]\n"{key}" = {value}'))))

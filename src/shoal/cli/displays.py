@@ -58,7 +58,6 @@ class SweepDisplay(LiveBar):
     """The display of the runs of a sweep, or of a step of `shoal protect`; a `SweepWatch`.
 
     Args:
-        console: the console that shows the runs.
         lines: the number of lines in a log, per sweep or step.
     """
 

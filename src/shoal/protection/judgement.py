@@ -173,7 +173,6 @@ class Figures:
         attacked: the runs of protections, with exposures.
         plain: the runs of the unprotected federation, paired with protected runs of the same seed.
         groups: the names of groups with clients.
-        view: the demand's view.
     """
 
     attacked: pd.DataFrame
@@ -315,9 +314,7 @@ def judgement_of(rung: Rung, figures: Figures, demand: Demand, alone: float = na
     """Return the outcome for a protection on the judging seeds.
 
     Args:
-        rung: the protection.
         figures: the figures of the protected and the unprotected runs.
-        demand: the requirements.
         alone: the accuracy of training on the labelled shadow set without clients.
     """
     now: dict[Any, Any] = figures.means().loc[rung.name].to_dict()

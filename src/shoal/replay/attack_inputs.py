@@ -122,9 +122,7 @@ def attacks_without_references(attacked: AttackedRun, model: Tensor, engine: Eng
     The attacks are the configured attack and the gap attack, and two label-only attacks on images.
 
     Args:
-        attacked: the attacked run.
         model: one model per client, (N,); see `FederationScores.model`.
-        engine: the engine, with the run's network.
     """
     federation, configured = attacked.simulation.federation, attacked.simulation.red_team.attack
     used = list(_models_in_use(attacked, model))

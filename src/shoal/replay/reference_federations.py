@@ -194,8 +194,8 @@ class AttackedRun:
     def exchanged(self, number: int) -> Tensor:
         """Draw the pairs whose second record reference federation ``number`` (from 0) trains on, as a mask (Q,) bool.
 
-        Each pair is exchanged with probability 1/2. Federations 2 i and 2 i + 1 train on opposite records, so each
-        record is in half of an even number of federations.
+        Each pair is exchanged with probability 1/2. Federations 2 i and 2 i + 1 train on opposite records, so half of
+        an even number of federations train on each record.
         """
         stream = self.stream("exchanged", number // 2)
         second = torch.rand(len(self.records), generator=stream.generator()) < 0.5

@@ -64,11 +64,8 @@ def reference_scores(
     Args:
         attacked: the attacked run, or the run that a client left, without ``rounds``.
         target: the attacked run's scores.
-        count: the number of reference federations.
-        engine: the engine, with the run's network.
         folder: the folder of the scores. ``None`` keeps the scores in memory.
         watch: a function that is called before the first training and after each.
-        workers: the processes that train the reference federations.
         rounds: whether attacks on rounds will follow, which need the repeated run (`replayed_scores`) and scores of the
             span attacks ``spans``.
         spans: the names of span attacks; see `spans_to_repeat`.
@@ -261,11 +258,8 @@ def view_scores(
     The attacks repeat the run's first rounds, or all rounds if there are reference federations.
 
     Args:
-        attacked: the attacked run.
         target: the run's scores, which the repeated run must reproduce.
         references: the scores of the run's reference federations; may be empty.
-        engine: the engine, with the run's network.
-        view: the attacker's view.
         folder: the folder of the repeated run's scores. ``None`` keeps the scores in memory.
         spans: the span attacks on the run (`AttackedRun.spans`). ``None`` computes them.
     """
@@ -302,9 +296,7 @@ def replayed_scores(
     """Return the repeated run's scores with their trajectory, or None if the scores differ from ``target``.
 
     Args:
-        attacked: the attacked run.
         target: the attacked run's scores.
-        engine: the engine, with the run's network.
         folder: the folder that stores the repeated run's scores. ``None`` keeps the scores in memory.
     """
     store = _Store(folder, _digest(attacked, target))

@@ -82,8 +82,6 @@ def span_scores(
     Args:
         seen: the attacked rounds.
         asked: the attacked records, or ``None`` without records.
-        engine: the engine, with the run's network.
-        knowledge: the attacker's knowledge of training.
         names: the names of attacks in `SPANS` and `JOINTS`.
         listed: the unpaired records on the list of each joint attack, by attack name: the clients' other examples and
             further non-members.

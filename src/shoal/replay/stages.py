@@ -64,7 +64,6 @@ class ChainLink:
     """A simulation that led to attacked models: the attacked simulation, or one of its predecessors.
 
     Args:
-        simulation: the simulation to repeat.
         engine: the engine of that simulation. ``None`` means the attacked run's engine.
         risks, directives: see `AttackedRun`.
         records: the attacked pairs as the simulation's clients have them.
@@ -81,10 +80,6 @@ class ChainLink:
 
 def warm_start_chain(simulation: Simulation, records: PairedRecords) -> list[ChainLink]:
     """List the simulations before the ``start`` of ``simulation``, in training order.
-
-    Args:
-        simulation: the attacked simulation.
-        records: the attacked records.
 
     Raises:
         InputError: the training of the start is unknown.

@@ -35,8 +35,6 @@ def attacks_on_rounds(
         rounds: the recorded updates, in order.
         records: M records.
         clients: the ids of the clients, (N,); see `UpdateScores`.
-        engine: the engine of the trained model.
-        knowledge: the attacker's knowledge of training.
     """
     recorded = _RecordedRounds.of(rounds, records, clients, engine, knowledge)
     scored, omitted = list[ScoredUpdates](), dict[str, str]()

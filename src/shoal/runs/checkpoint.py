@@ -36,8 +36,6 @@ def save_checkpoint(
     """Write a checkpoint, and keep only the newest two checkpoints.
 
     Args:
-        folder: the folder of checkpoints.
-        progress: the state to store.
         observations: the round attack's observations since the last checkpoint, by round. Observations are written to a
             separate file, which later checkpoints keep.
         frozen: `Model.frozen_hash`.
@@ -114,7 +112,6 @@ def load_checkpoint(folder: Path, frozen: str | None = None) -> SimulationState 
     A damaged checkpoint is skipped with a warning.
 
     Args:
-        folder: the folder of checkpoints.
         frozen: the present `Model.frozen_hash`. ``None`` skips the comparison with the stored hash.
 
     Raises:

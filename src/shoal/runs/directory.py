@@ -93,7 +93,6 @@ def open_run_dir(
     """Make or reopen a run directory, lock it, and yield its folder of checkpoints.
 
     Args:
-        out: the directory.
         config: the text of the run's config.toml.
         require_same: a function that raises an error if ``out`` has a different run; called under the lock.
         resume: whether the directory may exist.
@@ -168,7 +167,6 @@ def extend_rounds(
     """Extend a run to more rounds, and return the state that the longer run would have at this round.
 
     Args:
-        out: the run's directory.
         description: the longer run's description.
         progress: the shorter run's state, or ``None`` without a checkpoint.
         before: the number of rounds of the shorter run.

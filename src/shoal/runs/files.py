@@ -97,8 +97,6 @@ def read_table(path: Path, columns: Sequence[str], *, empty: bool = False) -> pd
     """Read a CSV file of a run. Only empty cells become NaN, because "NA" may be a group's name.
 
     Args:
-        path: the file.
-        columns: the required columns.
         empty: whether the file may have no rows.
 
     Raises:

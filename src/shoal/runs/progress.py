@@ -19,9 +19,6 @@ class LiveBar:
     """A progress count on the console: one line that updates on a terminal, or a few lines in a log.
 
     Args:
-        console: the console that shows the count.
-        unit: the name of the counted unit.
-        lines: the largest number of lines in a log.
         refresh_per_second: the number of updates per second on a terminal.
     """
 
@@ -59,7 +56,6 @@ class LiveBar:
 
         Args:
             done: the number of finished units, which may include a fraction of the present unit.
-            total: the number of all units.
             remark: further text at the end of the line.
             completed: the number of finished whole units. ``None`` means ``done``, rounded down.
         """
@@ -92,11 +88,7 @@ class LiveBar:
 
 
 class Display(LiveBar):
-    """A display of a run's rounds.
-
-    Args:
-        console: the console that shows the rounds.
-    """
+    """A display of a run's rounds."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console, "round")

@@ -75,7 +75,6 @@ class Result:
         canaries: one row per canary, as in `canaries.csv`, or ``None`` without canaries.
         presence: one row per client that left or joined, as in `presence.csv`, or ``None`` without events.
         recorded: the rounds and size of recorded updates in the run's directory, or ``None`` without recorded updates.
-        warnings: the sentences of the run's warnings.
         features: the fitted feature map before the models, or ``None`` without a feature map, or after `load` if the
             map has a user's module.
         audit_in_directory: the audit in the run's directory, or ``None`` without an audit.

@@ -136,7 +136,7 @@ class Run:
 
         Raises:
             InputError: the directory exists, cannot be written, has a different run or is in use; or training diverged.
-            MeasurementError: the final models, an attribute of the error, cannot be measured.
+            MeasurementError: the final models, which the error stores in ``models``, cannot be measured.
         """
         require(self.out is not None or not resume, "'resume' needs 'out', the directory of the run")
         if self.out is not None and Path(self.out).exists() and not resume:
@@ -344,7 +344,6 @@ def run(
     `shoal.runs.result.report_of` writes the page.
 
     Args:
-        config: the configuration.
         out: the run's directory, which is made after the configuration is checked against its data.
         resume: see `Run.train`.
         data_dir: the folder that is searched first for the data.

@@ -176,7 +176,6 @@ def read_description(out: Path, *, allow_code: bool = False) -> RunDescription:
     """Read the config.toml of a run.
 
     Args:
-        out: the run's directory.
         allow_code: whether to import the code that the file names (``module:Name``).
 
     Raises:

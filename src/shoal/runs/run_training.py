@@ -130,12 +130,10 @@ def measure_trained(
 
     Args:
         simulation: the simulation, moved to the engine.
-        engine: the engine, with the simulation's network.
         progress: the simulation's state after the last round.
         observations: the round attack's observations, by round.
         out: the run's directory, where models.safetensors is written first. ``None`` writes no files.
         watch: a function that is called before the first reference federation and after each.
-        workers: the processes that train reference federations.
 
     Raises:
         MeasurementError: the measurement failed for any reason except an error of the operating system.

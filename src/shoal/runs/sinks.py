@@ -38,7 +38,6 @@ class LoggedRun:
     """The run that a tracker logs.
 
     Args:
-        title: the title of the run's page.
         settings: the text of the run's config.toml.
         out: the run's directory, or ``None`` without a directory.
         rounds: the number of rounds that an earlier process finished and logged.
@@ -83,8 +82,6 @@ class OpenSinks:
     A round is logged after its checkpoint, so a resumed run logs no round twice. A failing tracker is dropped.
 
     Args:
-        sinks: the trackers.
-        run: the run to log.
         every: the number of rounds between checkpoints.
     """
 

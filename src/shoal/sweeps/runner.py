@@ -70,11 +70,9 @@ def run_sweep(
     """Carry out the unfinished runs of a sweep in the directory ``out``, and write the tables, figures and page.
 
     Args:
-        sweep: the sweep.
         out: the sweep's directory; finished runs in an existing directory stay.
         workers: the processes that carry out the runs; the default is this process, one run at a time.
         data_dir: the folder that is searched first for data.
-        watch: the display of the progress.
 
     Raises:
         InputError: a run is impossible, and no file is written.
@@ -142,7 +140,6 @@ def finish_runs(
     """Carry out the unfinished runs of ``planned`` in the folder of a workplace.
 
     Args:
-        planned: the runs.
         place: the folder, the workers and the display.
         work: the function that carries out one run without a page. ``None`` uses `run_one` with pages. Calls with the
             same ``work`` share worker processes.

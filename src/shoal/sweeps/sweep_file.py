@@ -54,8 +54,6 @@ class SweepPoint:
 
     Args:
         settings: the run's setting on each axis.
-        seed: the run's seed.
-        config: the configuration to run.
     """
 
     settings: Mapping[str, Value]
@@ -100,7 +98,6 @@ def read_sweep(path: Path, changes: Iterable[str] = (), *, allow_code: bool = Tr
     """Read the sweep in a TOML file.
 
     Args:
-        path: the file.
         changes: changes to the base configuration, such as "engine.device=cuda".
         allow_code: whether the file may name code (``module:Name``), which is then imported.
 

@@ -94,7 +94,6 @@ def app_trace(
     """Return the trace that `AppRecorder` wrote, with the records to attack, for `audit_trace`.
 
     Args:
-        folder: the recorder's folder.
         model: the app's network, or a `Model` with the network and its loss.
         members: each client's training examples, by the client's number: a pair (x, y), a `torch.utils.data.Dataset` of
             pairs, or a `DataLoader` of pairs or of dictionaries with ``label``.

@@ -129,7 +129,7 @@ class Limits:
         max_examples: the largest number of examples.
         max_update_norm: the largest L2 norm of an update. None means `LARGEST_MOVE` times the square root of the number
             of parameters.
-        max_norm_ratio: the largest multiple of the median norm of a round's updates; `math.inf` for no limit.
+        max_norm_ratio: the largest multiple of the median norm of a round's updates, or `math.inf` for no limit.
     """
 
     max_examples: Positive = 10_000_000
@@ -159,9 +159,7 @@ def check_update(update: ClientUpdate, models: Tensor, limits: Limits, *, counts
     """Return the norm of an update.
 
     Args:
-        update: the client's update.
         models: the offered models, (K, P).
-        limits: the limits on the update.
         counts_best: whether the algorithm needs `ClientUpdate.best`.
 
     Raises:

@@ -104,9 +104,7 @@ def unpack_reply(
     """Return a client's reply, with the norm of its update.
 
     Args:
-        records: the records of the reply.
         offered: the offered models, (K, P).
-        limits: the limits on the reply.
         counts_best: whether the algorithm needs `ClientUpdate.best`.
 
     Raises:

@@ -39,7 +39,6 @@ class AuditRequest:
     """The settings of an audit.
 
     Args:
-        gates: the limits on the audit's figures.
         attacks: the user's attacks, run in addition to the shipped and configured attacks.
         references: the number of reference federations; with gates, the largest number.
         duplicates: "leave-out" excludes every record with a copy (same inputs and label) at a different client or in
@@ -62,10 +61,8 @@ class AuditFiles:
     """An audit with its files.
 
     Args:
-        audit: the findings.
         flat: the keys and values of audit.json.
         page: the path of audit.html.
-        gates: the limits on the audit's figures.
     """
 
     audit: Audit
@@ -80,7 +77,6 @@ class AboutAudited:
     """Facts about the audited run for the audit's files.
 
     Args:
-        title: the page's title.
         stated: the entries "epsilon", "delta" and "bound.*" of the run's summary; see `stated_guarantee`.
         seconds: wall times, by key of audit.json.
         pictures: images (channels, height, width) uint8, by record name.

@@ -56,7 +56,6 @@ class LeaverFiles:
         flat: the keys and values of audit.json.
         answer: the verdicts in sentences.
         page: the path of audit.html.
-        gates: the limits on the audit's figures.
     """
 
     flat: Mapping[str, Any]

@@ -59,12 +59,8 @@ def audit_members(
     """Train reference federations, attack a simulation's members, and write the audit's files.
 
     Args:
-        simulation: the attacked simulation.
         progress: the simulation's state after the last round.
-        engine: the engine, with the simulation's network.
-        request: the settings of the audit.
         place: the directory of the audit's files, and the workers that train reference federations.
-        about: facts about the audited run.
         home: the parent directory of ``references``, the folder that stores the reference federations' scores. ``None``
             means ``place.out``.
         recorded: the trace of clients' updates that the server attacks, or ``None`` if no updates were recorded.

@@ -58,7 +58,6 @@ class Gate:
     Args:
         key: one of `GATE_METRICS`, which applies to every attack and group, or a key of audit.json, such as
             ``attacks.lira.minority.auc`` or ``views.client.minority.auc``.
-        limit: the largest allowed value.
         strict: whether a figure equal to ``limit`` breaks the gate.
     """
 
@@ -199,7 +198,6 @@ def require_measurable(gates: Sequence[Gate], non_members: Mapping[str, int]) ->
     """Refuse gates on figures that an audit cannot measure, before reference federations are trained.
 
     Args:
-        gates: the audit's gates.
         non_members: the number of non-members by group.
 
     Raises:

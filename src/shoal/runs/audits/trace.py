@@ -42,7 +42,6 @@ class Trace:
     """Recorded rounds, the records to attack, and the trained model.
 
     Args:
-        model: the network and its loss.
         records: each client's members, and non-members.
         files: the files of the recorded rounds, in order.
         read: the function that reads the updates in one file.
@@ -95,7 +94,6 @@ def read_trace(folder: str | Path, data_dir: Path | None = None, *, allow_code: 
     The files of rounds are checked when `Trace.rounds` reads them.
 
     Args:
-        folder: the directory.
         data_dir: the folder that is searched first for a run's data.
         allow_code: see `shoal.load`.
 
@@ -132,8 +130,6 @@ def trace_of(out: str | Path, federation: Federation, model: Model, every: int |
     The members are the clients' training examples, and the non-members are the test examples.
 
     Args:
-        out: the run directory.
-        federation: the simulation's federation.
         model: the trained model, with the defences that change its network (`Dropout`).
         every: the number of rounds from one recorded round to the next, or ``None`` if rounds may be missing.
     """

@@ -120,8 +120,6 @@ def training_reply(offer: Offer, settings: NodeSettings, *, in_sum: bool = False
     one.
 
     Args:
-        offer: the server's offer.
-        settings: the node's settings.
         in_sum: whether the reply leaves the node only in a secure sum.
 
     Raises:

@@ -54,9 +54,7 @@ class AskedRun:
         node: the node's settings.
         classes: the server's classes.
         scale: the standardization of columns in the server's table, or ``None`` without tables.
-        config: the run's configuration.
         setup: the model and local training.
-        preferences: the client's preferences.
         mapped: the map from inputs to the network's features, or ``None`` without a feature map.
         federation: the client's federation in a partition of a named data set, or ``None`` for the node's own data.
     """
@@ -76,8 +74,6 @@ class Client:
     """A client in its node's view: the configuration, a federation of this client alone, and its training.
 
     Args:
-        config: the run's configuration.
-        federation: the federation of this client.
         setup: the model and local training.
         copies: the count of the most frequent record in all of the client's data. ``None`` counts in the training
             examples.
@@ -93,7 +89,6 @@ def run_config(text: str, allow_code: str = "") -> Config:
     """Read the configuration that a server sent as TOML.
 
     Args:
-        text: the configuration.
         allow_code: see `NodeSettings`.
 
     Raises:
@@ -125,7 +120,6 @@ def asked_run(
 
     Args:
         text: the configuration, as TOML.
-        settings: the node's settings.
         classes: the server's classes.
         scale: the standardization of columns in the server's table, or ``None`` without tables.
         features: the hash of the feature map, or "" without a feature map.
@@ -161,7 +155,6 @@ def open_client(run: AskedRun, *, columns: Columns | None = None, own_classes: t
     """Return a node's client with its data, cached for the next round.
 
     Args:
-        run: the run.
         columns: the columns in the node's policy. The node reads all columns in the policy and selects the run's
             columns later, so a faulty table fails in the same way for every run.
         own_classes: the classes in the node's policy.

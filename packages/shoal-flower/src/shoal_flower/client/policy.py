@@ -133,7 +133,6 @@ class Ledger:
         """Return the ledger after a round.
 
         Args:
-            trainings: the local trainings of the round.
             examples: the number of the client's training examples.
             copies: the number of copies of the most frequent record (`accounting.of_copies`).
             in_sum: whether the update leaves the node only in a secure sum.
@@ -334,9 +333,7 @@ class Policy:
         """Check local trainings.
 
         Args:
-            trainings: the local trainings of a round.
             models: the number of offered models.
-            ledger: the node's ledger.
             in_sum: whether the update leaves the node only in a secure sum (`Ledger.noise_of`).
 
         Raises:

@@ -141,9 +141,7 @@ def update_block(update: ClientUpdate, models: Tensor, config: Config, clients: 
     counts as 0. An update with a fraction of the sum's noise is not clipped, because clipping would reduce the noise.
 
     Args:
-        update: the client's update.
         models: the offered models, (K, P).
-        config: the run's configuration.
         clients: the number of clients in the sum.
     """
     section, numbers = check_summable(config), numbers_of(config, clients)
@@ -166,7 +164,6 @@ def summed_update(block: NDArray, members: int, config: Config, clients: int) ->
     Args:
         block: the sum of the clients' blocks.
         members: the number of clients in the cluster.
-        config: the run's configuration.
         clients: the number of clients in the sum.
 
     Raises:

@@ -63,8 +63,6 @@ class CoordinatedSum:
     """One secure sum over clients.
 
     Args:
-        session: the sum's session.
-        config: the run's configuration, for all clients.
         clusters: K, the number of clusters.
         form: a function of the number of clients with cards, which returns the length L of a block and the
             little-endian type of its numbers.

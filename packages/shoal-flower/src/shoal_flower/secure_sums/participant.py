@@ -53,9 +53,7 @@ class Participant:
     particular, `count_shares` never reveals both a seed and the mask key of one client.
 
     Args:
-        session: the sum's session.
         config: the run's configuration from the server, which the clients' signatures cover.
-        card: the client's card.
         letters_key: the client's private key for letters.
         mask_key: the client's private key for pairwise masks.
         seeds: the seeds of the client's self-masks, one for the counts and one per block.
@@ -149,7 +147,6 @@ class Participant:
         Args:
             delivery: the other clients' letters.
             offer: the digest of the client's offer.
-            cluster: the client's cluster.
             block: the block of the client's cluster, (L,); other clusters have zeros.
             key: the key that signs the counts.
             subjects: digests of the models and of the choice.

@@ -99,7 +99,6 @@ class KnownKeys:
     """The public keys of other nodes, by client name.
 
     Args:
-        keys: the keys, by client name.
         path: the file, with one name and one key in OpenSSH's format per line.
         fixed: whether the file is complete; otherwise a new name is added with its first key.
     """

@@ -74,7 +74,6 @@ class Card:
     """A client's public keys for one sum.
 
     Args:
-        name: the client's name.
         key: the node's long-term public key, in OpenSSH's format.
         letters: the X25519 public key for letters.
         mask: the X25519 public key for pairwise masks.
@@ -271,8 +270,6 @@ def pair_mask(
         other: the card of the other client.
         binding: the digest of everything that clients must agree on.
         label: the name of the masked numbers.
-        shape: the shape of the mask.
-        dtype: the integer type of the mask.
     """
     public = other.mask if public_of(private) == one.mask else one.mask
     mask = mask_of(shared_key(private, public, b"pair", label, binding), shape, dtype)

@@ -38,11 +38,6 @@ class Attendance:
     """The attendance of a run: the client of each node, and the clients that a round waits for.
 
     Args:
-        exchange: the exchange of messages with nodes.
-        settings: the settings of the run.
-        roster: the clients of the run.
-        events: the events of the run's clients.
-        stamps: the last charges of the clients' ledgers.
         idle: the number of rounds since the last merged update, counting only rounds that asked clients.
     """
 
@@ -132,7 +127,6 @@ class Attendance:
         """Record a round in which clients were asked.
 
         Args:
-            number: the round's number.
             merged: whether an update was merged.
             otherwise: the reason if no update was merged.
 

@@ -47,7 +47,6 @@ class Reply:
     """A reply at the SuperLink, before it is read.
 
     Args:
-        id: the reply's id.
         answers: the id of the answered message; the SuperLink has checked that this node received the message.
         error: the reason for missing content.
         content: the reply's records in Flower's simulation, which runs in this process; otherwise ``None``.
@@ -240,7 +239,6 @@ class Exchange:
         message's, and twice as many in secure sums, whose integers may have 64 bits.
 
         Args:
-            question: the question of all messages.
             messages: the messages, by node.
             awaited: the nodes to wait for.
             seconds: the longest wait; a message that is not read in this time is never delivered.

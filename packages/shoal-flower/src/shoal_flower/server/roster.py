@@ -188,7 +188,6 @@ class LedgerStamps:
     client refuses an offer whose charge is missing in its ledger (`shoal_flower.client.policy.Ledger`).
 
     Args:
-        path: the file.
         last: the last charge of each client, by name; empty without a file.
 
     Raises:

@@ -62,8 +62,6 @@ class SecureRounds:
     server's state represent them, ordered by cluster, each with the cluster's mean number of examples.
 
     Args:
-        server: the run's server.
-        config: the run's configuration.
         run: a random name for this process.
         means: the mean number of examples per client of each cluster, from the cluster's last revealed sum.
         last: the digest of the models in the last sum of updates, and the sum's members.
@@ -278,7 +276,6 @@ def comparable(names: Sequence[str], last: Collection[str], least: int) -> list[
     Clients refuse a sum whose members differ from the last sum's by fewer than ``least``, so some clients are left out.
 
     Args:
-        names: the available clients.
         last: the members of the last sum over the same models.
         least: the smallest allowed difference, as a number of clients.
 

@@ -71,7 +71,6 @@ class UpdateFile:
     per parameter and client.
 
     Args:
-        folder: the file's folder.
         parameters: P, the length of a row.
         order: the row of each position 0, 1, ...; an empty list means order of arrival.
     """
@@ -156,7 +155,6 @@ class Server:
         attendance: the connected clients.
         config: the run's configuration for clients, as TOML.
         choice: the party that chooses the model which a client trains (`RemoteRounds`).
-        classes: the names of the classes, if clients have their own data.
         scale: the standardization of columns, if clients have their own tables.
         features: the file of the feature map, or ``None`` without a feature map.
         watch: a function that is called at every change in a round.
