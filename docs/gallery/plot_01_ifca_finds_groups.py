@@ -1,11 +1,11 @@
 """IFCA finds groups
 =================
 
-Does IFCA find two groups of clients that nobody told it of?
+Does IFCA find two groups of clients without group labels?
 
-Fifty clients hold 20 handwritten digits each. Ten of them, the minority, hold them upright; the other forty hold them
-upside down. One model for all must read both. IFCA (Ghosh et al. 2020) keeps two models: in every round each client
-trains the one that has the lower loss on its own examples, and the server averages by model.
+Fifty clients hold 20 handwritten digits each. Ten minority clients hold upright digits, and forty majority clients hold
+digits upside down. A single model must fit both groups. IFCA (Ghosh et al. 2020) keeps two models: in every round, each
+client trains the model with the lower loss on the client's examples, and the server averages the updates per model.
 """
 
 import matplotlib.pyplot as plt
@@ -15,7 +15,7 @@ import shoal
 plt.style.use("shoal.figures")
 
 # %%
-# The federation: two groups, which no algorithm sees, and a test set with images of both.
+# The federation has two groups, which no algorithm knows, and a test set with images of both groups.
 
 digits = shoal.load_dataset("digits")
 groups = [shoal.Group("minority", 0.2), shoal.Group("majority", 0.8, rotation=(180, 180))]
@@ -24,7 +24,7 @@ federation = shoal.partition_dataset(digits, partition, groups)
 print(federation)
 
 # %%
-# One model of all clients, and IFCA with two, both for 30 rounds of the same local training.
+# FedAvg with one model and IFCA with two models use the same local training for 30 rounds.
 
 model = shoal.create_model("mlp", shoal.Shape(channels=1, height=8, width=8, classes=10), hidden=64)
 local = shoal.LocalSGD(epochs=5, batch_size=10, learning_rate=0.1)
@@ -32,8 +32,8 @@ fedavg = shoal.simulate(federation, model, shoal.FedAvg(), local, rounds=30)
 ifca = shoal.simulate(federation, model, shoal.IFCA(clusters=2), local, rounds=30)
 
 # %%
-# ``result.rounds`` has one row for each round and model: how many clients of each group trained the model, and how
-# accurate it is on each group's test examples. A group's accuracy is the mean over its clients' models.
+# ``result.rounds`` has one row per round and model, with the number of clients and the test accuracy per group. A
+# group's accuracy is the mean over its clients' models.
 
 
 def group_accuracy(result: shoal.Result, group: str) -> list[float]:
@@ -60,7 +60,7 @@ right.legend(loc="lower right")
 plt.show()
 
 # %%
-# What it says, for seed 0 and these 50 clients:
+# Results for seed 0:
 
 agreement = ifca.summary.overall["adjusted_rand_index"]
 print(

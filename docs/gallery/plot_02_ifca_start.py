@@ -1,11 +1,12 @@
 """When IFCA does not find the groups
 ==================================
 
-Does it matter which models IFCA begins with?
+Do the initial models of IFCA matter?
 
-Groups that are far apart are found (:ref:`sphx_glr_auto_gallery_plot_01_ifca_finds_groups.py`). Here they overlap: the
-minority's digits are turned by 0 to 25 degrees, the majority's by 25 to 50. Each of two random models may then be the
-better one for clients of both groups, who all train it, so that it stays so. What can be mended is the start.
+IFCA finds groups that differ strongly (:ref:`sphx_glr_auto_gallery_plot_01_ifca_finds_groups.py`). In this example the
+groups overlap: minority digits are rotated by 0 to 25 degrees, and majority digits by 25 to 50 degrees. One of two
+random models may then fit both groups better, so all clients train that model in every round. A better start avoids
+this collapse.
 """
 
 import matplotlib.pyplot as plt
@@ -17,9 +18,10 @@ plt.style.use("shoal.figures")
 SEEDS = range(5)
 
 # %%
-# Four starts. "Redraw" is the rule of IFCA's own code: draw random models anew until each is the best for enough
-# clients. "Farthest-first" takes models of clients that the models before serve worst. In the "one-shot" start every
-# client trains by itself for one long round, and k-means of what they send gives the two models.
+# The example compares four starts. "Redraw" follows the code of IFCA's authors: random models are redrawn until each
+# model is the best for enough clients. "Farthest-first" adds the model of the client with the highest loss on the
+# models so far. In the "one-shot" start, every client trains alone for one long round, and k-means of the updates gives
+# the two models.
 
 local = shoal.LocalSGD(epochs=5, batch_size=10, learning_rate=0.1)
 alone = shoal.LocalSGD(epochs=50, batch_size=10, learning_rate=0.1)
@@ -32,8 +34,7 @@ starts = {
 }
 
 # %%
-# Each start runs on five federations, drawn with five seeds; the same five for all, so that differences are the
-# start's.
+# Each start runs on the same five federations, drawn with five seeds.
 
 digits = shoal.load_dataset("digits")
 groups = [shoal.Group("minority", 0.3, rotation=(0, 25)), shoal.Group("majority", 0.7, rotation=(25, 50))]
@@ -48,7 +49,7 @@ for j, seed in enumerate(SEEDS):
         accuracy[i, j] = result.summary.overall["accuracy.overall"]
 
 # %%
-# One mark is one federation; the bar is the mean.
+# A mark is one federation, and a bar is the mean.
 
 figure, axes = plt.subplots(1, 2, figsize=(8.4, 3.6))
 for ax, values, label in (
@@ -63,7 +64,7 @@ for ax, values, label in (
 plt.show()
 
 # %%
-# What it says, for seeds 0 to 4:
+# Results for seeds 0 to 4:
 
 for i, name in enumerate(starts):
     found = int((agreement[i] > 0.8).sum())

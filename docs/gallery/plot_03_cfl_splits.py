@@ -1,11 +1,11 @@
 """CFL divides clusters
 ====================
 
-How can a server find groups without asking clients which model they like?
+How can a server find groups without the clients' choices?
 
-In CFL (Sattler et al. 2019) all clients begin with one model. When the average update has become small although single
-clients' updates are not, the clients pull in different directions: the server divides the cluster by the cosines of the
-updates. Nobody says beforehand how many clusters there are.
+In CFL (Sattler et al. 2019), all clients start with one model. If the average update is small but single updates are
+large, the clients' objectives conflict, and the server splits the cluster by the cosines of the updates. The number of
+clusters need not be known in advance.
 """
 
 import matplotlib.pyplot as plt
@@ -15,7 +15,7 @@ import shoal
 plt.style.use("shoal.figures")
 
 # %%
-# Three groups that disagree about the labels: what the first calls 0 is 3 to the second and 6 to the third.
+# The three groups disagree about the labels: label 0 of the first group is 3 in the second group and 6 in the third.
 
 digits = shoal.load_dataset("digits")
 groups = [
@@ -27,8 +27,8 @@ partition = shoal.Partition(clients=30, examples_per_client=30, test_examples=60
 federation = shoal.partition_dataset(digits, partition, groups)
 
 # %%
-# A cluster may be divided when the average update is shorter than ``eps1`` while some client's is longer than ``eps2``.
-# Both depend on the network and on local training, so they have to be looked for.
+# The server may split a cluster if the average update is shorter than ``eps1`` and a client's update is longer than
+# ``eps2``. Suitable thresholds depend on the network and on local training.
 
 model = shoal.create_model("mlp", shoal.Shape(channels=1, height=8, width=8, classes=10), hidden=64)
 local = shoal.LocalSGD(epochs=3, batch_size=10, learning_rate=0.1)
@@ -46,7 +46,7 @@ below.set(xlabel="round", ylabel="accuracy on the\nclients' groups", ylim=(0, 1)
 plt.show()
 
 # %%
-# What it says, for seed 0:
+# Results for seed 0:
 
 models = result.rounds.groupby("round").size()
 splits = models.index[models.diff() > 0].tolist()

@@ -1,11 +1,10 @@
 """A model for each client
 =======================
 
-What do clients gain from models of their own, and how many examples does that take?
+How many examples per client make personal models worthwhile?
 
-Between one model for all and a model of each client alone lie many compromises: a model for each cluster, or each
-client's own model that is pulled towards the common one (Ditto), or a common model that every client trains on a little
-(fine-tuning).
+Several methods lie between one model for all clients and one separate model per client: a model per cluster, a personal
+model that is pulled towards the common model (Ditto), and a common model that each client fine-tunes.
 """
 
 import matplotlib.pyplot as plt
@@ -17,7 +16,7 @@ plt.style.use("shoal.figures")
 EXAMPLES, SEEDS = (10, 20, 40), range(2)
 
 # %%
-# Twenty clients in two groups that disagree about labels: what one calls 0 is 5 to the other.
+# Twenty clients form two groups that disagree about labels: label 0 of one group is 5 in the other.
 
 digits = shoal.load_dataset("digits")
 groups = [shoal.Group("as printed", 0.5), shoal.Group("shifted by 5", 0.5, label_shift=5)]
@@ -41,7 +40,7 @@ for j, examples in enumerate(EXAMPLES):
             accuracy[i, j, s] = result.summary.overall["accuracy.overall"]
 
 # %%
-# Marks are means of two federations, bars end at the two.
+# Marks are means over two federations, and bars connect the two values.
 
 figure, ax = plt.subplots(figsize=(7.6, 4.0))
 for (name, values), line, marker, shift in zip(
@@ -56,7 +55,7 @@ ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 plt.show()
 
 # %%
-# What it says, mean over seeds 0 and 1:
+# Mean results over seeds 0 and 1:
 
 for j, examples in enumerate(EXAMPLES):
     mean = accuracy[:, j].mean(axis=1)

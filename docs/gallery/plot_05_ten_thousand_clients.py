@@ -1,10 +1,10 @@
 """Ten thousand clients
 ====================
 
-Does IFCA find groups if only one client in a hundred takes part in a round?
+Does IFCA find groups if only 1 % of clients take part in a round?
 
-Ten thousand clients have ten examples each, and each round samples a hundred of them. Three in ten belong to a group in
-which the same inputs mean something else.
+Ten thousand clients have ten examples each, and each round samples a hundred clients. Three in ten clients belong to a
+group with other labels for the same inputs.
 """
 
 import matplotlib.pyplot as plt
@@ -16,7 +16,7 @@ plt.style.use("shoal.figures")
 CLIENTS, EXAMPLES, INPUTS = 10_000, 10, 20
 
 # %%
-# Drawn data: the label is the side of a plane on which an example lies, and each group has a plane of its own.
+# The data are synthetic: the label is the side of a plane on which an example lies, with a different plane per group.
 
 draw = np.random.default_rng(0)
 planes = draw.normal(size=(2, INPUTS))
@@ -41,7 +41,7 @@ federation = shoal.Federation.from_tensors(
 print(federation)
 
 # %%
-# Logistic regression, 60 rounds with ``participation=0.01``.
+# Logistic regression trains for 60 rounds with ``participation=0.01``.
 
 model = shoal.create_model("logistic", shoal.VectorShape(inputs=INPUTS, classes=2))
 local = shoal.LocalSGD(epochs=2, batch_size=5, learning_rate=0.1)
@@ -51,7 +51,7 @@ results = {
 }
 
 # %%
-# The accuracy that the clients of a round have: the mean over models, by how many clients trained each.
+# The accuracy of a round is the mean over models, weighted by the number of clients that trained each model.
 
 figure, ax = plt.subplots(figsize=(6.4, 3.8))
 for (name, result), line, color in zip(results.items(), ("--", "-"), ("#E69F00", "#0072B2"), strict=True):
@@ -63,7 +63,7 @@ ax.legend(loc="center right")
 plt.show()
 
 # %%
-# What it says, for seed 0:
+# Results for seed 0:
 
 seen = 1 - 0.99**60
 print(

@@ -1,11 +1,10 @@
 """Several runs: mean and interval
 ===============================
 
-Is IFCA better than one model, or was that one seed?
+Is IFCA more accurate than one model, beyond the variation between seeds?
 
-A single run is an anecdote. Here two algorithms run on five federations for each of three shares of the minority. Both
-see the same federation for the same seed, so their *difference* is compared seed by seed: what makes one federation
-harder than another cancels.
+Two algorithms train on five federations for each of three minority shares. Both algorithms use the same federation per
+seed, so the example compares paired *differences*, which are independent of the difficulty of a federation.
 """
 
 import matplotlib.pyplot as plt
@@ -18,8 +17,8 @@ plt.style.use("shoal.figures")
 SHARES, SEEDS = (0.1, 0.2, 0.4), range(5)
 
 # %%
-# The runs. With ``out="runs/..."`` and ``resume=True`` each would be kept and never done twice; ``shoal sweep
-# FILE.toml`` does the same from one file, on all cores, and writes the tables.
+# ``out="runs/..."`` and ``resume=True`` would store finished runs. ``shoal sweep FILE.toml`` runs such a comparison
+# from one file, on several cores, and writes the tables.
 
 digits = shoal.load_dataset("digits")
 partition = shoal.Partition(clients=50, examples_per_client=20, test_examples=390)
@@ -39,7 +38,7 @@ table["difference"] = table["IFCA"] - table["FedAvg"]
 print(table.round(3))
 
 # %%
-# Student's interval of a mean over n seeds: mean ± t(n - 1) * standard deviation / sqrt(n).
+# Student's interval of a mean over n seeds is mean ± t(n - 1) * standard deviation / sqrt(n).
 
 by_share = table.groupby("share")
 half = stats.t.ppf(0.975, len(SEEDS) - 1) * by_share.std() / len(SEEDS) ** 0.5
@@ -57,7 +56,7 @@ left.legend(loc="lower right")
 plt.show()
 
 # %%
-# What it says, for seeds 0 to 4; an interval that holds 0 decides nothing:
+# Results for seeds 0 to 4. An interval that covers 0 is not decided:
 
 for share in SHARES:
     low, high = (mean.loc[share, "difference"] + sign * half.loc[share, "difference"] for sign in (-1, 1))

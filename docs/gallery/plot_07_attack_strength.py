@@ -1,12 +1,11 @@
 """A weak attack says little
 =========================
 
-How much does the answer to "are members exposed?" depend on the attack?
+How much does the measured exposure depend on the attack?
 
-One federation is trained once, and the same models are attacked in every way that ``Result.audit`` knows. Some attacks
-read only the model: is the loss low, is the prediction right? Others compare the model with *reference* models. These
-are trained in the same way, each with half of its examples replaced. A record is a member if this model fits it better
-than the reference models do.
+``Result.audit`` runs all attacks on the models of one training run. Some attacks use only the model's loss or
+prediction. Other attacks compare the model with *reference* models, trained in the same way with half of the examples
+replaced. A record is classified as a member if the attacked model fits it better than the reference models do.
 """
 
 import matplotlib.pyplot as plt
@@ -16,8 +15,8 @@ import shoal
 plt.style.use("shoal.figures")
 
 # %%
-# The federation, and IFCA for 40 rounds. ``RedTeam(every=0)`` attacks at the end alone.
-# The log warns that its shadow models train on fewer examples than the larger cluster has.
+# IFCA trains for 40 rounds. ``RedTeam(every=0)`` attacks only after training. The log warns that shadow models train on
+# fewer examples than the larger cluster has.
 
 digits = shoal.load_dataset("digits")
 groups = [shoal.Group("minority", 0.2), shoal.Group("majority", 0.8, rotation=(180, 180))]
@@ -28,8 +27,8 @@ local = shoal.LocalSGD(epochs=5, batch_size=10, learning_rate=0.1)
 result = shoal.simulate(federation, model, shoal.IFCA(clusters=2), local, rounds=40, red_team=shoal.RedTeam(every=0))
 
 # %%
-# The audit trains 16 reference federations and asks every attack about the same records; half of them are members.
-# Given a directory, it also writes a page, scores and figures there.
+# The audit trains 16 reference federations and runs every attack on the same records, of which half are members. With a
+# directory, the audit also writes a page, scores and figures.
 
 audit = result.audit(references=16)
 found = audit.attacks[audit.attacks["scope"] == "all"].set_index("attack")
@@ -45,7 +44,7 @@ shown = {
 }
 
 # %%
-# The area under the ROC curve: the probability that a member has a higher score than a non-member. 0.5 is guessing.
+# The area under the ROC curve is the probability that a member has a higher score than a non-member; 0.5 is chance.
 
 figure, ax = plt.subplots(figsize=(7.2, 3.8))
 for y, attack in enumerate(shown):
@@ -63,7 +62,7 @@ ax.legend(loc="lower right")
 plt.show()
 
 # %%
-# What it says, for seed 0:
+# Results for seed 0:
 
 best, loss = audit.strongest(), found.loc["loss"]
 print(

@@ -1,12 +1,11 @@
 """Non-members decide the figure
 =============================
 
-Which non-members should a membership attack be measured on?
+Which non-members should a membership attack use?
 
-A membership attack is measured on members and on examples that nobody trained on. These may be of the member's own
-group or of everybody. A model of the upright digits reads upside-down ones badly, whether or not it trained on them:
-against everybody's examples a "membership" attack also recognises the group, and its figure goes up without anybody
-being more exposed.
+Non-members may come from the member's group or from the whole population. A model for upright digits predicts
+upside-down digits badly, whether or not it trained on them. With non-members from the whole population, a "membership"
+attack also recognises groups, so its accuracy rises without higher exposure.
 """
 
 import matplotlib.pyplot as plt
@@ -16,7 +15,8 @@ import shoal
 plt.style.use("shoal.figures")
 
 # %%
-# Two groups that IFCA separates. The attack at the end says "member" below a loss that the server's shadow models set.
+# IFCA separates the two groups. The final attack classifies records below a loss threshold as members, and shadow
+# models of the server set the threshold.
 
 digits = shoal.load_dataset("digits")
 groups = [shoal.Group("minority", 0.3), shoal.Group("majority", 0.7, rotation=(180, 180))]
@@ -33,8 +33,8 @@ result = shoal.simulate(
 )
 
 # %%
-# ``result.roc`` has the attack's ROC curve of each group against non-members of the same "group" and of the whole
-# "population", in which groups have their shares of the clients.
+# ``result.roc`` has the attack's ROC curve per group, against non-members of the same "group" and of the whole
+# "population".
 
 figure, axes = plt.subplots(1, 2, figsize=(8.4, 4.2), sharey=True)
 for ax, group in zip(axes, federation.groups, strict=True):
@@ -53,7 +53,7 @@ axes[0].set(ylabel="members called members")
 plt.show()
 
 # %%
-# What it says, for seed 0:
+# Results for seed 0:
 
 agreement = result.summary.overall["adjusted_rand_index"]
 print(f"agreement of models and groups (adjusted Rand index): {agreement:.2f}")

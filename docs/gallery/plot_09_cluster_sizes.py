@@ -1,10 +1,10 @@
 """Cluster size and exposure
 =========================
 
-Whose members does an attacker find more easily, those of a small cluster or those of a large one?
+Are members of small clusters more exposed than members of large clusters?
 
-Clustering gives each group its own model. A group of four clients then has a model of four clients' examples, which can
-remember each of them better than a model of many.
+Clustering trains a model per group. A model trained on the examples of four clients can memorise each example better
+than a model trained on the examples of many clients.
 """
 
 import matplotlib.pyplot as plt
@@ -14,8 +14,8 @@ import shoal
 plt.style.use("shoal.figures")
 
 # %%
-# Four groups of 4, 8, 16 and 32 clients, by the angle of their digits. Every client has 16 digits. IFCA starts from
-# clusters of models that clients trained by themselves for one long round.
+# Four groups of 4, 8, 16 and 32 clients differ in the rotation of their digits. Every client has 16 digits. IFCA starts
+# from clusters of models that clients trained separately for one long round.
 
 digits = shoal.load_dataset("digits")
 sizes = {0: 4, 90: 8, 180: 16, 270: 32}
@@ -29,14 +29,14 @@ result = shoal.simulate(federation, model, algorithm, local, rounds=25)
 print(result.clients.groupby(["cluster", "group"]).size())
 
 # %%
-# The audit trains eight reference federations, clustering included. Of every attack it has figures for each model.
+# The audit trains eight reference federations, including their clustering, and has figures per attack and model.
 
 audit = result.audit(references=8)
 strongest = audit.strongest()["attack"]
 of_models = audit.attacks[(audit.attacks["scope"] == "model") & (audit.attacks["attack"] == strongest)]
 
 # %%
-# One point is one model, with all clients that chose it.
+# Each point is a model, with all clients that chose it.
 
 examples = result.clients.groupby("cluster")["examples"].sum()
 clients = result.clients.groupby("cluster").size()
@@ -58,7 +58,7 @@ ax.set(
 plt.show()
 
 # %%
-# What it says, for seed 0:
+# Results for seed 0:
 
 for row in of_models.sort_values("auc", ascending=False).to_dict("records"):
     k = int(row["name"])

@@ -1,12 +1,12 @@
 """What aggregated updates say of one client
 =========================================
 
-Can a client find out in which rounds another one trains on examples of a certain kind?
+Can a client infer in which rounds another client trains on examples with a certain property?
 
-In federated averaging a client sees the model before and after a round. Their difference mixes the updates of all
-clients. The attacker (Melis et al. 2019) simulates such updates on its own examples, with the property and without it,
-and lets a random forest learn the difference. One client, the victim, trains on examples with the property in every
-fifth round.
+In federated averaging, a client knows the model before and after a round. The difference aggregates the updates of all
+clients. The attacker (Melis et al. 2019) simulates such updates on its own examples, with and without the property, and
+trains a random forest to classify the differences. The victim trains on examples with the property in every fifth
+round.
 """
 
 from dataclasses import replace
@@ -20,8 +20,8 @@ plt.style.use("shoal.figures")
 CLIENTS = (3, 5, 10, 20)
 
 # %%
-# Two properties that have nothing to do with the task, each of a quarter of the digits: pale ink, half as bright; and a
-# faint mark in a corner that is dark in all other images.
+# Each of two properties is independent of the task and holds for a quarter of the digits: pale ink with half the
+# brightness, or a faint mark in a corner that is dark in all other images.
 
 digits = shoal.load_dataset("digits")
 has_property = torch.rand(len(digits.labels), generator=torch.Generator().manual_seed(0)) < 0.25
@@ -34,9 +34,9 @@ datasets = {
 }
 
 # %%
-# The more clients there are, the smaller is the victim's part of the update. In every round Shoal also computes what
-# the update would have been, had the victim trained on its examples of the other kind: the attacker is right about such
-# a pair if it is surer of the update with the property. All else is equal within a pair, so 0.5 is guessing.
+# With more clients, the victim contributes less to the update. In every round, Shoal also computes the counterfactual
+# update with the victim's other examples. The attacker is right about a pair if the update with the property has the
+# higher score, so 0.5 is chance.
 
 model = shoal.create_model("mlp", shoal.Shape(channels=1, height=8, width=8, classes=10), hidden=64)
 local = shoal.LocalSGD(steps=1, batch_size=32, learning_rate=0.1)
@@ -67,13 +67,12 @@ ax.legend(title="property", loc="lower left")
 plt.show()
 
 # %%
-# What it says, for seed 0 and 60 pairs a point:
+# Results for seed 0, with 60 pairs per point:
 
 for name in datasets:
     points = ", ".join(f"{clients} clients {right[name, clients]:.2f}" for clients in CLIENTS)
     print(f"{name}: {points}")
 
 # %%
-# The weights of a pixel that is dark in every image never move. If somebody has ink there, they do, however many
-# clients are averaged: what only one client has, averaging does not hide. Pale ink changes a little of every weight, as
-# any other batch does.
+# The weights of a pixel change only if a client has ink at this pixel. Averaging over many clients does not hide a
+# feature that only one client has. Pale ink slightly changes every weight, as any other batch does.

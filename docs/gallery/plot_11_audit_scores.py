@@ -1,11 +1,12 @@
 """An audit of your own scores
 ===========================
 
-What does it take to audit a model that was not trained with Shoal?
+How can you audit a model that was not trained with Shoal?
 
-A table of scores. Each row is a record; ``score`` is the logit of the probability that the model gives to the record's
-true class, and ``member`` says whether the model trained on it. For the strong attacks the same two columns are needed
-of reference models, trained alike on other draws of the records. Here scikit-learn trains all of them.
+An audit needs only a table of scores, with a row per record. ``score`` is the logit of the model's probability for the
+true class, and ``member`` states whether the model trained on the record. The strong attacks also need both columns for
+reference models, trained in the same way on other samples of the records. This example trains all models with
+scikit-learn.
 """
 
 import tempfile
@@ -23,8 +24,8 @@ plt.style.use("shoal.figures")
 REFERENCES = 12
 
 # %%
-# One model to be audited and twelve references, each trained on half of 600 digits. References come in pairs:
-# one trains on one half, one on the other. So six references trained on each record, and six did not.
+# The audited model and twelve references are each trained on half of 600 digits. The two references of a pair train on
+# opposite halves, so each record is a member of six references.
 
 x, y = load_digits(return_X_y=True)
 x, y = x[:600] / 16, y[:600]
@@ -38,8 +39,7 @@ for i, half in enumerate(members):
     scores[i] = np.log(p) - np.log(1 - p)
 
 # %%
-# The score file. Clients and groups may be anything that records are to be told apart by; here they are digits below
-# five and the others.
+# The score file. Clients and groups can be any partition of the records, such as digits below five and other digits.
 
 table = pd.DataFrame({"record": np.arange(len(y)), "client": y, "group": np.where(y < 5, "0 to 4", "5 to 9")})
 table["member"], table["score"] = members[0].astype(int), scores[0]
@@ -53,8 +53,9 @@ with tempfile.TemporaryDirectory() as folder:
     print(sorted(each.name for each in Path(folder).iterdir()))
 
 # %%
-# The same as ``shoal audit --scores scores.csv``, which also writes a page. Why references help: a record is easy or
-# hard, and its score says so first of all. On the diagonal the model says of it what models say that never saw it.
+# ``shoal audit --scores scores.csv`` runs the same audit and also writes a page. References correct for the difficulty
+# of a record. On the diagonal, the audited model's score equals the mean score of models that never trained on the
+# record.
 
 expected = np.average(scores[1:], axis=0, weights=~members[1:])
 figure, ax = plt.subplots(figsize=(5.6, 5.0))
@@ -67,7 +68,7 @@ ax.legend(loc="upper left")
 plt.show()
 
 # %%
-# What it says, for these 600 records:
+# Results for 600 records:
 
 attacks = found.audit.attacks[found.audit.attacks["scope"] == "all"].set_index("attack")
 for name in ("loss", "lira", "rmia"):

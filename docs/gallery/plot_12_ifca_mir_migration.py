@@ -1,11 +1,11 @@
 """Risk in the choice of a model
 =============================
 
-How much must clients care about risk before they change their model?
+How strongly must clients weight risk before they change their model?
 
-In IFCA-MIR (Jung, Biswas, Palamidessi) a client takes the model with the least ``(1 - beta) * loss + beta * risk``. The
-risk is the accuracy of a membership attack on the model, which the server estimates every few rounds. With ``beta = 0``
-this is IFCA; a client with ``beta = 1`` looks at the risk alone, and so takes a model that may not fit its data.
+In IFCA-MIR (Jung, Biswas, Palamidessi), a client chooses the model with the smallest ``(1 - beta) * loss + beta *
+risk``. The risk is the accuracy of a membership attack on the model, which the server estimates every few rounds.
+``beta = 0`` gives IFCA. A client with ``beta = 1`` ignores the loss, so the chosen model may not fit the client's data.
 """
 
 import matplotlib.pyplot as plt
@@ -17,9 +17,8 @@ plt.style.use("shoal.figures")
 SEEDS, BETAS = range(3), (0.0, 0.5, 0.8, 0.9, 0.95, 1.0)
 
 # %%
-# Two groups far apart. All clients have the same beta, and the risk is estimated every tenth round with two shadow
-# models of each model, attacked by a threshold on the loss.
-# Where all clients end with one model, the log says that the server's own examples are too few for its size.
+# The two groups differ strongly. All clients have the same beta. In every tenth round, a loss threshold estimates the
+# risk, with two shadow models per model. If all clients choose one model, the log warns about too few server examples.
 
 digits = shoal.load_dataset("digits")
 groups = [shoal.Group("minority", 0.3), shoal.Group("majority", 0.7, rotation=(180, 180))]
@@ -43,7 +42,7 @@ for i, seed in enumerate(SEEDS):
         risks[i, j] = abs(np.subtract(*[each["risk"] for each in result.summary.by_cluster.values()]))
 
 # %%
-# A client has migrated when another group is in the majority among those who use its model.
+# A client has migrated if another group holds the majority of the clients that use its model.
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.6))
 places = range(len(BETAS))
@@ -56,7 +55,7 @@ left.legend()
 plt.show()
 
 # %%
-# What it says, for seeds 0 to 2:
+# Results for seeds 0 to 2:
 
 for beta, clients, right_ones in zip(BETAS, moved.mean(axis=0), accuracy.mean(axis=0), strict=True):
     print(f"beta {beta:4.2f}: {clients:4.1f} of 30 clients migrated, accuracy {right_ones:.3f}")

@@ -1,11 +1,11 @@
 """The price of DP-SGD
 ===================
 
-What do noise and clipping cost in accuracy, and what do they buy?
+How much accuracy do noise and clipping cost, and how much do they reduce exposure?
 
-With DP-SGD (Abadi et al. 2016) a client clips each example's gradient and adds noise to their sum. An accountant turns
-the noise into epsilon, a bound on what any attack can learn of one example. An audit measures what the strongest attack
-at hand does learn.
+With DP-SGD (Abadi et al. 2016), a client clips each example's gradient and adds noise to the sum of gradients. An
+accountant converts the noise into epsilon, a bound on what any attack can learn about an example. An audit measures the
+success of known attacks.
 """
 
 import matplotlib.pyplot as plt
@@ -16,7 +16,7 @@ plt.style.use("shoal.figures")
 NOISE = (0.0, 0.5, 1.0, 2.0, 4.0)
 
 # %%
-# Twenty clients of one group, 25 digits each, one model.
+# Twenty clients of one group train one model, with 25 digits per client.
 
 digits = shoal.load_dataset("digits")
 partition = shoal.Partition(clients=20, examples_per_client=25, test_examples=700)
@@ -26,8 +26,8 @@ local = shoal.LocalSGD(epochs=3, batch_size=25, learning_rate=0.5)
 
 # %%
 # The noise multiplier is the noise's standard deviation in units of the clipping bound. Batches are Poisson samples, as
-# the accountant assumes. Each audit trains four reference federations under the same noise as the attacked one: an
-# attack must know the defence. ``None`` is training without DP-SGD.
+# the accountant assumes. Each audit trains four reference federations with the same noise, because an attack must know
+# the defence. ``None`` is training without DP-SGD.
 
 rows = []
 for noise in (None, *NOISE):
@@ -56,7 +56,7 @@ below.set(xticks=places, xticklabels=names, xlabel="noise multiplier")
 plt.show()
 
 # %%
-# What it says, for seed 0; epsilon is the largest of the clients, at delta = 1e-5:
+# Results for seed 0, with the largest epsilon of all clients at delta = 1e-5:
 
 for name, (_, accuracy, epsilon, strongest) in zip(names, rows, strict=True):
     bound = "no bound" if epsilon is None else f"epsilon {epsilon:.0f}"
@@ -64,5 +64,5 @@ for name, (_, accuracy, epsilon, strongest) in zip(names, rows, strict=True):
     print(f"{name:>9}: accuracy {accuracy:.3f}, {bound}, {strongest['attack']} AUC {strongest['auc']:.3f} ({interval})")
 
 # %%
-# An epsilon in the tens or hundreds promises next to nothing, although the attack at hand may find less and less. The
-# promise is about all attacks, the measurement about these.
+# An epsilon in the tens or hundreds guarantees almost nothing, even if known attacks find little. The guarantee covers
+# all attacks, and the measurement covers only known attacks.

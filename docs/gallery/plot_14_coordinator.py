@@ -1,12 +1,12 @@
 """A coordinator closes the loop
 =============================
 
-Can the server keep clients within their limits while the models train?
+Can the server keep clients within their limits during training?
 
-Every client tolerates some risk: its limit. After each estimate of a model's risk its members answer one bit, whether
-that is over their limit. Where too many say yes, a coordinator asks that cluster for a stronger defence in its next
-rounds, and for a weaker one when it can. Here the defence is shorter training: at full strength a client leaves out
-four fifths of its local steps.
+Every client has a limit on its risk. After each risk estimate, each member of a model votes whether the risk exceeds
+the client's limit. If too many members vote yes, a coordinator requests a stronger defence for the cluster's next
+rounds. If few members vote yes, the coordinator weakens the defence. The defence is shorter training: at full strength,
+a client skips four fifths of its local steps.
 """
 
 from dataclasses import replace
@@ -18,8 +18,8 @@ import shoal
 plt.style.use("shoal.figures")
 
 # %%
-# Two groups, one of 6 clients and one of 18, with 12 digits each. Limits are drawn between 0.52 and 0.62, of the
-# accuracy of an attack that guesses right half of the time.
+# Two groups of 6 and 18 clients have 12 digits per client. The limits on attack accuracy are drawn between 0.52 and
+# 0.62, and chance is 0.5.
 
 digits = shoal.load_dataset("digits")
 groups = [shoal.Group("minority", 0.25), shoal.Group("majority", 0.75, rotation=(180, 180))]
@@ -28,9 +28,9 @@ preferences = shoal.draw_preferences(24, (0.52, 0.62), 0.5, shoal.Stream(0))
 federation = shoal.partition_dataset(digits, partition, groups, preferences)
 
 # %%
-# The same training twice, without and with a coordinator. ``risk_reduction`` and ``accuracy_cost`` are the defence's
-# expected effects before anything was measured. The estimator "audit" attacks with the simulator's full knowledge of
-# members; a server has "federated" or "histogram" instead, with which clients count for themselves.
+# The example trains with and without a coordinator. ``risk_reduction`` and ``accuracy_cost`` are prior guesses of the
+# defence's effects. The estimator "audit" uses the simulator's knowledge of all members. A real server uses "federated"
+# or "histogram", where clients send only counts.
 
 model = shoal.create_model("mlp", shoal.Shape(channels=1, height=8, width=8, classes=10), hidden=64)
 algorithm = shoal.OneShotStart(shoal.IFCA(clusters=2), shoal.LocalSGD(epochs=50, batch_size=6, learning_rate=0.1))
@@ -42,7 +42,7 @@ alone = shoal.Simulation(federation, model, algorithm, local, rounds=40, red_tea
 free, steered = (shoal.Run(each).train() for each in (alone, replace(alone, coordinator=coordinator)))
 
 # %%
-# Solid lines are with the coordinator, dashed ones without it.
+# Solid lines are with the coordinator, dashed lines without the coordinator.
 
 figure, axes = plt.subplots(3, 1, figsize=(6.4, 7.0), sharex=True)
 for k, (color, marker) in enumerate((("#0072B2", "o"), ("#E69F00", "s"))):
@@ -62,7 +62,7 @@ axes[2].set(xlabel="round", ylabel="held-out accuracy", ylim=(0, 1))
 plt.show()
 
 # %%
-# What it says, for seed 0 and 24 clients:
+# Results for seed 0 and 24 clients:
 
 for name, result in (("without", free), ("with", steered)):
     last = result.rounds[result.rounds["round"] == result.rounds["round"].max()]
@@ -72,4 +72,4 @@ for name, result in (("without", free), ("with", steered)):
     print(f"{name} a coordinator: risk of {risks}; {over} clients over their limit; accuracy {accuracy:.3f}")
 
 # %%
-# The risk is by a loss threshold, which is a weak attack. ``Result.audit`` runs the strong ones.
+# The risk estimate uses a loss threshold, which is a weak attack. ``Result.audit`` runs strong attacks.

@@ -1,10 +1,10 @@
 """Your own network
 ================
 
-How is a network of one's own federated, and is it better than a linear one?
+How do you train your own network in a federation, and does it beat a linear model?
 
-A model is a function that builds a ``torch.nn.Module``. Shoal draws its initial weights, trains copies of it at the
-clients and averages them; the network knows nothing of it.
+A model is a function that builds a ``torch.nn.Module``. Shoal draws the initial weights, trains copies of the network
+at the clients and averages them.
 """
 
 import matplotlib.pyplot as plt
@@ -17,7 +17,7 @@ import shoal
 plt.style.use("shoal.figures")
 
 # %%
-# A residual network: each layer adds to what it was given.
+# Each layer of a residual network adds to its input.
 
 
 class Residual(nn.Module):
@@ -38,7 +38,7 @@ class Residual(nn.Module):
 
 
 # %%
-# One's own tensors: twenty clients with 40 digits each, the other images are the test set.
+# The federation is made from tensors: twenty clients with 40 digits each, and a test set of all other images.
 
 data = load_digits()
 x = torch.tensor(data.images / 16, dtype=torch.float32)[:, None]
@@ -48,7 +48,7 @@ clients, test = order[:800].split(40), order[800:]
 federation = shoal.Federation.from_tensors([(x[own], y[own]) for own in clients], test=(x[test], y[test]))
 
 # %%
-# Three networks, each a class or a function without arguments, under the same local training.
+# The three networks, each a class or function without arguments, use the same local training.
 
 networks = {
     "linear": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)),
@@ -72,14 +72,14 @@ ax.legend(loc="lower right")
 plt.show()
 
 # %%
-# What it says, for seed 0: accuracy after 25 rounds, and the gap that a membership attack can use.
+# Results for seed 0 after 25 rounds. A membership attack can use the gap between training and test accuracy.
 
 for name, (_, result) in results.items():
     found = result.summary.overall
     print(f"{name}: test {found['accuracy.overall']:.3f}, training {found['train_accuracy.overall']:.3f}")
 
 # %%
-# The trained weights are a ``state_dict``, for use without Shoal.
+# The trained weights are a ``state_dict``, which plain PyTorch can load.
 
 trained = Residual()
 trained.load_state_dict(results["residual, 3 layers"][1].models[0])

@@ -3,8 +3,9 @@
 
 Does IFCA find more groups if clients sometimes try the other model?
 
-An algorithm is a frozen dataclass with five methods. This one is IFCA with exploration: in the first rounds clients
-choose at random, with probabilities that fall with the loss, and as the temperature cools they choose as IFCA does.
+An algorithm is a frozen dataclass with five methods. This algorithm adds exploration to IFCA: in the first rounds,
+clients choose models at random, with probabilities that decrease with the loss. As the temperature falls, clients
+choose as in IFCA.
 """
 
 from dataclasses import dataclass, replace
@@ -19,9 +20,9 @@ plt.style.use("shoal.figures")
 SEEDS = range(5)
 
 # %%
-# ``plan`` says who trains which model, before anybody trains; ``server_update`` what the server makes of the averages.
-# All that changes is in `State`, and random draws come from the cohort's stream, so a run can be repeated bit for bit.
-# Everything that is not new is left to ``shoal.IFCA``.
+# ``plan`` assigns models to clients before training, and ``server_update`` computes the next models from the averages.
+# All changes are in `State`, and random draws use the cohort's stream, so runs are reproducible. The class delegates
+# everything else to ``shoal.IFCA``.
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class ExploringIFCA:
 
 
 # %%
-# Compared with IFCA on groups that overlap, on the same five federations.
+# The comparison with IFCA uses five federations with overlapping groups.
 
 digits = shoal.load_dataset("digits")
 groups = [shoal.Group("minority", 0.3, rotation=(0, 25)), shoal.Group("majority", 0.7, rotation=(25, 50))]
@@ -80,7 +81,7 @@ for seed in SEEDS:
         agreement[name].append(result.summary.overall["adjusted_rand_index"])
 
 # %%
-# One line is one federation.
+# Each line is one federation.
 
 figure, ax = plt.subplots(figsize=(5.2, 3.8))
 for seed, (before, after) in zip(SEEDS, zip(*agreement.values(), strict=True), strict=True):
@@ -91,7 +92,7 @@ ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 plt.show()
 
 # %%
-# What it says, for seeds 0 to 4:
+# Results for seeds 0 to 4:
 
 differences = torch.tensor(agreement["exploring IFCA"]) - torch.tensor(agreement["IFCA"])
 for name, found in agreement.items():

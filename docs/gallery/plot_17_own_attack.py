@@ -1,10 +1,10 @@
 """Your own attack
 ===============
 
-Is a score of one's own a better membership attack than the loss?
+Is your own score a better membership attack than the loss?
 
-An attack is a frozen dataclass. It is fitted on outputs of shadow models, whose members the server knows, and then
-scores examples. The red team asks it where it would ask one of Shoal's.
+An attack is a frozen dataclass. The red team fits the attack on outputs of shadow models, whose members the server
+knows, and then uses it to score examples.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from shoal.attacks import Needs, Query, Records
 plt.style.use("shoal.figures")
 
 # %%
-# The score: by how much the true class is ahead of the best other one.
+# The score is the margin of the true class over the best other class.
 
 
 def margin(outputs: Tensor, labels: Tensor) -> NDArray[np.float64]:
@@ -56,7 +56,8 @@ class FittedMargin:
 
 
 # %%
-# The same federation under three attacks. Watching changes nothing: the three runs train the same model, bit for bit.
+# The three runs use the same federation and different attacks. Attacks do not influence training, so the three models
+# are bit-identical.
 
 digits = shoal.load_dataset("digits")
 partition = shoal.Partition(clients=20, examples_per_client=20, shadow_examples=800, test_examples=500)
@@ -87,7 +88,7 @@ ax.legend(loc="lower right")
 plt.show()
 
 # %%
-# What it says, for seed 0:
+# Results for seed 0:
 
 for name, result in results.items():
     found = result.summary.by_group["all"]

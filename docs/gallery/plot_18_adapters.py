@@ -1,11 +1,11 @@
 """Adapters of a frozen body, in four clusters
 ===========================================
 
-How much do a few trained numbers beside a frozen body learn, and do they show less of who trained them?
+How accurate are low-rank adapters of a frozen body, and do they reduce exposure?
 
-A server trains a network on public digits. Clients have digits that are turned by 0, 90, 180 or 270 degrees; each of
-four clusters trains low-rank updates (LoRA) of the frozen body and a head, or, for comparison, the head alone or all.
-The adapters are those of `peft`.
+A server trains a network on public digits. Clients have digits that are rotated by 0, 90, 180 or 270 degrees. Each of
+four clusters trains a head and low-rank updates (LoRA) of the frozen body. For comparison, clusters train only the
+head, or all parameters. The adapters are implemented by `peft`.
 """
 
 from copy import deepcopy
@@ -21,7 +21,7 @@ plt.style.use("shoal.figures")
 SEED = 0
 
 # %%
-# Sixteen clients with 50 digits in four groups; the server's digits are upright.
+# Sixteen clients in four groups have 50 digits each. The server's digits are upright.
 
 angles = (0, 90, 180, 270)
 groups = [shoal.Group(f"turned {a}", 0.25, rotation=(a, a), shadow_share=float(a == 0)) for a in angles]
@@ -29,7 +29,7 @@ partition = shoal.Partition(clients=16, examples_per_client=50, shadow_examples=
 federation = shoal.partition_dataset(shoal.load_dataset("digits"), partition, groups, stream=shoal.Stream(SEED))
 
 # %%
-# The body, trained by plain PyTorch.
+# Plain PyTorch trains the body.
 
 torch.manual_seed(SEED)
 body = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
@@ -62,9 +62,9 @@ models = {
 }
 
 # %%
-# All four models of a federation begin as the body, so by their losses no client could choose. One round in which each
-# client trains by itself tells the groups apart; then IFCA goes on. Reference federations, retrained without some
-# records, are the strongest attack on what comes out.
+# All four models start as the same body, so their losses do not differ. Therefore clients first train separately for
+# one round, which separates the groups, and IFCA continues. The audit uses reference federations, retrained without
+# some records.
 
 local = shoal.LocalSGD(epochs=2, batch_size=10, learning_rate=0.1)
 algorithm = shoal.OneShotStart(shoal.IFCA(clusters=4), shoal.LocalSGD(epochs=20, batch_size=10, learning_rate=0.1))
@@ -88,7 +88,7 @@ ax.legend(loc="best")
 plt.show()
 
 # %%
-# What it says, for seed 0:
+# Results for seed 0:
 
 for row in zip(models, trained, accuracy, grouping, exposure, strict=True):
     print("{}: {:,} numbers trained, accuracy {:.3f}, grouping {:.2f}, strongest attack {:.3f}".format(*row))

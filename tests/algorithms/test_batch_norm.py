@@ -131,7 +131,7 @@ def test_batch_norms_of_fedbn_are_not_sent(model, federation):
 
 
 def test_a_network_without_batch_norm_is_refused_or_names_its_layers(mlp, federation):
-    with pytest.raises(InputError, match="this network has none; name its 'layers'"):
+    with pytest.raises(InputError, match="FedBN needs a network with batch norm"):
         simulate(federation, mlp, FedBN(), LOCAL, rounds=1)
     with pytest.raises(InputError, match="'head' must be 'last' or a layer"):
         simulate(federation, mlp, FedBN("heads"), LOCAL, rounds=1)

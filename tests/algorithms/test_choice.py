@@ -67,10 +67,10 @@ def test_ifca_mir_weighs_the_price_as_it_weighs_the_loss(ask):
 
 
 def test_other_prices_are_one_sentence(play):
-    with pytest.raises(InputError, match=r"^'prices' must be one number for each of 2 models, or left out; got 3$"):
+    with pytest.raises(InputError, match=r"^'prices' must be .*\(got 3\)$"):
         play(PricedChoice(IFCA(2), (0.0, 0.0, 0.1)))
     for wrong in ((1.0,), (float("nan"), 0.0)):
-        with pytest.raises(InputError, match=r"^the directive 'price' must be a finite number of nats for each of 2 "):
+        with pytest.raises(InputError, match=r"^the directive 'price' must be 2 finite numbers"):
             play(PricedChoice(IFCA(2)), price=wrong)
 
 

@@ -150,5 +150,5 @@ def test_a_prv_accountant_that_cannot_count_it_is_refused_before_the_run():
     sizes, rule = torch.full((3,), 4000), DPSGD(1.0, 0.1, accountant="prv")
     local = LocalSGD(steps=150, batch_size=4)
     accounting.check_computable(sizes, 1, ClientTrainings((local,)), rule)
-    with pytest.raises(InputError, match='the accountant "prv" takes too much memory'):
+    with pytest.raises(InputError, match="'accountant' must be"):
         accounting.check_computable(sizes, 1, RDPCFL().client_trainings(local), rule)

@@ -201,5 +201,5 @@ def test_the_model_moves_by_the_statistic_of_its_own_clusters_updates(play, rule
 def test_noise_in_the_sum_is_refused(play):
     local = LocalSGD(steps=1, batch_size="all")
     noise = shoal.DPSGD(noise_multiplier=1.0, noise="sum", min_clients=2)
-    with pytest.raises(InputError, match="needs clients that send one update, which is averaged"):
+    with pytest.raises(InputError, match="each client sends one update"):
         play(CoordinateMedian(FedAvg()), 1, local=local, training={"defenses": (noise,)})

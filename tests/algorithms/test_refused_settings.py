@@ -53,24 +53,24 @@ WITH_RISKS, LOCAL = 1, LocalSGD(steps=2, batch_size=4, learning_rate=0.1)
 CHECKED = [
     *((each, local, 0, rf"^{each.title} needs plain SGD in local training: ")
       for each in (shoal.Scaffold(), shoal.APFL(), shoal.PerFedAvg()) for local in NOT_PLAIN),
-    (shoal.FedRep(), LocalSGD(epochs=1), 0, "'epochs' must be at least 2; got 1$"),
-    (shoal.FedRep(), LocalSGD(steps=4), 0, "'epochs' must be at least 2; got steps = 4$"),
-    (shoal.FedRep(), LocalSGD(epochs=2, share=0.5), 0, "^FedRep needs all local steps"),
-    *((each, LOCAL, 0, rf"^{each.title} chooses by risk, so the red team's 'every' must be at least 1; got 0$")
+    (shoal.FedRep(), LocalSGD(epochs=1), 0, r"'body_epochs', 1 \(got 1\)$"),
+    (shoal.FedRep(), LocalSGD(steps=4), 0, r"\(got steps = 4\)$"),
+    (shoal.FedRep(), LocalSGD(epochs=2, share=0.5), 0, "'share_of_steps' must be 1 with FedRep"),
+    *((each, LOCAL, 0, rf"'red_team.every' .* {each.title}")
       for each in (shoal.IFCAWithinLimit(), shoal.RiskAwareChoice(), shoal.IFCAMIR())),
-    (shoal.ClusterSizeFloor(shoal.IFCAMIR()), LOCAL, 0, "^IFCA-MIR chooses by risk"),
-    *((shoal.RiskAwareChoice(base), LOCAL, WITH_RISKS, "weighs risk already, so it cannot be the 'base' of risk-aware")
+    (shoal.ClusterSizeFloor(shoal.IFCAMIR()), LOCAL, 0, "'red_team.every' .* IFCA-MIR"),
+    *((shoal.RiskAwareChoice(base), LOCAL, WITH_RISKS, "^RiskAwareChoice's 'base'")
       for base in (shoal.IFCAMIR(), shoal.PricedChoice(shoal.IFCAMIR()), shoal.RiskAwareChoice())),
     *((shoal.ClusterSizeFloor(base), LOCAL, WITH_RISKS,
-       r"^ClusterSizeFloor's 'base' must be IFCA, IFCA-MIR, [^\n]*; got \w+$")
+       "^ClusterSizeFloor's 'base'")
       for base in (shoal.FedAvg(), shoal.FedProx(shoal.IFCA()), shoal.Ditto(shoal.IFCAMIR()), shoal.ClusterSizeFloor(),
                    shoal.FedSoft(), shoal.FedEM(), shoal.FedRC())),
-    *((shoal.FedOpt(base), LOCAL, 0, r"^FedOpt's 'base' must keep its number of models, which CFL changes [^\n]*$")
+    *((shoal.FedOpt(base), LOCAL, 0, r"^FedOpt's 'base' .*\(got CFL\)$")
       for base in (shoal.CFL(), shoal.FedProx(shoal.CFL(), 0.1), shoal.Pooling(shoal.CFL()))),
     *((kind(shoal.EarlyStopping(shoal.RDPCFL(), 3)), LOCAL, 0,
-       r"^\w+'s 'base' must not have a first round of its own, as RDPCFL has$")
+       r"^\w+'s 'base' .*\(got RDPCFL\)$")
       for kind in (shoal.FedAvgStart, shoal.OneShotStart)),
-    *((kind(local=LocalSGD(epochs=9)), PRIVATE, 0, "^with DP-SGD a first round cannot have a 'local' of its own, ")
+    *((kind(local=LocalSGD(epochs=9)), PRIVATE, 0, "^'algorithm.local' ")
       for kind in (shoal.OneShotClustering, shoal.OneShotStart, shoal.FeSEM)),
 ]  # fmt: skip
 
@@ -96,13 +96,13 @@ def test_what_is_near_to_it_is_not(algorithm, local, risk_period):
 
 IN_A_ROUND = [
     *((shoal.FedProx(base, 0.1), {}, sentence) for base, sentence in (
-        (shoal.Scaffold(), "linear term already"), (shoal.PerFedAvg(), "^a step rule, .*, takes no linear term"))),
-    *((rule(base), {}, f"^{rule.__name__} merges one update of each client into one model")
+        (shoal.Scaffold(), "linear term"), (shoal.PerFedAvg(), "^a step rule, .*, takes no linear term"))),
+    *((rule(base), {}, f"^{rule.__name__}'s 'base'")
       for rule in (shoal.CoordinateMedian, shoal.TrimmedMean, shoal.MultiKrum)
       for base in (shoal.FedSoft(2), shoal.FedEM(), shoal.CFL(), shoal.Scaffold())),
     *((shoal.FedEM(2), {"defenses": (each,)}, "leave") for each in (DPSGD(1.0, 0.5), Mixup(0.4), Flooding(0.3))),
-    (shoal.RDPCFL(4), {"participation": 0.5}, "^R-DPCFL's first round needs a client for each of 4 clusters; it has"),
-    *((kind(7), {}, "'clusters' must be at most the federation's 6")
+    (shoal.RDPCFL(4), {"participation": 0.5}, r"^R-DPCFL .*\(got \d\)$"),
+    *((kind(7), {}, r"'clusters' .* 6 \(got 7\)")
       for kind in (shoal.FeSEM, shoal.OneShotClustering)),
 ]  # fmt: skip
 
@@ -121,12 +121,12 @@ LINEAR, NORMED = (lambda: nn.Linear(4, 3)), (lambda: nn.Sequential(nn.Linear(4, 
     ("algorithm", "data", "model", "sentence"),
     [
         (shoal.FedRC(2), (IMAGES[0], torch.rand(6, 1)), Model(lambda: nn.Linear(4, 1), loss=squared_error),
-         "^FedRC needs labels that are classes; a regression has none$"),
+         "^FedRC needs labels that are classes"),
         (shoal.PACFL(), (torch.randint(0, 9, (6, 4)), IMAGES[1]), Model(LINEAR),
-         "^PACFL needs inputs that are measured, such as .*; got texts$"),
-        (shoal.ServerStart(), IMAGES, Model(LINEAR), "^'server-start' trains on the shadow set; give shadow examples$"),
-        (shoal.ServerOnly(), IMAGES, Model(LINEAR), "^'server-only' trains on the shadow set; give shadow examples$"),
-        *((each, IMAGES, Model(NORMED), "the network must have neither batch norm nor frozen layers$")
+         r"^PACFL .*\(got texts\)$"),
+        (shoal.ServerStart(), IMAGES, Model(LINEAR), "^'server-start' "),
+        (shoal.ServerOnly(), IMAGES, Model(LINEAR), "^'server-only' "),
+        *((each, IMAGES, Model(NORMED), "without batch norm and frozen layers$")
           for each in (shoal.APFL(), shoal.PerFedAvg())),
     ],
     ids=lambda each: getattr(each, "name", ""),

@@ -258,11 +258,13 @@ def test_another_layer_may_be_the_head(play, mlp):
 
 
 def test_networks_without_such_a_head_are_one_sentence(play):
-    with pytest.raises(InputError, match=r"^'head' must be 'last' or a layer of the network, 'hidden' or 'output'; "):
+    with pytest.raises(
+        InputError, match=r"^'head' must be 'last' or a layer of the network, 'hidden' or 'output' \(got "
+    ):
         play(shoal.SharedBody(head="outptu"))
     for network, sentence in (
-        (lambda: nn.Linear(4, 3), "^a shared body needs a network of several layers with parameters; this one has"),
-        (lambda: nn.Conv2d(1, 2, 3), "^a shared body needs a network with a linear layer, or 'head' by its name$"),
+        (lambda: nn.Linear(4, 3), "^'head' must not be"),
+        (lambda: nn.Conv2d(1, 2, 3), "^'head' must be the name of a layer"),
     ):
         with pytest.raises(InputError, match=sentence):
             head_of(Model(network).layout, "last")

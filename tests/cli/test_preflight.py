@@ -17,7 +17,7 @@ def config(toy_config, tmp_path):
 def test_it_says_in_sentences_who_sees_what_and_writes_nothing(config, tmp_path, capsys):
     assert main(["preflight", config]) == 0
     printed = capsys.readouterr()
-    for title in ("The server, which", "A client, which", "An outsider who", "What this assumes"):
+    for title in ("The server", "Another client", "An outsider", "What this assumes"):
         assert title in printed.out
     assert printed.err == ""
     assert [path.name for path in tmp_path.iterdir()] == ["small.toml"]

@@ -245,7 +245,7 @@ def test_a_wrapper_s_base_is_a_table_of_any_algorithm(own):
         ({"name": "ifca", "clusters": 0}, "'algorithm.base.clusters' must be at least 1 or 'auto'; got 0"),
         (
             {"name": "ifca", "clusters": 9, "redraw": {"share": 0.5}},
-            "test: [algorithm.base]: 'redraw.share' * clusters must be at most 1",
+            "test: [algorithm.base]: 'redraw.share' times 'clusters' must be at most 1",
         ),
         (5, "'algorithm.base' must be a table; got 5"),
     ):

@@ -18,7 +18,7 @@ def test_every_algorithm_can_be_run_with_its_comments_as_keys(algorithm):
     text = starter("digits", algorithm)
     table = tomllib.loads(text)
     if algorithm == "fedbn":  # The networks of digits have no batch norm.
-        with pytest.raises(InputError, match="this network has none; name its 'layers'"):
+        with pytest.raises(InputError, match="FedBN needs a network with batch norm"):
             resolve(parse_config(table, "starter"), DIGITS)
         table["algorithm"]["layers"] = "last"
     assert resolve(parse_config(table, "starter"), DIGITS).config.algorithm.name == algorithm

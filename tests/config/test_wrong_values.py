@@ -83,8 +83,8 @@ WRONG = [
     ("red_team.shadow_models=0", "'red_team.shadow_models' must be at least 1; got 0"),
     ("red_team.refits=0", "'red_team.refits' must be at least 1; got 0"),
     ("red_team.shadow_training=warm", "'red_team.shadow_training' must be 'pooled' or 'federated'; got 'warm'"),
-    ("red_team.every=0", "algorithm: IFCA-MIR chooses by risk, so the red team's 'every' must be at least 1; got 0"),
-    ("algorithm.averaging=gradient", "algorithm: averaging = 'gradient' takes one gradient per round,"),
+    ("red_team.every=0", "algorithm: 'red_team.every' must be at least 1"),
+    ("algorithm.averaging=gradient", "algorithm: 'local.steps' must be 1"),
     ("algorithm.clusters=11", "'algorithm.clusters' must be at most 10, the number of clients; got 11"),
     ("data.test_examples=1", "'data.test_examples' must be at least one for each of 2 groups; got 1"),
     ("local.steps=3", "base.toml: [local]: give either epochs or steps; got epochs = 2 and steps = 3"),
@@ -124,21 +124,21 @@ WRONG = [
     ("algorithm.name=5", "'algorithm.name' must be 'apfl',"),
     # what an algorithm cannot do
     ("algorithm.name=fedrep; algorithm.head=outputs", "algorithm: 'head' must be 'last' or a layer of the network, "),
-    ("algorithm.name=fedopt; algorithm.base.name=shared-body; model.name=logistic", "algorithm: a shared body needs"),
-    ("algorithm.name=priced-choice; algorithm.prices=[0.1]", "'prices' must be one number for each of 2 models"),
+    ("algorithm.name=fedopt; algorithm.base.name=shared-body; model.name=logistic", "algorithm: 'head' must"),
+    ("algorithm.name=priced-choice; algorithm.prices=[0.1]", "'prices' must be empty or 2 numbers"),
     ("algorithm.name=cluster-size-floor; algorithm.base.name=fedavg", "ClusterSizeFloor's 'base' must be IFCA, "),
-    ("algorithm.name=ifca-within-limit; red_team.every=0", "algorithm: IFCA within limits chooses by risk"),
+    ("algorithm.name=ifca-within-limit; red_team.every=0", "algorithm: 'red_team.every' must be at least 1"),
     # the coordinator
     ("coordinator.target=0.2", "[coordinator]: a coordinator needs something to steer, such as"),
     ("coordinator.mixup=0.3; coordinator.flooding=0.2", "a coordinator can steer only one of mixup and flooding;"),
     ("coordinator.mixup=0.3; coordinator.dp_sgd.noise_multiplier=0.5", "can steer only one of mixup and dp_sgd"),
-    ("coordinator.mixup=0.3; defenses.flooding=0.2", "Flooding and Mixup each replace what a local step minimises"),
+    ("coordinator.mixup=0.3; defenses.flooding=0.2", "Flooding cannot be combined with Mixup"),
     ("coordinator.augmentation={}; coordinator.relief.mixup=0.1", "'relief' names 'mixup', which is not steered"),
     ("coordinator.augmentation={}; coordinator.cost.augmentation=0", "'coordinator.cost' must be above 0; got 0"),
     ("coordinator.augmentation={}; red_team.every=0; algorithm.name=ifca", "'every' of the red team must be"),
-    ("coordinator.l2=0.1; local.weight_decay=0.01", "an L2 penalty of 0.1 and a weight decay of 0.01 are the same"),
-    ("coordinator.share_of_steps=0.5; algorithm.name=scaffold", "coordinator: SCAFFOLD needs all local steps,"),
-    ("coordinator.share_of_steps=0.5; algorithm.name=fedopt; algorithm.base.name=scaffold", "SCAFFOLD needs all"),
+    ("coordinator.l2=0.1; local.weight_decay=0.01", "'local.weight_decay' must be 0"),
+    ("coordinator.share_of_steps=0.5; algorithm.name=scaffold", "coordinator: 'share_of_steps' must be 1"),
+    ("coordinator.share_of_steps=0.5; algorithm.name=fedopt; algorithm.base.name=scaffold", "'share_of_steps' must"),
     ("coordinator.custom.own={name='shoal.defenses.regularization:Dropout', dropout=0.1}", "no method 'with_str"),
     ("coordinator.custom.l2={name='shoal.defenses.regularization:L2', l2=0.1}", "has the name of a shipped defence"),
     ("coordinator.augmentation={}; coordinator.target=1.5", "'coordinator.target' must be at most 1; got 1.5"),
@@ -176,7 +176,7 @@ WRONG = [
     (
         "data={source='numbered_texts:source', clients=4, examples_per_client=10, test_examples=20, "
         "shadow_examples=9}; model.name=gru; coordinator.augmentation={}",
-        "these texts are not",
+        "'augmentation' needs images (got texts)",
     ),
 ]  # fmt: skip
 """Changes to the base, and what the sentence must hold."""

@@ -391,7 +391,7 @@ def test_examples_per_class_are_the_fewest_that_keep_the_predicted_risk_at_a_bou
         assert prediction.risk(0.9 * least) > bound
     assert prediction.examples_per_class(1.0) == 0, "one example has no higher risk than that"
     for outside in (0.5, 1.01):
-        with pytest.raises(InputError, match=rf"^'risk' must be above 0.5 and at most 1; got {outside}$"):
+        with pytest.raises(InputError, match=rf"^'risk' must be .*\(got {outside}\)$"):
             prediction.examples_per_class(outside)
 
 

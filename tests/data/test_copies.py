@@ -54,9 +54,7 @@ def test_copies_are_those_that_a_count_by_hand_finds(federation):
         examples=80 + 10 + 60 + 10,
     )
     assert min(found.within, found.across, found.test, found.holdout, found.shadow) > 0
-    assert str(found).startswith(
-        f"{found.total} of the 160 examples are copies of training examples: {found.within} wi"
-    )
+    assert str(found).startswith(f"{found.total} of 160 examples are copies of training examples ({found.within} wi")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8])

@@ -272,8 +272,8 @@ def test_a_table_in_python_is_the_table_in_a_file(tmp_path, caplog):
     said = [each.removeprefix(f"'{tmp_path / 't.csv'}'").removeprefix("the table") for each in data.warnings]
     assert [each.message.removeprefix("the table") for each in caplog.records] == said
     assert said == [
-        ": the column 'dose' is left out, since 1 of 30 cells is not a number, 'many' in row 30; correct these "
-        "cells, or write every cell as a word",
+        ": the input 'dose' is left out: 1 of 30 cells is not a number, 'many' in row 30; correct these cells, or "
+        "write every cell as a word",
         ": inputs that may be ids or codes: 'id' (another integer in each row); 'inputs' can leave them out",
     ]
 

@@ -60,7 +60,7 @@ def test_a_file_gives_the_groups_of_the_table(tmp_path):
     assert [made.groups[g] for g in made.test.group.tolist()] == sexes[parts.test.numpy()].tolist()
     assert data.shares["women"] == pytest.approx(0.25)
     (warning,) = data.warnings
-    assert "6 of 6 clients have several, such as 'w0' ('men', 'women')" in warning
+    assert "6 of 6 clients" in warning
 
 
 def test_figures_of_a_group_are_those_of_its_rows():
@@ -128,7 +128,7 @@ def test_pages_and_files_have_both_groups(tmp_path):
 
 
 def test_one_model_per_group_needs_groups_of_clients():
-    with pytest.raises(shoal.InputError, match="'by-group' needs groups of clients"):
+    with pytest.raises(shoal.InputError, match="by-group needs one group per client"):
         simulated(federation(), shoal.ByGroup())
 
 

@@ -232,7 +232,7 @@ def test_dropout_and_vmap_exclude_each_other(mlp):
 
 
 def test_dropout_where_there_is_nothing_to_drop_is_refused():
-    with pytest.raises(InputError, match=r"dropout is of inputs of linear layers, but the network has none"):
+    with pytest.raises(InputError, match="'dropout' needs a network"):
         Dropout(0.1).to(Model(lambda: Logistic(36, 3)))
 
 
@@ -241,7 +241,7 @@ def test_dropout_where_there_is_nothing_to_drop_is_refused():
 
 def test_l2_is_weight_decay_given_once(mlp):
     assert L2(0.02).apply(TrainingSetup(mlp, LOCAL)).first_local() == replace(LOCAL, weight_decay=0.02)
-    with pytest.raises(InputError, match=r"an L2 penalty of 0.02 and a weight decay of 0.1 are the same thing"):
+    with pytest.raises(InputError, match=r"'local.weight_decay' must be 0 .*\(got 0.1\)"):
         L2(0.02).apply(TrainingSetup(mlp, replace(LOCAL, weight_decay=0.1)))
 
 
@@ -272,7 +272,7 @@ def test_the_server_merges_what_was_cut(mlp, build):
 
 
 def test_two_filters_of_the_server_are_refused(mlp):
-    with pytest.raises(InputError, match="another filter is applied"):
+    with pytest.raises(InputError, match="another filter"):
         apply_defenses(TrainingSetup(mlp, LOCAL), (NormClipping(1.0), NormClipping(2.0)))
 
 
@@ -288,15 +288,15 @@ def test_two_filters_of_the_server_are_refused(mlp):
         (
             DPSGD,
             {"noise_multiplier": 0.5, "max_grad_norm": math.inf},
-            "noise needs clipping: 'noise_multiplier' is 0.5, so 'max_grad_norm' must be finite",
+            "'max_grad_norm' must be finite with noise",
         ),
         (DPSGD, {"noise_multiplier": math.nan}, "'noise_multiplier' must be a finite number; got nan"),
-        (DPSGD, {"noise": "sum"}, "'min_clients' is missing: the fewest clients of a sum"),
-        (DPSGD, {"min_clients": 3}, "'min_clients' is of noise = 'sum'; leave it out"),
+        (DPSGD, {"noise": "sum"}, "'min_clients' is missing"),
+        (DPSGD, {"min_clients": 3}, "'min_clients' needs noise = 'sum'"),
         (
             DPSGD,
             {"noise": "sum", "min_clients": 3, "sampling": "poisson"},
-            "noise = 'sum' takes all examples in every step, so 'sampling' must be 'shuffled'; got 'poisson'",
+            "'sampling' must be 'shuffled' with noise = 'sum'",
         ),
         (DPSGD, {"delta": 0.0}, "'delta' must be above 0; got 0.0"),
         (DPSGD, {"sampling": "fixed"}, "'sampling' must be 'shuffled' or 'poisson'; got 'fixed'"),
@@ -314,5 +314,5 @@ def test_two_filters_of_the_server_are_refused(mlp):
     ],
 )
 def test_a_setting_outside_its_range_is_refused(defense, settings, sentence):
-    with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
+    with pytest.raises(InputError, match=f"^{re.escape(sentence)}"):
         defense(**settings)

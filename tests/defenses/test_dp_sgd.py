@@ -121,5 +121,5 @@ def test_batch_norm_is_refused_before_anything_runs():
 
 def test_steps_are_private_once():
     setup = DPSGD(1.0, 0.5).apply(TrainingSetup(Model(lambda: nn.Linear(2, 2)), LOCALS["epochs"]))
-    with pytest.raises(InputError, match="private already"):
+    with pytest.raises(InputError, match="'dp_sgd' must not be applied twice"):
         DPSGD(1.0, 0.5).apply(setup)

@@ -60,9 +60,9 @@ def test_augmentation_and_private_steps_of_small_networks_keep_the_vmap_backend(
 @pytest.mark.parametrize(
     ("kind", "defenses", "sentence"),
     [
-        ("texts", {"augmentation": {}}, "augmentation transforms images (channels, height, width), which these texts"),
-        ("rows", {"augmentation": {}}, "augmentation transforms images (channels, height, width), which these rows"),
-        ("texts", {"mixup": 0.4}, "mixup mixes inputs that are numbers, which texts are not"),
+        ("texts", {"augmentation": {}}, "'augmentation' needs images (got texts)"),
+        ("rows", {"augmentation": {}}, "'augmentation' needs images (got rows)"),
+        ("texts", {"mixup": 0.4}, "'mixup' needs numeric inputs"),
     ],
 )
 def test_defences_of_images_are_refused_for_other_examples(tmp_path, kind, defenses, sentence):
@@ -91,15 +91,15 @@ def test_noise_may_be_left_out_with_no_bound_and_then_nothing_is_private(config_
         ({"flooding": "a"}, r"'defenses.flooding' must be a number.*; got 'a'"),
         ({"relaxloss": {}}, r"the key 'defenses.relaxloss.alpha' is missing"),
         ({"augmentation": {"strength": 0.5}}, r"unknown key 'defenses.augmentation.strength'"),
-        ({"mixup": 0.4, "flooding": 0.5}, r"^defenses: Mixup and Flooding each replace what a local step"),
+        ({"mixup": 0.4, "flooding": 0.5}, r"^defenses: Mixup cannot be combined with Flooding"),
         ({"ccl": {}, "dp_sgd": {"noise_multiplier": 1.0}}, r"^defenses: DP-SGD clips the gradient of each"),
         ({"dp_sdg": {}}, r"unknown key 'defenses.dp_sdg'; did you mean 'dp_sgd'\?"),
         ({"dp_sgd": {}}, r"the key 'defenses.dp_sgd.noise_multiplier' is missing"),
         (
             {"dp_sgd": {"noise_multiplier": 1.0, "max_grad_norm": math.inf}},
-            r"^test: \[defenses.dp_sgd\]: noise needs clipping: ",
+            r"^test: \[defenses.dp_sgd\]: 'max_grad_norm' must be finite",
         ),
-        ({"dp_sgd": {"noise_multiplier": 0.05, "accountant": "prv"}}, r"takes too much memory"),
+        ({"dp_sgd": {"noise_multiplier": 0.05, "accountant": "prv"}}, "'accountant' must be"),
     ],
 )
 def test_invalid_defences_of_a_configuration_are_refused(config_of, defenses, sentence):

@@ -77,7 +77,7 @@ def test_second_law_the_stated_leakage_is_n_over_nu_and_is_reached(nu):
     assert stated == pytest.approx(50 / nu)
     assert log_ratio(2 * update) == pytest.approx(stated)
     assert all(abs(log_ratio(torch.randn(50, generator=draw).double())) <= stated for _ in range(50))
-    with pytest.raises(InputError, match="needs a 'noise_multiplier' above 0"):
+    with pytest.raises(InputError, match="'noise_multiplier' must be above 0"):
         LaplaceNoise(epsilon=1.0).leakage(50)
 
 
@@ -162,8 +162,8 @@ def test_noise_is_another_in_each_round_and_the_same_in_each_run(mlp, build):
 
 
 def test_laplace_noise_refuses_batch_norm_and_a_second_filter(mlp):
-    with pytest.raises(InputError, match="Laplace noise is added, but clients change their updates already"):
+    with pytest.raises(InputError, match="another filter"):
         apply_defenses(TrainingSetup(mlp, LOCAL), (LaplaceNoise(1.0), LaplaceNoise(2.0)))
     normed = Model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)))
-    with pytest.raises(InputError, match=r"without batch norm; 8 of this one's numbers are not$"):
+    with pytest.raises(InputError, match=r"without batch norm .*\(got 8 "):
         LaplaceNoise(1.0).apply(TrainingSetup(normed, LOCAL))

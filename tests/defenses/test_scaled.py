@@ -122,7 +122,7 @@ def test_a_fixed_defence_that_the_configured_backend_cannot_train_is_refused(mlp
 
 @pytest.mark.parametrize("strength", [-0.1, 1.5, float("nan")])
 def test_strengths_are_shares(defense, strength):
-    with pytest.raises(InputError, match=r"^'strength' must be in \[0, 1\]; got "):
+    with pytest.raises(InputError, match=r"^'strength' must be in \[0, 1\] \(got "):
         defense.with_strength(strength)
 
 

@@ -63,7 +63,7 @@ def test_each_attack_has_one_row_with_its_title_and_its_attacker():
         assert f"{capitalize(title)} (`{name}`)" in cells[name][0]
     for attack in vars(shoal.attacks).values():
         if isinstance(attack, type) and hasattr(attack, "title"):
-            assert str(getattr(attack, "view", "")) in cells[attack.name][3]
+            assert str(getattr(attack, "view", "")) in cells[attack.name][2]
 
 
 def test_each_defence_of_a_configuration_has_one_row():

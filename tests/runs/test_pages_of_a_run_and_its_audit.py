@@ -14,7 +14,7 @@ from shoal.runs.audits.audit_files import AboutAudited, AuditRequest, write_audi
 from shoal.runs.audits.gate import parse_gates
 from shoal.runs.result import report_of
 
-WARNING = "the shadow set is too small for cluster 1"
+WARNING = "cluster 1: the server has too few examples"
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_the_page_of_an_audit_says_which_gates_hold(run: Path) -> None:
 def test_what_was_warned_of_stands_on_the_page_once(run: Path) -> None:
     assert report_text(run).count(WARNING[1:]) == 1
     (run / "run.log").unlink()
-    assert "shadow set is too small" not in report_text(run)
+    assert "too few examples" not in report_text(run)
 
 
 def test_a_simulation_in_memory_keeps_its_warnings(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -82,10 +82,10 @@ def test_a_simulation_in_memory_keeps_its_warnings(tmp_path: Path, capfd: pytest
     result = shoal.simulate(
         federation, model, shoal.FedAvg(), shoal.LocalSGD(), rounds=1, red_team=shoal.RedTeam(every=0)
     )
-    assert any("shadow set is too small" in each for each in result.warnings)
-    assert capfd.readouterr().err.count("shadow set is too small") <= 1
+    assert any("too few examples for shadow models" in each for each in result.warnings)
+    assert capfd.readouterr().err.count("too few examples for shadow models") <= 1
     assert shoal.load(result.save(tmp_path / "saved")).warnings == result.warnings
-    assert "shadow set is too small" in result.report(tmp_path / "page.html").read_text()
+    assert "too few examples for shadow models" in result.report(tmp_path / "page.html").read_text()
 
 
 def test_a_lower_bound_of_0_is_never_shown_without_what_it_proves(run: Path) -> None:

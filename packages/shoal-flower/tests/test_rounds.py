@@ -23,9 +23,9 @@ from shoal_flower.server.server_app import round_rows
         (Scaffold(), r"Scaffold does not run on several machines.*use one of .*FedAvg"),
         (FedOpt(FedEM()), "FedEM does not run on several machines: it has no method 'remote_rounds'"),
         (HypCluster(start="farthest-first"), 'must be "random"'),
-        (FedSoft(selection=3), "'selection' must be left out"),
-        (IFCA(redraw=Redraw()), "'redraw' must be left out"),
-        (IFCAMIR(IFCA(redraw=Redraw())), "'redraw' must be left out"),
+        (FedSoft(selection=3), "'selection' must be removed"),
+        (IFCA(redraw=Redraw()), "'redraw' must be removed"),
+        (IFCAMIR(IFCA(redraw=Redraw())), "'redraw' must be removed"),
     ],
 )
 def test_what_needs_more_than_one_reply_a_round_is_refused(algorithm, words):

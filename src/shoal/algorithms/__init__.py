@@ -1,7 +1,7 @@
-"""Federated algorithms, one paper per file, each a frozen dataclass that implements `shoal.engine.Algorithm`.
+"""Federated algorithms, one per file, as frozen dataclasses that implement `shoal.engine.Algorithm`.
 
-May import `engine` and below, never `attacks`. To add one: a new file in `one_model`, `clusters`, `personal`,
-`private` or `wrappers`, and its class here, in the imports and in `__all__`.
+This package may import `engine` and the layers below it, never `attacks`. To add an algorithm, add a file to a
+subpackage, then import the class in this file and list it in `__all__`.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Algorithms built on another algorithm, and the checks of what a wrapper can wrap."""
+"""Base classes of algorithms that build on another algorithm."""
 
 from shoal.algorithms.one_model.fedavg import FedAvg
 from shoal.core.errors import require
@@ -20,21 +20,21 @@ from shoal.engine.protocols import with_bases
 
 
 class Derived:
-    """An algorithm that takes all methods that it does not override from another algorithm, `inner`.
+    """An algorithm that inherits every method that it does not override from another algorithm, `inner`.
 
-    `inner` is FedAvg by default. It may be a field, or be built from fields, as in ``IFCA(self.clusters)``.
+    `inner` is a field, or a property computed from fields, such as ``IFCA(self.clusters)``.
     """
 
     @property
     def inner(self) -> Algorithm:
-        """The other algorithm."""
+        """The algorithm that provides the inherited methods."""
         return FedAvg()
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
         self.inner.check(local, risk_period)
 
     def check_layout(self, layout: Layout) -> None:
-        """Raise `InputError` if this algorithm cannot train a network of that layout; accepts any by default."""
+        """Raise `InputError` if this algorithm cannot train a network of that layout."""
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
         """Return the initial state of `inner` after `add_tensors`."""
@@ -56,7 +56,7 @@ class Derived:
 
 
 class Wrapper(Derived):
-    """An algorithm around any other, its field ``base`` (the table ``[algorithm.base]`` of a configuration).
+    """An algorithm around another algorithm, its field ``base`` (the table ``[algorithm.base]`` of a configuration).
 
     Example:
         >>> import shoal.toy
@@ -82,7 +82,7 @@ class Wrapper(Derived):
 
 
 def choice_noise(algorithm: object) -> float | None:
-    """Return the noise multiplier of the Gaussian mechanism that chooses clients' clusters; None without one."""
+    """Return the noise multiplier of the Gaussian mechanism that assigns clients, or None without such a mechanism."""
     declared = (getattr(base, "choice_noise", None) for base in with_bases(algorithm))
     return next((noise for noise in declared if noise is not None), None)
 
@@ -93,19 +93,16 @@ def require_kept_models(wrapper: object) -> None:
     for base in bases:
         require(
             not getattr(base, "changes_clusters", False),
-            f"{type(wrapper).__name__}'s 'base' must keep its number of models, which {type(base).__name__} changes "
-            "while it trains",
+            f"{type(wrapper).__name__}'s 'base' must have a fixed number of models (got {type(base).__name__})",
         )
 
 
 def require_no_first_round(wrapper: object) -> None:
-    """Raise `InputError` if a base of the wrapper trains differently in its first round.
-
-    Epsilon counts that round as the federation's first, but the wrapper's own rounds would come before it.
-    """
+    """Raise `InputError` if a base of the wrapper trains differently in its first round."""
     _, *bases = with_bases(wrapper)
     for base in reversed(bases):
         require(
             client_trainings(base, LocalSGD()).first is None,
-            f"{type(wrapper).__name__}'s 'base' must not have a first round of its own, as {type(base).__name__} has",
+            f"{type(wrapper).__name__}'s 'base' must train in its first round as in the others "
+            f"(got {type(base).__name__})",
         )

@@ -443,9 +443,8 @@ def shadow_examples(finished: FinishedTraining) -> Summary:
     small = [str(k) for k in sizes if shadows.size == "cluster" and sizes[k] < examples[k]]
     if small:
         LOG.warning(
-            "the shadow set is too small for cluster %s: shadow models train on half of it, fewer examples than the "
-            "cluster has, so its risk and exposure are estimated as if it were smaller; give a larger shadow set, or "
-            "ask shoal audit, which needs none",
+            "cluster %s: the server has too few examples for shadow models of the cluster's size, so its estimated "
+            "exposure is that of a smaller cluster; give the server more examples, or run shoal audit",
             ", ".join(small),
         )
     return Summary(by_cluster={k: {"shadow_examples": size} for k, size in sizes.items()})

@@ -23,7 +23,11 @@ from shoal.runs.comparison import Comparison
 from shoal.runs.progress import LiveBar
 from shoal.sweeps import SweepProgress
 
-_VERDICTS = {"can be recognised": "bold red", "may be recognised": "yellow", "are hidden": "green"}
+_VERDICTS = {
+    "recognises every record": "bold red", "of the records": "bold red", "is recognised": "bold red",
+    "may recognise records": "yellow", "may be recognised": "yellow",
+    "recognises no record": "green", "is hidden": "green",
+}  # fmt: skip
 """The words of verdicts in sentences, and their colours."""
 
 
@@ -35,6 +39,7 @@ def format_audit(audit: Audit, stated: Mapping[str, Any] = {}) -> str:
     found = findings(audit.attacks)
     lines = [f"Check the scores: {wrong}." for wrong in [*wrong_sign(audit.figures()).values()][:1]]
     lines += [*findings_table(found), exposure_summary(found)]
+    lines += [f"Attacked: {audit.members:,} members and {audit.non_members:,} non-members."]
     if "site-inference.gain" in stated:
         site = {name.removeprefix("site-inference."): value for name, value in stated.items()}
         gain = Estimate.of(site, "gain")

@@ -1,7 +1,7 @@
-"""Closed loop: a coordinator that turns measured risk into directives for the local training of each cluster.
+"""A coordinator that turns measured risks into directives for the local training of each cluster.
 
-May import `engine` and below, never `algorithms`, `attacks` or `defenses`: the defences that it steers are values in
-its knobs.
+This package may import `engine` and the layers below it, never `algorithms`, `attacks` or `defenses`. A coordinator
+receives the defences that it steers as values of its knobs.
 """
 
 from shoal.control.coordinator import (

@@ -1,8 +1,4 @@
-"""Coordinator at the server: integral control of each cluster's risk by the cheapest knob first.
-
-The rounds ask it; it does not wrap the algorithm: it needs risks, which are estimated after the server's update, and
-local training, which no algorithm decides.
-"""
+"""The coordinator at the server: integral control of each cluster's risk with the cheapest defences first."""
 
 import logging
 import math
@@ -24,14 +20,15 @@ from shoal.models.model import NegativeLoss, accuracy
 
 @settings
 class RiskPrediction:
-    """Advantage of the strongest attack, ``2 A - 1 = factor * n ** -exponent`` with n training examples per class.
+    """A power law for the advantage of the strongest attack: ``2 A - 1 = factor * n ** -exponent``.
 
-    Centralised training follows a power law of this kind. Its two numbers depend on network, data and training, and
-    must be measured (`docs/results/audit/measured.md`: 1.09 and 0.28 by RMIA, a small network on Fashion-MNIST).
+    A is the attack accuracy, and n is the number of training examples per class. Factor and exponent depend on the
+    network, the data and the training, and must be measured. The default values are for RMIA against a small network on
+    Fashion-MNIST (`docs/results/audit/measured.md`).
 
     Args:
-        factor: the advantage with one example per class.
-        exponent: the exponent of the number of examples per class, above 0.
+        factor: the advantage 2 A - 1 with one example per class.
+        exponent: the exponent of the number of examples per class.
 
     Example:
         >>> import shoal
@@ -43,7 +40,7 @@ class RiskPrediction:
     exponent: PositiveFloat = 0.28
 
     def risk(self, examples_per_class: float) -> float:
-        """Predict the balanced accuracy A in [0.5, 1].
+        """Predict the balanced attack accuracy in [0.5, 1].
 
         >>> round(RiskPrediction().risk(25), 3)
         0.721
@@ -51,17 +48,18 @@ class RiskPrediction:
         return 0.5 + min(1.0, self.factor * max(examples_per_class, 1.0) ** -self.exponent) / 2
 
     def examples_per_class(self, risk: float) -> float:
-        """Return the smallest number of examples per class with a predicted risk of at most ``risk``; 0 for any number.
+        """Return the smallest number of examples per class whose predicted risk is at most ``risk``; 0 if any number
+        suffices.
 
-        Times the number of classes, it suits an algorithm's smallest number of examples (`CFL.min_examples`).
+        The result times the number of classes is a value for `CFL.min_examples`.
 
         Raises:
-            InputError: a risk that no number of examples reaches.
+            InputError: no number of examples reaches the risk.
 
         >>> round(RiskPrediction().examples_per_class(0.721)), RiskPrediction().examples_per_class(1.0)
         (25, 0.0)
         """
-        require(0.5 < risk <= 1, f"'risk' must be above 0.5 and at most 1; got {risk:g}")
+        require(0.5 < risk <= 1, f"'risk' must be above 0.5 and at most 1 (got {risk:g})")
         if risk >= self.risk(1):
             return 0.0
         return (self.factor / (2 * risk - 1)) ** (1 / self.exponent)
@@ -70,58 +68,61 @@ class RiskPrediction:
 LOG = logging.getLogger(__name__)
 
 CHANCE = 0.5
-"""The balanced accuracy at chance; no training meets a limit below it."""
+"""The chance level of a balanced attack accuracy, and the smallest limit that training can meet."""
 
 MIN_REDUCTION = 0.25
-"""The lower bound on a knob's measured risk reduction, as a share of its prior."""
+"""The lower bound on a knob's measured risk reduction, as a fraction of the prior."""
 
 ROUND_FIGURES = ("over_limit", "heldout_accuracy", "limit_unmet")
-"""Figures of each cluster in a coordinator's memory, for rounds.csv."""
+"""The figures of each cluster that a coordinator adds to rounds.csv."""
 
 
 @settings
 class LimitController:
-    """A coordinator that turns each estimate of risk into a strength of every knob for every cluster.
+    """A coordinator that sets the strength of every knob in every cluster after each estimate of the risks.
 
-    Clients answer one bit: whether their model's risk is above their limit. For cluster k, where s_k is the fraction of
-    members over their limit::
+    A knob is a defence, or a mechanism of the algorithm, with a strength in [0, 1]. Each client answers one bit:
+    whether the risk of its model is above the client's limit. For each cluster the coordinator computes the fraction s
+    of members over their limit, and updates the risk reduction d to achieve:
 
-        error   e_k = s_k - target, and 0 within ``hysteresis`` below the target
-        demand  d_k <- d_k + gain * e_k if e_k > 0, d_k + release * e_k if e_k < 0 (demanded risk reduction)
-        cost    d_k <- d_k / 2 instead, if held-out accuracy is below its best by more than ``max_cost`` and two
-                standard errors of a difference, since the best of many estimates is also lucky
-        release with ``release_on="interval"``, e_k < 0 also needs a small share by the upper ends of the risks' 95 %
-                intervals, so that a low estimate by chance releases nothing
-        knobs   u_k: changed until they reduce the risk by d_k, the cheapest increased first, the most expensive
-                decreased first; their costs add up to at most ``max_cost`` (`allocate`)
+    1. If the fraction s of members over their limit is above ``target``, the risk reduction d grows by ``gain * (s -
+       target)``.
+    2. If s is below ``target - hysteresis``, d shrinks by ``release * (target - s)``. With ``release_on = "interval"``,
+       the upper ends of the risks' 95 % intervals decide whether d shrinks.
+    3. If the held-out accuracy is below its best value by more than ``max_cost`` plus two standard errors of a
+       difference, the risk reduction d is halved instead.
+    4. Knobs change until they reduce the risk by d at a total cost of at most ``max_cost`` (`allocate`).
 
-    d_k stays in [0, the largest reduction of these knobs], against integral windup. The effects of each knob start from
-    a prior (`Knob`) and are learned from the clusters (`Sensitivity`). With gain 0, or while no member is over its
-    limit, all directives are 0 and training is bit-identical to the algorithm alone.
-
-    IFCA-MIR (section 7) proposes a server that "acts as a coordinator" as future work; the loop is ours.
+    The risk reduction d is between 0 and the largest reduction that the knobs can achieve. The effect of a knob starts
+    from a prior (`Knob`) and is learned from all clusters (`Sensitivity`). With gain 0, or while no member is over its
+    limit, all directives are 0, and training equals that of the algorithm alone bit for bit.
 
     Args:
         knobs: the knobs, by the name of their directive.
         target: the allowed fraction of a model's members over their limit.
-        hysteresis: the distance of that fraction below the target at which knobs are released.
-        gain: demanded reduction (of balanced accuracy) per estimate and unit of e_k.
-        release: the gain for releasing.
-        release_on: figure that must be within the members' limits to release knobs: the "estimate" of the risk, or the
-            upper end of its "interval", which takes one more bit from members.
-        max_cost: largest cost of knobs in held-out accuracy.
-        audit_factor: slope from the estimate to a strong attack's accuracy, from audits; the risk reported to clients
-            is ``audit_level + audit_factor * (risk - 0.5)``.
-        audit_level: a strong attack's accuracy at an estimate of 0.5, from audits.
-        vote_epsilon: epsilon of each answer of a client, by randomised response: one answer per estimate, two with
-            ``release_on="interval"``, and one before the first round with ``prediction``; None: exact answers.
-        prediction: prediction of the risk before the first round, for the first directives; None: these are 0.
-        min_clients: a model with fewer members gets a discount, the directive "price" of `PricedChoice`, to keep its
-            last members: ``mu_k <- max(0, mu_k + price_step * (min_clients - members_k) / min_clients)`` by dual
-            ascent, and price_k = -mu_k nats. 0: no prices.
-        price_step: the step of the dual ascent, in nats.
-        known_risks: function from the state to the certain risk (N,) of each client's model towards the attacker in the
-            client's limit, apart from the red team's estimate; NaN: unknown. None: unknown for all.
+        hysteresis: the margin below ``target``. Knobs are reduced only if the fraction of members over their limit is
+            below ``target - hysteresis``.
+        gain: the factor on ``s - target``, where s is the fraction of members over their limit. The product is added to
+            the required risk reduction (in attack accuracy) at each estimate.
+        release: the factor on ``target - s``, where s is the fraction of members over their limit. The product is
+            subtracted from the required risk reduction at each estimate.
+        release_on: the figure that must be within the members' limits before knobs are reduced: the "estimate" of the
+            risk, or the upper end of its 95 % "interval". "interval" takes a second bit from each member.
+        max_cost: the largest total cost of all knobs in held-out accuracy.
+        audit_factor: the slope of the line from the estimated risk to a strong attack's accuracy, measured by audits.
+            The risk reported to clients is ``audit_level + audit_factor * (risk - 0.5)``.
+        audit_level: the accuracy of a strong attack at an estimated risk of 0.5, measured by audits.
+        vote_epsilon: the epsilon of each answer of a client by randomised response; by default answers are exact. A
+            client answers once per estimate (twice with ``release_on = "interval"``), and once before the first round
+            with ``prediction``.
+        prediction: the prediction of the risk before the first round, which sets the first directives; by default the
+            first directives are 0.
+        min_clients: the number of members below which a model gets a discount, the directive "price" of `PricedChoice`.
+            The discount is at least 0, and changes by ``price_step * (min_clients - members) / min_clients`` nats per
+            estimate. If ``min_clients`` is 0, there are no discounts.
+        price_step: the step of a model's discount per estimate, in nats.
+        known_risks: a function from the state to the certain risk of each client's model, (N,), NaN if unknown; None
+            means that all risks are unknown.
 
     Example:
         >>> import shoal.toy
@@ -159,9 +160,9 @@ class LimitController:
         return local
 
     def start(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
-        """Set the first directives: 0, or those for the predicted risk.
+        """Set the first directives, which are 0 without a prediction of the risk.
 
-        The prediction assumes clusters of equal size, and all clients answer as after an estimate.
+        The prediction of the risk assumes clusters of equal size. All clients answer as after an estimate.
         """
         memory = Memory.empty(len(state.models), self.knobs)
         if self.prediction is not None:
@@ -176,7 +177,7 @@ class LimitController:
         return self._directed(state, memory, torch.zeros_like(memory.demand))
 
     def update(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
-        """Set the directives for the state's risks."""
+        """Set the directives for the risks in the state."""
         known = None if self.known_risks is None else self.known_risks(state)
 
         def shares_over(risks: Tensor, coins: Stream) -> Tensor:
@@ -190,17 +191,19 @@ class LimitController:
         return self.steer(state, shares, possible, *utilities(state, federation, engine))
 
     def reported_risks(self, risks: Tensor) -> Tensor:
-        """Convert estimates (K,) to the risks (K,) reported to clients."""
+        """Convert estimated risks (K,) to the risks (K,) that are reported to clients."""
         return self.audit_level + self.audit_factor * (risks - CHANCE)
 
     def steer(self, state: State, shares: Tensor, possible: Tensor, utility: Tensor, error: Tensor) -> State:
-        """Set the directives from clients' answers and accuracy on held-out examples.
+        """Set the directives from the clients' answers and the held-out accuracy.
 
         Args:
-            state: the state after an estimate of its risks.
-            shares: (K,), from `over_limit_shares`.
-            possible: (K,), shares that must be small to release knobs: ``shares``, or those of the upper ends.
-            utility, error: (K,) each, from `utilities`.
+            state: the state after an estimate of the risks.
+            shares: the fraction of each model's members over their limit, (K,).
+            possible: the fraction of each model's members that could be over their limit, (K,), which must be small
+                before knobs are reduced.
+            utility: the held-out accuracy of each model, (K,).
+            error: the standard error of the held-out accuracy, (K,).
         """
         memory = Memory.from_state(state, self.knobs)
         changed = memory.strengths - memory.strengths_before
@@ -289,21 +292,20 @@ def over_limit_shares(
     stream: Stream,
     known: Tensor | None = None,
 ) -> Tensor:
-    """Return the fraction (K,) of each model's members with a risk above their threshold; NaN without members.
+    """Return the fraction of each model's members whose risk is above their limit, (K,); NaN without members.
 
-    Thresholds stay with the clients, because each answers one bit. With ``epsilon`` the answers are by randomised
-    response (Warner 1965), true with probability p = e^epsilon / (1 + e^epsilon), which is epsilon-differentially
-    private per estimate; the server corrects the fraction s that it receives to (s - (1 - p)) / (2 p - 1), kept in [0,
-    1].
+    Limits stay with the clients, because each client answers one bit. With ``epsilon`` the answers use randomised
+    response (Warner 1965): an answer is true with probability p = e^epsilon / (1 + e^epsilon). The server corrects a
+    received fraction s to (s - (1 - p)) / (2 p - 1), clipped to [0, 1]. The answers to one estimate are
+    epsilon-differentially private.
 
     Args:
-        risks: (K,), the risks reported to clients.
-        assignment: (N,), each client's model; -1: none, and no answer.
+        risks: the risks reported to clients, (K,).
+        assignment: the model of each client, (N,); -1 if the client has no model and does not answer.
         federation: the clients.
-        epsilon: the epsilon of randomised response; None: true answers.
-        stream: the stream of the flipped answers.
-        known: (N,), the certain risk of each client's model, whatever is estimated; NaN: unknown. None: unknown for
-            all.
+        epsilon: the epsilon of randomised response; None means true answers.
+        stream: the random stream of the flipped answers.
+        known: the certain risk of each client's model, (N,), NaN if unknown; None if all are unknown.
     """
     asked = torch.nonzero(assignment >= 0).flatten()
     model = assignment[asked]
@@ -314,15 +316,13 @@ def over_limit_shares(
 
 
 def over_limit_answers(risks: Tensor, thresholds: Tensor, ids: Tensor, epsilon: float | None, stream: Stream) -> Tensor:
-    """Return the clients' part of `over_limit_shares`: the answers (n,) bool of clients with ``ids`` (n,) to the
-    reported risks (n,) of their models and the thresholds (n,) that they tolerate.
-    """
+    """Return whether each client's reported risk (n,) is above the client's limit (n,), by randomised response."""
     coins = stream("answers").seeds(ids).double() / 2**63
     return (risks > thresholds) ^ (coins < _flip_probability(epsilon))
 
 
 def shares_of_answers(answers: Tensor, model: Tensor, clusters: int, epsilon: float | None) -> Tensor:
-    """Count the ``answers`` (n,) of clients by their ``model`` (n,): shares (K,)."""
+    """Return the corrected fraction of positive ``answers`` (n,) per ``model`` (n,), as (K,)."""
     flipped = _flip_probability(epsilon)
     members = torch.bincount(model, minlength=clusters).double()
     positive = torch.zeros(clusters, dtype=torch.float64).index_add_(0, model, answers.double())
@@ -335,10 +335,10 @@ def _flip_probability(epsilon: float | None) -> float:
 
 
 def utilities(state: State, federation: Federation, engine: Engine) -> tuple[Tensor, Tensor]:
-    """Accuracy of each model for its members, and its standard error, (K,) float64 each; NaN without members.
+    """Return the accuracy of each model for its members and its standard error, (K,) float64 each; NaN without members.
 
-    The accuracy is measured on the hold-out examples of the model's members, who send counts; if clients have none, on
-    the server's shadow set. In a regression it is minus the mean loss.
+    The accuracy is measured on the members' hold-out examples, or on the server's examples if no member has hold-out
+    examples. A regression uses minus the mean loss in place of the accuracy.
     """
     metric = NegativeLoss(engine.model.loss) if federation.classes is None else accuracy
     values, errors = [], []
@@ -360,21 +360,20 @@ def utilities(state: State, federation: Federation, engine: Engine) -> tuple[Ten
 
 
 DIRECTIVE_COLUMN = "directive."
-"""Prefix of the names of `rounds.csv`'s columns with directives."""
+"""The prefix of columns with directives in `rounds.csv`."""
 
 
 @dataclass(frozen=True, eq=False)
 class RecordedDirectives:
-    """Coordinator that repeats recorded directives; implements the engine's protocol `SteeringRule`.
+    """A coordinator that repeats recorded directives; implements the engine's protocol `SteeringRule`.
 
-    Reference federations must train as the attacked federation did. The server told every client these directives, so
-    an attacker knows them.
+    Reference federations use the directives of the attacked federation.
 
     Args:
-        coordinator: the attacked run's coordinator, for the first directives.
-        by_round: (K,) float64 per directive, by the round before it. If a round is missing, or K differs, directives
-            stay.
-        stream: the root of the attacked run's random streams, for the clients' answers before the first round.
+        coordinator: the coordinator of the attacked run, which sets the first directives.
+        by_round: the directives, (K,) float64 each, by the round after which they were set. If a round is missing or K
+            differs, the directives do not change.
+        stream: the root random stream of the attacked run, for the clients' answers before the first round.
 
     Example:
         >>> import shoal
@@ -391,11 +390,11 @@ class RecordedDirectives:
     stream: Stream
 
     def start(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
-        """Return the first directives of the attacked run, with its clients' answers."""
+        """Return the state with the first directives of the attacked run."""
         return self.coordinator.start(state, federation, engine, self.stream("coordinator", 0))
 
     def update(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
-        """Return the directives of the last round of ``state``."""
+        """Return the state with the directives that were recorded after the state's round."""
         recorded = self.by_round.get(state.round, {})
         same = {name: values for name, values in recorded.items() if len(values) == len(state.models)}
         return replace(state, directives={**state.directives, **same})
@@ -404,7 +403,7 @@ class RecordedDirectives:
     def from_rows(
         coordinator: EngineCoordinator, rows: Sequence[Mapping[str, float]], stream: Stream
     ) -> "RecordedDirectives":
-        """Return the directives in `rounds.csv`, one row per round and cluster, in order."""
+        """Read the directives from the rows of `rounds.csv`, with one row per round and cluster, in order."""
         by_round: dict[int, list[Mapping[str, float]]] = {}
         for row in rows:
             by_round.setdefault(int(row["round"]), []).append(row)
@@ -416,7 +415,7 @@ class RecordedDirectives:
 
 
 def directives_of(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
-    """Return the directives (K,) by name in the rows of `rounds.csv` of one round, one per cluster, in order.
+    """Return the directives (K,) by name, from the rows of `rounds.csv` for one round, one per cluster, in order.
 
     Example:
         >>> from shoal.control import directives_of

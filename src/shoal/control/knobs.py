@@ -1,4 +1,4 @@
-"""Knobs of a coordinator: their strengths, their effects and how these are learned, and the memory of all that."""
+"""The knobs of a coordinator, the learning of their effects, and the coordinator's memory."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -10,21 +10,21 @@ from shoal.core.settings import PositiveFloat, settings
 from shoal.engine import ScalableDefense, State, Tensors
 
 MEMORY_DECAY = 0.9
-"""Weight of what was learned until the last estimate: the effect of a knob changes while a model learns."""
+"""The weight of earlier observations at each estimate, because the effect of a knob changes during training."""
 
 
 @settings
 class Knob:
-    """A means whose strength u in [0, 1] is decided anew for each cluster.
+    """A defence or a mechanism of the algorithm whose strength in [0, 1] a coordinator sets for each cluster.
+
+    The risk reduction and the accuracy cost are prior means, which measured changes correct (`Sensitivity`). At the
+    start, the knob with the lowest ratio of cost to risk reduction is increased first.
 
     Args:
-        defense: a defence of local training, at full strength. None: an algorithm's own means, such as `Pooling`, which
-            reads the directive of this knob's name.
-        risk_reduction: the fall of a model's risk at full strength, in balanced accuracy by the risk estimator.
-        accuracy_cost: the fall of accuracy on held-out examples at full strength.
-
-    Both are prior means, which measured changes correct (`Sensitivity`). At the start their ratio decides the knob that
-    moves first.
+        defense: a defence of local training at full strength. None means a mechanism of the algorithm, such as
+            `Pooling`, that reads the directive with the knob's name.
+        risk_reduction: the prior mean of the risk reduction at full strength, in attack accuracy by the risk estimator.
+        accuracy_cost: the prior mean of the loss of held-out accuracy at full strength.
 
     Example:
         >>> import shoal
@@ -42,14 +42,15 @@ class Knob:
 class Sensitivity:
     """Bayesian linear regression ``change = b . change of strengths + trend + noise`` with b ~ N(prior, s^2 I).
 
-    All clusters of one estimate share the trend, since training continues in all of them; subtracting the clusters'
-    mean on both sides removes it. One cluster alone, or clusters whose strengths changed alike, teach nothing.
+    The trend is common to all clusters of an estimate, because training continues in all clusters. The regression
+    removes the trend by subtracting the mean over clusters. A single cluster, or clusters with equal changes of
+    strengths, carry no information.
 
     Args:
-        prior: (J,) float64, the prior mean of the effect of full strength of each of J knobs.
-        information: (J, J) float64, the sum of ``x x'`` over observations, in units of the noise's variance.
-        evidence: (J,) float64, the sum of ``x (change - prior . x)``.
-        ratio: the noise's standard deviation over s.
+        prior: the prior mean of each knob's effect at full strength, (J,) float64.
+        information: the sum of ``x x'`` over observations, in units of the noise's variance, (J, J) float64.
+        evidence: the sum of ``x (change - prior . x)`` over observations, (J,) float64.
+        ratio: the noise's standard deviation divided by s.
     """
 
     prior: Tensor
@@ -58,11 +59,11 @@ class Sensitivity:
     ratio: float = 1.0
 
     def observed(self, strengths: Tensor, change: Tensor) -> "Sensitivity":
-        """Return the regression after one more estimate.
+        """Return the regression after another estimate of the risks.
 
         Args:
-            strengths: (K, J), the change of each cluster's strengths.
-            change: (K,), the change of the figure; NaN where it is not known.
+            strengths: the change of each cluster's strengths, (K, J).
+            change: the change of the figure in each cluster, (K,); NaN if unknown.
         """
         measured = ~change.isnan()
         if int(measured.sum()) < 2:
@@ -77,7 +78,7 @@ class Sensitivity:
         )
 
     def effect(self) -> Tensor:
-        """(J,) the posterior mean of b."""
+        """Return the posterior mean (J,) of b."""
         count = len(self.prior)
         if count == 0:
             return self.prior
@@ -88,20 +89,20 @@ class Sensitivity:
 def allocate(
     demand: float, risk_reduction: Tensor, accuracy_cost: Tensor, budget: float, held: Tensor | None = None
 ) -> Tensor:
-    """Strengths u (J,) in [0, 1] with ``risk_reduction . u`` as near to ``demand`` as ``accuracy_cost . u <= budget``
-    allows.
+    """Choose strengths (J,) in [0, 1] whose risk reduction is closest to ``demand`` within the ``budget``.
 
-    Strengths that are ``held`` change as little as that takes: where there is too much, the knob of the highest cost
-    per reduction is lowered first; where there is too little, that of the lowest is raised first. From 0 this is the
-    cheapest u of all (the fractional knapsack). Solved anew from 0 at each estimate, two knobs of nearly the same cost
-    per reduction would change places whenever noise changes their order.
+    The result differs as little as possible from the strengths ``held``. If the risk reduction is too large, the knob
+    with the highest cost per reduction is lowered first. If the risk reduction is too small, the knob with the lowest
+    cost per reduction is raised first. If the current strengths are 0, the result is the cheapest choice (the
+    fractional knapsack).
 
     Args:
-        demand: the reduction that is wanted.
-        risk_reduction: (J,) of full strength; a knob of 0 is not raised.
-        accuracy_cost: (J,) of full strength; a negative one counts as 0.
+        demand: the risk reduction to achieve.
+        risk_reduction: the risk reduction of each knob at full strength, (J,). A knob without a risk reduction is not
+            raised.
+        accuracy_cost: the cost of each knob at full strength, (J,). Negative costs count as 0.
         budget: the largest total cost.
-        held: (J,) the strengths until now; None: 0.
+        held: the current strengths, (J,); None means 0.
 
     >>> allocate(0.05, torch.tensor([0.04, 0.04]), torch.tensor([0.02, 0.01]), 0.02)
     tensor([0.2500, 1.0000])
@@ -135,16 +136,19 @@ def allocate(
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """`State.control` of K clusters and J knobs as a value.
+    """The memory of a coordinator for K clusters and J knobs, stored in `State.control`.
+
+    Figures of clusters have the shape (K,), and strengths have the shape (K, J). Risk, accuracy and the fraction over
+    the limit are those of the last estimate.
 
     Args:
-        demand: (K,), the demanded risk reduction.
-        risk, heldout_accuracy, over_limit: (K,), the risk, the held-out accuracy, and the fraction of members over
-            their limit, at the last estimate.
-        best: (K,), the highest held-out accuracy so far.
-        limit_unmet: (K,), whether knobs were at their allowed maximum with members still over their limit.
-        strengths, strengths_before: (K, J), the strengths of now and of the last estimate.
-        risk_reduction, accuracy_cost: the effect of knobs on the risk and on the held-out accuracy.
+        demand: the required risk reduction of each cluster.
+        over_limit: the fraction of each model's members over their limit.
+        best: the highest held-out accuracy of each cluster so far.
+        limit_unmet: whether members were over their limit while knobs were at their allowed maximum.
+        strengths_before: the strengths that were in force until the last estimate.
+        risk_reduction: the regression of the risk on the knobs.
+        accuracy_cost: the regression of the held-out accuracy on the knobs.
     """
 
     demand: Tensor
@@ -164,7 +168,7 @@ class Memory:
 
     @staticmethod
     def empty(clusters: int, knobs: Mapping[str, Knob]) -> "Memory":
-        """Return the memory before anything was measured."""
+        """Return the memory before the first estimate."""
         nothing = torch.zeros(clusters, dtype=torch.float64)
         none = torch.zeros(clusters, len(knobs), dtype=torch.float64)
         unknown = torch.full_like(nothing, torch.nan)
@@ -179,8 +183,8 @@ class Memory:
     def from_state(state: State, knobs: Mapping[str, Knob]) -> "Memory":
         """Return the memory in ``state``.
 
-        Where the number of clusters has changed, it has what was learned of the knobs, and the strengths that the
-        algorithm gave to its new clusters, which stay until an estimate asks for others.
+        If the number of clusters changed, the memory keeps the learned effects of the knobs, and takes the strengths
+        that the algorithm assigned to the new clusters.
         """
         control, clusters = state.control, len(state.models)
         if "demand" not in control:
@@ -200,7 +204,7 @@ class Memory:
         return replace(memory, demand=demand, strengths=strengths, strengths_before=strengths.clone())
 
     def tensors(self) -> Tensors:
-        """Return the memory as `State.control`."""
+        """Return the memory as tensors for `State.control`."""
         learned = {f"{name}_{part}": getattr(getattr(self, name), part) for name in _EFFECTS for part in _LEARNED}
         return {**{name: getattr(self, name) for name in self._OF_CLUSTERS}, **learned}
 

@@ -152,7 +152,7 @@ class Copies:
         kinds = {"within clients": self.within, "across clients": self.across, "in the test set": self.test}
         kinds |= {"in the hold-outs": self.holdout, "in the shadow set": self.shadow}
         listed = ", ".join(f"{count:,} {place}" for place, count in kinds.items() if count)
-        return f"{self.total:,} of the {self.examples:,} examples are copies of training examples: {listed}"
+        return f"{self.total:,} of {self.examples:,} examples are copies of training examples ({listed})"
 
 
 @dataclass(frozen=True, eq=False)

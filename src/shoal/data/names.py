@@ -76,8 +76,8 @@ def groups_of_clients(
         return counts.argmax(dim=1), []
     named = quote(name for name, count in zip(group_names, counts[several[0]].tolist(), strict=True) if count)
     return counts.argmax(dim=1), [
-        f"{name}: groups are of examples, since {len(several):,} of {len(counts):,} clients have several, such as "
-        f"'{client_names[several[0]]}' ({named}); a client counts in each by its fraction"
+        f"{name}: {len(several):,} of {len(counts):,} clients have rows of several groups, such as "
+        f"'{client_names[several[0]]}' ({named}); each row keeps its group"
     ]
 
 

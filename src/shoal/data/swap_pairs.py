@@ -86,6 +86,11 @@ class PairedRecords:
         """(2 Q,), or (2 Q, d) in a regression."""
         return self.federation.clients.y[self.rows.to(self.federation.clients.y.device)].cpu()
 
+    def members_with_copies(self) -> int:
+        """Count the members that occur more than once in the federation, by inputs and label."""
+        hashes = ExampleHashes.from_federation(self.federation)
+        return int(np.isin(hashes.clients[self.entry.numpy()], hashes.repeated()).sum())
+
     def take(self, pairs: Tensor) -> "PairedRecords":
         """Select pairs by mask (Q,)."""
         return replace(self, entry=self.entry[pairs], test=self.test[pairs])

@@ -1,7 +1,7 @@
-"""Defences of clients and server against inference from updates: values that change a `TrainingSetup`.
+"""Defences against inference from updates, as values that change a `TrainingSetup`.
 
-May import `engine` and the packages below it. To add one: settings with a method `applied`, a ``name`` and a ``title``,
-its class in `DEFENSES`, and its field in `shoal.config.defense_sections`.
+This package may import `engine` and the layers below it. To add a defence, write a frozen dataclass with a method
+``apply``, a ``name`` and a ``title``, list the class in `DEFENSES`, and add a field to `shoal.config.defense_sections`.
 """
 
 from shoal.defenses import accounting
@@ -22,8 +22,8 @@ DEFENSES = {
         Dropout, L2, ShorterTraining, DPSGD, Augmentation, Mixup, Flooding, RelaxLoss, CCL, LaplaceNoise, NormClipping,
     )
 }  # fmt: skip
-"""Shipped defences by key in [defenses], in order of application. A coordinator can steer the ones that have
-``with_strength``."""
+"""The defences by their keys in [defenses], in order of application. A coordinator can steer every defence with a
+method ``with_strength``."""
 
 __all__ = [
     "CCL", "DEFENSES", "DPSGD", "L2", "Augmentation", "Defense", "Dropout", "Flooding", "LaplaceNoise", "LossDefense",

@@ -1,17 +1,14 @@
-"""The guarantee of DP-SGD: the epsilon of each client over its local trainings, by Opacus' accountants.
+"""Privacy accounting of DP-SGD: the epsilon of each client over all its local trainings.
 
-It protects one record of a client, present or left out, against an attacker who sees everything that the client sends
-in all rounds, all released models, and the model that the client uses. So it counts every local training of the client,
-also those that send nothing (`ClientTrainings`).
+The guarantee protects one record of a client (present or absent). The attacker sees everything that the client sends in
+all rounds, all released models, and the model that the client uses. The account includes local trainings whose results
+are not sent (`ClientTrainings`).
 
-A record is all rows of a client with the same input and label. k copies move a sum of clipped gradients by up to k C,
-so the noise multiplier is sigma / k, and at least one copy is in a batch with probability 1 - (1 - q)^k at the sampling
-rate q (`of_copies`).
+A record is the set of a client's rows with the same input and label. A record with k rows has the noise multiplier
+sigma / k and the sampling rate 1 - (1 - q)^k (see `of_copies`).
 
-Three limits. Accountants assume Poisson subsampling (`DPSGD.sampling` = "poisson"); for shuffled batches the same value
-is an approximation. A choice of model without noise, as in IFCA, is not covered; a choice with ``choice_noise``, as in
-`PrivateMeans`, is. The number of a client's examples counts as known: batches, the weights of averages and the divisor
-of the noise depend on it.
+The accountants assume Poisson subsampling, so with shuffled batches the epsilon is an approximation. The epsilon does
+not cover a choice of a model without noise, as in IFCA. The number of a client's examples is treated as public.
 """
 
 import math
@@ -40,15 +37,16 @@ from shoal.metrics.intervals import Floats
 def composed_epsilon(
     history: Sequence[tuple[float, float, int]], delta: float, accountant: Accountant = "rdp"
 ) -> float:
-    """Compute the epsilon of composed subsampled Gaussian mechanisms, by Opacus' accountants.
+    """Compute the epsilon of composed subsampled Gaussian mechanisms with an accountant of Opacus.
 
     Args:
-        history: noise multipliers (0: epsilon is infinite), sampling rates in (0, 1], and numbers of such steps.
-        delta: the guarantee's delta, in (0, 1).
-        accountant: "rdp", at Opacus' default orders, or "prv".
+        history: a triple per group of equal steps: noise multiplier, sampling rate in (0, 1], and number of steps. A
+            noise multiplier of 0 makes epsilon infinite.
+        delta: the delta of the guarantee, in (0, 1).
+        accountant: "rdp" (with Opacus' default orders) or "prv".
 
     Raises:
-        InputError: the "prv" accountant would need too much memory.
+        InputError: the accountant "prv" would need too much memory.
 
     >>> composed_epsilon([], 1e-5), composed_epsilon([(0.0, 0.1, 5)], 1e-5)
     (0.0, inf)
@@ -64,9 +62,9 @@ def composed_epsilon(
 
 
 def of_copies(noise_multiplier: float, rate: float, copies: int) -> tuple[float, float]:
-    """Return the noise multiplier and the sampling rate that bound a step for a record with ``copies``.
+    """Return the noise multiplier and the sampling rate that bound a step for a record with ``copies`` rows.
 
-    Source: Ganesh 2024, arXiv:2401.10294: a mixture of shifts is bounded by the one with the largest shift.
+    Source: Ganesh 2024, arXiv:2401.10294, on mixtures of Gaussian mechanisms.
 
     >>> of_copies(3.0, 0.5, 1), of_copies(3.0, 0.5, 2)
     ((3.0, 0.5), (1.5, 0.75))
@@ -75,7 +73,7 @@ def of_copies(noise_multiplier: float, rate: float, copies: int) -> tuple[float,
 
 
 Counted = tuple[LocalSGD, Tensor, Tensor]
-"""A local training, each client's number of examples in it (N,) int64, and of times that it takes it (N,) int64."""
+"""A local training, the number of examples of each client (N,) int64, and its number of repetitions (N,) int64."""
 
 
 def client_epsilons(
@@ -85,18 +83,19 @@ def client_epsilons(
     copies: Tensor | None = None,
     of: Callable[[History], float] | None = None,
 ) -> Tensor:
-    """Compute the epsilon of each of N clients over all its local trainings.
+    """Compute the epsilon of each of N clients over all local trainings of the client.
 
     Args:
-        counted: local trainings.
-        rule: the privacy of their steps.
-        choice_noise: the noise multiplier of the Gaussian mechanism that chose a client's cluster; None: none.
-        copies: the number of copies of each client's most frequent record, (N,) int64; None: 1.
-        of: a function of the steps to compute instead of epsilon. It counts shuffled batches exactly: a record is in
-            one batch per pass, as in a step on all examples.
+        counted: the local trainings, each with the clients' numbers of examples and numbers of repetitions.
+        rule: the DP-SGD defence of the local steps.
+        choice_noise: the noise multiplier of the Gaussian mechanism that chose a client's cluster, or None without such
+            a mechanism.
+        copies: the number of rows of each client's most frequent record, (N,) int64, or None for one row.
+        of: a function of a client's steps to compute instead of epsilon. Shuffled batches are treated exactly, because
+            each record is in one batch per pass.
 
     Returns:
-        (N,) float64, at least 0; infinite without noise.
+        The epsilons, (N,) float64, at least 0, and infinite without noise.
     """
     locals_ = [local for local, _, _ in counted]
     columns = [column for _, sizes, times in counted for column in (sizes, times)]
@@ -119,17 +118,17 @@ def client_epsilons(
 
 @dataclass(frozen=True, eq=False)
 class PrivateTrainings:
-    """The private trainings of a federation's N clients in some rounds and after the last of them.
+    """The private local trainings of N clients in a range of rounds and after the last of these rounds.
 
     Args:
-        federation: the clients' federation. With a schedule a client uses an example either in every k-th round or in
-            all others; its epsilon is the larger of the two.
-        cohorts: positions of the clients of each round.
+        federation: the clients. If a schedule splits a client's examples between two kinds of rounds, the client's
+            epsilon is the larger of the epsilons for the two kinds.
+        cohorts: the positions of the clients in each round.
         trainings: every client's local training, with all defences.
-        rule: the privacy of steps.
-        first_round: number of the first of these rounds.
-        choice_noise: the noise multiplier, as in `client_epsilons`.
-        copies: the numbers of copies (N,), as in `client_epsilons`; None: they are counted.
+        rule: the DP-SGD defence of the local steps.
+        first_round: the number of the first round.
+        choice_noise: the noise multiplier of the clients' choice, as in `client_epsilons`.
+        copies: the numbers of rows, (N,), as in `client_epsilons`. None counts the rows in ``federation``.
     """
 
     federation: Federation
@@ -141,7 +140,7 @@ class PrivateTrainings:
     copies: Tensor | None = None
 
     def epsilons(self, of: Callable[[History], float] | None = None) -> Tensor:
-        """The epsilon (N,) float64 of each client; ``of`` as of `client_epsilons`."""
+        """Compute the epsilon (N,) float64 of each client, or ``of`` the client's steps, as in `client_epsilons`."""
         federation, trainings = self.federation, self.trainings
         copies = most_copies(federation.clients) if self.copies is None else self.copies
         attended = torch.zeros(len(self.cohorts), len(federation), dtype=torch.int64)
@@ -174,7 +173,7 @@ class PrivateTrainings:
         return epsilons
 
     def bound(self) -> AttackBound:
-        """The limit of every view on the records of any client, with noise at clients."""
+        """Compute the limit on every attack against any client's records, for all views, with noise at clients."""
 
         def largest(index: int) -> float:
             return float(self.epsilons(lambda history: compose_bound(history)[index]).max())
@@ -183,9 +182,9 @@ class PrivateTrainings:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """The epsilon of Gaussian mechanisms, exactly: ``mu^2 = sum (sensitivity / standard deviation)^2`` over all.
+    """Compute the exact epsilon of Gaussian mechanisms with ``mu^2 = sum (sensitivity / standard deviation)^2``.
 
-    It solves ``delta = Phi(mu / 2 - epsilon / mu) - e^epsilon Phi(-mu / 2 - epsilon / mu)``.
+    The result solves ``delta = Phi(mu / 2 - epsilon / mu) - e^epsilon Phi(-mu / 2 - epsilon / mu)``.
 
     Source: Balle and Wang, ICML 2018, arXiv:1805.06530, Theorem 8; composition by Dong, Roth and Su, arXiv:1905.02383,
     Corollary 3.3.
@@ -219,18 +218,23 @@ def epsilons_by_view(
     copies: Tensor | None = None,
     of: Callable[[float], float] | None = None,
 ) -> dict[View, Tensor]:
-    """The epsilon of each of N clients with noise in the sum, by the view of an attacker, (N,) float64 each.
+    """Compute the epsilons (N,) float64 of N clients for each view, with noise in sums over clients.
 
-    A sum of at least m clients has noise sigma C: an outsider sees models of such sums, and so does a server whose sums
-    are secure. A client subtracts its own noise, which leaves (m - 1) / m of the variance; a server without secure sums
-    sees one client's noise, 1 / m of the variance. Each round is one Gaussian mechanism on all examples.
+    A sum over m clients has noise with standard deviation sigma C. The views are:
+
+    - An outsider sees models computed from such sums.
+    - A client knows its own noise, so (m - 1) / m of the noise variance remains.
+    - A server without secure aggregation sees each client's update, which has 1 / m of the noise variance.
+
+    Each round is one Gaussian mechanism on all examples of a client.
 
     Args:
         rule: the DP-SGD defence, with ``noise = "sum"``.
-        rounds: (N,) int64, the number of rounds that each client took part in.
-        choice_noise: the noise multiplier, as in `client_epsilons`.
-        secure: whether the server sees sums alone. It may know one client's noise, so it has the client's view.
-        copies: the numbers of copies (N,), as in `client_epsilons`.
+        rounds: the number of rounds in which each client took part, (N,) int64.
+        choice_noise: the noise multiplier of the clients' choice, as in `client_epsilons`.
+        secure: whether the server sees only sums. A server that sees only sums may know one client's noise, and
+            therefore gets the client's epsilon.
+        copies: the numbers of rows, (N,), as in `client_epsilons`.
         of: a function of ``mu`` (see `gaussian_epsilon`) to compute instead of epsilon.
     """
     counted = torch.stack([rounds, torch.ones_like(rounds) if copies is None else copies])
@@ -250,7 +254,7 @@ def epsilons_by_view(
 def bounds_by_view(
     rule: DPSGD, rounds: Tensor, choice_noise: float | None = None, copies: Tensor | None = None
 ) -> dict[View, AttackBound]:
-    """The limit of each view on the records of any client, with noise in sums; as `epsilons_by_view`."""
+    """Compute the limit of each view on every attack against any client's records, with noise in sums over clients."""
     mus = epsilons_by_view(rule, rounds, choice_noise, copies=copies, of=float)
     return {view: gaussian_bound(float(of_clients.max())) for view, of_clients in mus.items()}
 
@@ -297,16 +301,13 @@ def _epsilon_of_history(used: History, delta: float, accountant: Accountant) -> 
     return value
 
 
-_TOO_MUCH = 'the accountant "prv" takes too much memory for so many steps with so little noise; use "rdp"'
+_TOO_MUCH = '\'accountant\' must be "rdp" (got "prv"), because "prv" would need too much memory for these steps'
 _POINTS = 3e7
-"""Points of the mesh of "prv", above which it takes minutes and gigabytes."""
+"""The largest mesh of "prv"; larger meshes take minutes and gigabytes."""
 
 
 def check_accountable(federation: Federation, rounds: int, trainings: ClientTrainings) -> None:
-    """Raise `InputError` where the accountant could not say, after all rounds, what the clients spent.
-
-    Each client is taken to be in a first round of its own, where ``trainings`` have one.
-    """
+    """Raise `InputError` if the accountant cannot compute the epsilon of all rounds."""
     rule = private_rule(trainings.rounds[0])
     if rule is None:
         return
@@ -324,33 +325,27 @@ def check_accountable(federation: Federation, rounds: int, trainings: ClientTrai
 
 
 def check_sums(setup: TrainingSetup, trainings: ClientTrainings, clients: int) -> None:
-    """Raise `InputError` where noise in sums would not be in all that is seen of the training of ``clients`` clients.
-
-    So it does where ``min_clients`` are more than there are, since no model would ever be trained.
-    """
+    """Raise `InputError` if noise in sums would not cover all training, or if there are too few ``clients``."""
     rule = private_rule(trainings.rounds[0])
     if rule is None or rule.noise == "client":
         return
     require(
         (rule.min_clients or 1) <= clients,
-        f"noise = 'sum' trains no model with fewer than 'min_clients' clients, so 'min_clients' must be at most "
-        f"{clients}, the clients of this federation; got {rule.min_clients}",
+        f"'min_clients' must be at most the number of clients, {clients} (got {rule.min_clients})",
     )
     require(
         not trainings.final,
-        "noise = 'sum' protects sums over clients, but each client trains a model of its own after the last round, as "
-        "in fine-tuning; leave that out, or use noise = 'client'",
+        "noise = 'sum' does not allow local training after the last round, as in fine-tuning; use noise = 'client'",
     )
     filtered = setup.update_filter or setup.client_filter
     require(
         filtered is None,
-        f"noise = 'sum' needs updates that are added up as they are, but {type(filtered).__name__} changes each "
-        "client's update together with its share of the noise; leave one of the two out",
+        f"noise = 'sum' cannot be combined with {type(filtered).__name__}; remove one of them",
     )
 
 
 def private_rule(local: LocalSGD) -> DPSGD | None:
-    """How local steps are private by DP-SGD, if they are."""
+    """Return the DP-SGD defence of local steps, or None if the steps are not private."""
     rule = local.gradient_privacy
     if isinstance(rule, NoiseShare):
         return rule.rule
@@ -362,9 +357,10 @@ def _needs_memory(rule: DPSGD) -> bool:
 
 
 def check_computable(sizes: Tensor, rounds: int, trainings: ClientTrainings, rule: DPSGD, copies: int = 1) -> None:
-    """Raise `InputError` where ``rounds`` rounds of clients with ``sizes`` (N,) examples need too much memory.
+    """Raise `InputError` if ``rounds`` rounds of clients with ``sizes`` (N,) examples need too much memory.
 
-    A first round of its own and what follows the last round come on top of these. No record has more than ``copies``.
+    The check includes trainings in the first round and after the last round. No record may have more than ``copies``
+    rows.
     """
     if not _needs_memory(rule) or not len(sizes):
         return

@@ -1,4 +1,4 @@
-"""Augmentation as a defence: clients train on randomly transformed images, never on an image as it is."""
+"""Augmentation as a defence: clients train on randomly transformed images."""
 
 import math
 from dataclasses import field, replace
@@ -17,23 +17,24 @@ from shoal.engine import ClusterRound, LocalSGD
 
 @settings
 class Augmentation(Scaled):
-    """Random rotations, shifts, flips and crops of the images in every batch, bilinear, 0 outside the image.
+    """Random rotations, shifts, flips and crops of the training images.
 
-    Each image gets its own transform in every pass, so DP-SGD's guarantee does not change. Examples must be images.
+    Each image gets a new random transform in every pass. The transform interpolates bilinearly and fills with 0 outside
+    the image. Augmentation does not change the guarantee of DP-SGD. The examples must be images.
 
     Args:
-        rotation: largest angle in degrees, in either direction; uniform.
-        shift: largest shift in pixels, in each of the four directions; uniform, with parts of a pixel.
-        flip: whether to mirror every second image left to right, at random.
-        crop: largest share of height and width to cut off, in [0, 1), from a random place; the rest is resized to the
-            whole; uniform.
-        multiplicity: M, copies of each image in a step, each with its own transform. With DP-SGD the mean of their
-            gradients is clipped once, so a step reads an image M times at the epsilon of one (De et al.).
-        strength: the factor in [0, 1] on angles, shifts, crops and flips, set by `with_strength`.
+        rotation: the largest rotation in degrees; angles are uniform in both directions.
+        shift: the largest shift in pixels; horizontal and vertical shifts are uniform in both directions.
+        flip: whether images are mirrored horizontally with probability 1/2.
+        crop: the largest fraction of height and width that is cut off, in [0, 1). The fraction and the position of a
+            crop are uniform, and the rest of the image is resized to the full size.
+        multiplicity: the number of transformed copies of each image per step. With DP-SGD the mean of the copies'
+            gradients is clipped, so copies do not increase epsilon.
+        strength: the factor in [0, 1] on rotations, shifts, crops and the probability of a flip, set by
+            `with_strength`.
 
-    Source: on what it does against membership inference, Kaya and Dumitras, "When Does Data Augmentation Help With
-    Membership Inference Attacks?", ICML 2021. Of ``multiplicity``: De, Berrada, Hayes, Smith, Balle 2022,
-    arXiv:2204.13650, section 3.2.
+    Source: Kaya and Dumitras, "When Does Data Augmentation Help With Membership Inference Attacks?", ICML 2021; for
+    ``multiplicity``: De et al. 2022, arXiv:2204.13650, section 3.2.
 
     Example:
         >>> import torch, shoal
@@ -56,16 +57,14 @@ class Augmentation(Scaled):
     title: ClassVar[str] = "Augmentation"
 
     def apply(self, setup: TrainingSetup) -> TrainingSetup:
-        """Return the setup with augmentation.
-
-        Raises:
-            InputError: the examples are not images, or images are transformed already.
+        """Return the setup with augmentation; raise `InputError` for examples other than images, or a second
+        augmentation.
         """
         require(
             setup.kind in (None, "images"),
-            f"augmentation transforms images (channels, height, width), which these {setup.kind} are not",
+            f"'augmentation' needs images (got {setup.kind}); remove it",
         )
-        require(setup.first_local().augmentation is None, "augmentation is applied, but images are augmented already")
+        require(setup.first_local().augmentation is None, "'augmentation' must not be applied twice; remove one")
         return setup.with_local_defense(self)
 
     def local(self, local: LocalSGD, at: ClusterRound) -> LocalSGD:
@@ -75,7 +74,7 @@ class Augmentation(Scaled):
         return replace(local, augmentation=self, multiplicity=self.multiplicity)
 
     def draws(self, count: int, generator: torch.Generator) -> Tensor:
-        """Draw (count, 7) uniform numbers in [0, 1], always 7 so that one setting does not change another's draws."""
+        """Draw (count, 7) uniform numbers in [0, 1], independently of the settings."""
         return torch.rand(count, 7, generator=generator)
 
     def augmented(self, images: Tensor, generator: torch.Generator) -> Tensor:
@@ -89,7 +88,7 @@ class Augmentation(Scaled):
 
     @property
     def varied(self) -> tuple[int, ...]:
-        """The columns of `transformed`'s draws that change something."""
+        """The indices of the uniform draws that affect `transformed`."""
         angle, flip, shifts, crop = (self.rotation, [0]), (self.flip, [2]), (self.shift, [3, 4]), (self.crop, [1, 5, 6])
         used = (columns for size, columns in (angle, crop, flip, shifts) if size and self.strength)
         return tuple(sorted(column for columns in used for column in columns))
@@ -97,7 +96,8 @@ class Augmentation(Scaled):
     def transformed(self, images: Tensor, uniform: Tensor) -> Tensor:
         """Transform images (B, C, H, W) by uniform draws (B, 7) in [0, 1].
 
-        The columns: angle, share cut off, mirror, shift across and down, place of the crop across and down.
+        The seven columns determine the angle, the fraction cut off, the flip, the horizontal and vertical shift, and
+        the horizontal and vertical position of the crop.
         """
         height, width = images.shape[2:]
         signed = self.strength * (2 * uniform - 1)

@@ -1,4 +1,4 @@
-"""Convex-concave loss: a concave term keeps the losses of training examples apart."""
+"""Convex-concave loss: cross-entropy minus a concave term of the label's probability."""
 
 from dataclasses import field
 from typing import Annotated, ClassVar, Literal
@@ -16,17 +16,19 @@ from shoal.models.model import Loss
 class CCL(LossDefense):
     """The loss ``beta * (alpha * CE - (1 - alpha) * g(p))``, averaged over a batch.
 
-    CE is an example's cross-entropy and p = exp(-CE) the probability of its label; g is ``exp(p)`` (CCEL) or
-    ``p + p^2 / 2`` (CCQL). Since beta scales every gradient, a learning rate for plain cross-entropy is too small. CCL
-    needs classification by cross-entropy, without DP-SGD, and the ``loop`` backend.
+    CE is the cross-entropy of an example, and ``p = exp(-CE)`` is the predicted probability of its label. The concave
+    term ``g(p)`` is ``exp(p)`` (CCEL) or ``p + p^2 / 2`` (CCQL). The factor beta scales every gradient, so CCL needs a
+    larger learning rate than plain cross-entropy. CCL requires classification by cross-entropy and the ``loop``
+    backend, and excludes DP-SGD.
 
     Args:
-        variant: the concave term, ``ccel`` (exponential) or ``ccql`` (quadratic).
-        alpha: weight of the cross-entropy, in [0, 1]; the concave term has the rest.
-        beta: factor on the whole.
-        strength: the weight of this loss in [0, 1], set by `with_strength`; plain cross-entropy has the rest.
+        variant: the concave term of the loss: ``ccel`` (exponential) or ``ccql`` (quadratic).
+        alpha: the weight of the cross-entropy, in [0, 1]; the concave term has the weight 1 - alpha.
+        beta: the factor on the total loss.
+        strength: the weight of this loss in [0, 1], set by `with_strength`; the remaining weight is on plain
+            cross-entropy.
 
-    Source: Liu et al. 2024, arXiv:2402.05453, with the exponential (CCEL) and the quadratic (CCQL) concave term.
+    Source: Liu et al. 2024, arXiv:2402.05453.
 
     Example:
         >>> import shoal.toy
@@ -51,7 +53,6 @@ class CCL(LossDefense):
     def objective(
         self, forward: Forward, x: Tensor, y: Tensor, loss: Loss, generator: torch.Generator, number: int
     ) -> Tensor:
-        """Return the mean of the class's loss."""
         plain = loss(forward(x), y)
         p = (-plain).exp()
         concave = p.exp() if self.variant == "ccel" else p + p.square() / 2

@@ -1,4 +1,4 @@
-"""Defences: maps from a `TrainingSetup` to a `TrainingSetup`."""
+"""Protocols and base classes of defences, which map a `TrainingSetup` to a `TrainingSetup`."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -17,15 +17,15 @@ from shoal.models.model import Loss, cross_entropy
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """The settings that a defence may change.
+    """The settings of training that a defence may change.
 
     Args:
-        model: the network; fixed before the first round.
-        local: local training before any defence.
-        update_filter: the server's filter of every update; None: none.
-        client_filter: every honest client's filter of its update; None: none.
-        defenses: changes of local training, in order, for each cluster in each round.
-        kind: the kind of the examples, as `shoal.Federation.kind`, for defences of images; None: unknown.
+        model: the network.
+        local: the local training before any defence.
+        update_filter: the server's filter of every update, or None.
+        client_filter: the filter that every honest client applies to its update, or None.
+        defenses: the defences of local training, in order of application.
+        kind: the kind of the examples, as `shoal.Federation.kind`, or None if unknown.
 
     Example:
         >>> import shoal
@@ -45,7 +45,9 @@ class TrainingSetup:
     client_filter: UpdateFilter | None = None
 
     def first_local(self) -> LocalSGD:
-        """Return local training of cluster 0 in the first round, which decides the backend and the privacy budget."""
+        """Return the local training of cluster 0 in the first round, which determines the backend and the privacy
+        account.
+        """
         local = self.local
         for defense in self.defenses:
             local = defense.local(local, ClusterRound(round=1, cluster=0))
@@ -80,10 +82,10 @@ class Defense(Protocol):
     def apply(self, setup: TrainingSetup) -> TrainingSetup:
         """Return the setup with this defence.
 
-        A defence that changes local training adds itself to ``setup.defenses`` and implements `LocalDefense` as well.
+        A defence of local training adds itself to ``setup.defenses`` and also implements `LocalDefense`.
 
         Raises:
-            InputError: the setup does not fit.
+            InputError: the defence cannot be combined with the setup.
         """
         ...
 
@@ -106,12 +108,12 @@ def apply_defenses(setup: TrainingSetup, defenses: Sequence[Defense]) -> Trainin
 
 
 class Scaled:
-    """A defence with one field, `scales`, that a directive's strength multiplies; 0 turns it off."""
+    """A defence whose field `scales` is multiplied by the strength of a directive; strength 0 disables the defence."""
 
     scales: ClassVar[str] = "strength"
 
     def with_strength(self, strength: float) -> Self:
-        """Return this defence at ``strength`` in [0, 1] of its full strength."""
+        """Return the defence with a fraction ``strength`` in [0, 1] of its full strength."""
         require_strength(strength)
         value = strength * getattr(self, self.scales)
         return replace(self, **{self.scales: value})  # pyright: ignore[reportArgumentType] - subclasses are dataclasses
@@ -120,7 +122,7 @@ class Scaled:
 class LossDefense(Scaled):
     """A defence that replaces the loss of local steps by the `objective` of its subclass.
 
-    It excludes other such losses and DP-SGD, and needs the ``loop`` backend.
+    A loss defence excludes other loss defences and DP-SGD, and needs the ``loop`` backend.
 
     Example:
         >>> import shoal.toy
@@ -145,29 +147,28 @@ class LossDefense(Scaled):
     """
 
     of_cross_entropy: ClassVar[bool] = False
-    """Whether the objective needs posteriors, so that the model's loss must be cross-entropy."""
+    """Whether the model's loss must be cross-entropy."""
 
     @property
     def is_off(self) -> bool:
-        """Whether steps minimise the plain loss."""
+        """Whether local steps minimise the plain loss."""
         return getattr(self, self.scales) == 0
 
     @abstractmethod
     def objective(
         self, forward: Forward, x: Tensor, y: Tensor, loss: Loss, generator: torch.Generator, number: int
     ) -> Tensor:
-        """Return the number that a step minimises; see `shoal.engine.Objective`."""
+        """Return the loss that a local step minimises; see `shoal.engine.Objective`."""
 
     def apply(self, setup: TrainingSetup) -> TrainingSetup:
         """Return the setup with this loss.
 
         Raises:
-            InputError: steps are private or minimise another objective, or the model's loss does not fit.
+            InputError: local steps are private or have another objective, or the model's loss is not supported.
         """
         require(
             setup.model.loss is cross_entropy or not self.of_cross_entropy,
-            f"{type(self).__name__} is of classification by cross-entropy, but the model's loss is another; leave "
-            "'loss' of the Model out",
+            f"{type(self).__name__} needs a model with cross-entropy loss; remove the model's 'loss'",
         )
         first = setup.first_local()
         require(not first.private, PRIVATE_OBJECTIVE)
@@ -183,11 +184,10 @@ class LossDefense(Scaled):
     def _require_alone(self, local: LocalSGD) -> None:
         require(
             local.objective is None,
-            f"{type(local.objective).__name__} and {type(self).__name__} each replace what a local step minimises, so "
-            "one of the two must be left out",
+            f"{type(local.objective).__name__} cannot be combined with {type(self).__name__}; remove one of them",
         )
 
 
 def require_strength(strength: float) -> None:
-    """Raise `InputError` unless a defence can be applied at ``strength`` of its full strength."""
-    require(0 <= strength <= 1, f"'strength' must be in [0, 1]; got {strength:g}")
+    """Raise `InputError` unless ``strength`` is in [0, 1]."""
+    require(0 <= strength <= 1, f"'strength' must be in [0, 1] (got {strength:g})")

@@ -1,4 +1,4 @@
-"""DP-SGD at the clients: clipped gradients with noise, per client or in the sum over clients."""
+"""DP-SGD at the clients, with noise per client or in the sum over clients."""
 
 import math
 from dataclasses import dataclass, replace
@@ -20,60 +20,57 @@ Sampling = Literal["shuffled", "poisson"]
 
 @dataclass(frozen=True)
 class NoiseShare:
-    """One client's share of the noise in a sum; implements `shoal.engine.local_sgd.GradientPrivacy`."""
+    """One client's noise in a sum over clients; implements `shoal.engine.local_sgd.GradientPrivacy`."""
 
     rule: "DPSGD"
 
     @property
     def max_grad_norm(self) -> float:
-        """C."""
         return self.rule.max_grad_norm
 
     @property
     def noise_multiplier(self) -> float:
-        """The standard deviation of this client's noise, in units of C: sigma / sqrt(``min_clients``)."""
+        """The standard deviation of one client's noise, sigma / sqrt(``min_clients``), in units of C."""
         return self.rule.noise_multiplier / math.sqrt(self.rule.min_clients or 1)
 
     @property
     def poisson(self) -> bool:
-        """Whether batches are Poisson subsamples; here every step is on all examples."""
         return False
 
 
 @settings
 class DPSGD:
-    """Differentially private local steps: the sum over a batch of clipped gradients, plus noise.
+    """Differentially private local steps: noise is added to a batch's sum of clipped per-example gradients.
 
-    A step is ``theta <- theta - learning_rate / B * (sum_i g_i * min(1, C / |g_i|) + N(0, (sigma * C)^2 I))``, with B
-    the nominal batch size, even for a shorter last batch and a Poisson subsample. Without clipping and noise, and with
-    shuffled batches, it is the plain step, bit for bit. A gradient without a finite norm counts as zero, so no record
-    can make training fail. Batch norm is refused (the VGGs have ``group`` norm).
+    A step is ``theta <- theta - learning_rate / B * (sum_i g_i * min(1, C / |g_i|) + N(0, (sigma * C)^2 I))``. B is the
+    nominal batch size, also for a shorter last batch and for Poisson subsamples. A gradient without a finite norm
+    counts as zero. DP-SGD refuses networks with batch norm.
 
-    The reported epsilon is of one record with its copies (`accounting.of_copies`), over all local trainings of its
-    client, for an attacker who sees everything that the client sends and all models. It covers the choice of a cluster
-    only if that is private, as in `PrivateMeans`.
+    The reported epsilon protects one record of a client, including all copies of the record. The epsilon covers all
+    local trainings of the client, against an attacker who sees all models and everything that the client sends. The
+    choice of a cluster is covered only if the choice is private, as in `PrivateMeans`.
 
-    ``noise = "sum"``: each client adds N(0, (sigma C)^2 / m), m = ``min_clients``, so the sum over m or more clients
-    has the noise sigma. It needs one local step on all examples per round, and the server does not move a model that
-    fewer than m clients trained. Then epsilons are by view (`accounting.epsilons_by_view`): "outsider" sees the models
-    of all rounds; "client" also knows its own share of the noise; "server" sees each client's update, or with a secure
-    sum only the sums. ``epsilon`` is the client's. Training after the last round (`FineTuning`), `NormClipping` and
-    `LaplaceNoise` are refused.
+    With ``noise = "sum"`` each client adds noise with variance (sigma C)^2 / ``min_clients``, so a sum over at least
+    ``min_clients`` clients has noise multiplier sigma. With noise in sums, a round has one local step on all examples,
+    and a model with fewer than ``min_clients`` clients is not updated. One epsilon is reported for each view: outsider,
+    client and server. The figure ``epsilon`` is for the client's view. `FineTuning`, `NormClipping` and `LaplaceNoise`
+    cannot be combined with noise in sums.
 
     Args:
-        max_grad_norm: C, the bound on the L2 norm of each example's gradient, at least 1e-6 for squares in float32;
-            ``inf``: no clipping, only without noise.
-        noise_multiplier: sigma, the standard deviation of the noise in units of C; 0: no noise, and no guarantee.
-        delta: the delta of the reported (epsilon, delta).
-        accountant: ``rdp`` (Renyi, at Opacus' default orders), or ``prv`` (tighter, slower, and refused if it would
-            take gigabytes of memory).
-        noise: sigma is the noise of each ``client``, or of the ``sum`` over a model's clients.
-        min_clients: m, the fewest clients of such a sum.
-        sampling: ``shuffled``: batches of plain SGD, with an approximate epsilon; ``poisson``: Poisson subsampling, as
-            the accountants assume.
+        max_grad_norm: the bound C on the L2 norm of each example's gradient, at least 1e-6. ``inf`` disables clipping,
+            and is allowed only without noise.
+        noise_multiplier: the standard deviation sigma of the noise, in units of the clipping norm; 0 adds no noise and
+            gives no guarantee.
+        delta: the delta of the reported guarantee.
+        accountant: the method of privacy accounting: ``rdp`` (Renyi, with Opacus' default orders) or ``prv`` (tighter
+            and slower).
+        sampling: the sampling of batches: ``shuffled`` (as in plain SGD, with an approximate epsilon) or ``poisson``
+            (as the accountants assume).
+        noise: the place of the noise: at each ``client``, or in the ``sum`` over a model's clients.
+        min_clients: the smallest number of clients in a sum; required with noise in sums.
 
     Raises:
-        InputError: a value outside its range, or noise without clipping.
+        InputError: a value is outside its range, or noise is set without clipping.
 
     Source: Abadi et al. 2016, arXiv:1607.00133, Algorithm 1; at the clients as in Kim et al., RAID 2023, section 5.2.
 
@@ -102,31 +99,30 @@ class DPSGD:
     def __post_init__(self) -> None:
         require(
             self.noise_multiplier == 0 or self.max_grad_norm < math.inf,
-            f"noise needs clipping: 'noise_multiplier' is {self.noise_multiplier:g}, so 'max_grad_norm' must be finite",
+            f"'max_grad_norm' must be finite with noise (got noise_multiplier = {self.noise_multiplier:g})",
         )
         in_sum = self.noise == "sum"
-        require(in_sum or self.min_clients is None, "'min_clients' is of noise = 'sum'; leave it out")
-        require(not in_sum or self.min_clients is not None, "'min_clients' is missing: the fewest clients of a sum")
+        require(in_sum or self.min_clients is None, "'min_clients' needs noise = 'sum'; remove it")
+        require(not in_sum or self.min_clients is not None, "'min_clients' is missing; noise = 'sum' needs it")
         require(
             not in_sum or not self.poisson,
-            "noise = 'sum' takes all examples in every step, so 'sampling' must be 'shuffled'; got 'poisson'",
+            "'sampling' must be 'shuffled' with noise = 'sum' (got 'poisson')",
         )
 
     @property
     def poisson(self) -> bool:
-        """Whether batches are Poisson subsamples instead of parts of shuffled passes."""
         return self.sampling == "poisson"
 
     def apply(self, setup: TrainingSetup) -> TrainingSetup:
         """Return the setup with private local steps.
 
         Raises:
-            InputError: the network has batch norm, local steps are private already, or they minimise another objective.
+            InputError: the network has batch norm, or local steps are already private or have another objective.
         """
         private = setup.local.gradient_privacy is not None or any(
             isinstance(defense, DPSGD) for defense in setup.defenses
         )
-        require(not private, "DP-SGD is applied, but local training is private already")
+        require(not private, "'dp_sgd' must not be applied twice; remove one")
         if replace(setup.local, gradient_privacy=self).private:
             require(setup.first_local().objective is None, PRIVATE_OBJECTIVE)
             require_per_example_gradients(setup.model.structure())
@@ -136,8 +132,8 @@ class DPSGD:
             plain = local.momentum == 0 and local.optimizer is None and local.clip_norm is None
             require(
                 local.batch_size == "all" and steps == 1 and plain,
-                "noise = 'sum' needs one plain step on all examples a round: local.batch_size = 'all' and "
-                "local.steps = 1, without momentum, clip_norm and optimizer",
+                "noise = 'sum' needs one plain step per round; set local.batch_size = 'all' and local.steps = 1, and "
+                "remove momentum, clip_norm and optimizer",
             )
         return setup.with_local_defense(self)
 
@@ -145,11 +141,7 @@ class DPSGD:
         return replace(local, gradient_privacy=NoiseShare(self) if self.noise == "sum" else self)
 
     def adjust_plan(self, plan: RoundPlan, sizes: Tensor) -> RoundPlan:
-        """Leave models that fewer than ``min_clients`` clients train out of a round's plan.
-
-        Args:
-            plan: the plan of n clients.
-            sizes: (n,) int64, their numbers of examples.
+        """Remove models that fewer than ``min_clients`` clients train from a round's plan.
 
         Raises:
             InputError: updates are not sums of clipped gradients with equal weights.
@@ -162,20 +154,23 @@ class DPSGD:
             getattr(shared[0], name) in (None, ())
             for name in ("keep", "linear_term", "local", "example_weights", "phases", "shared", "step_rule")
         )
-        require(simple, f"noise = 'sum' needs clients that send one update, which is averaged, {algorithms}")
+        require(simple, f"noise = 'sum' needs an algorithm in which each client sends one update, {algorithms}")
         (training,) = shared
         assert training.weights is not None
         per_example = training.weights / sizes
         largest = per_example.amax(dim=1, keepdim=True)
         equal = torch.where(per_example > 0, (per_example - largest).abs() <= 1e-9 * largest, True)
-        require(bool(equal.all()), f"noise = 'sum' needs clients that weigh by their examples, {algorithms}")
+        require(
+            bool(equal.all()), f"noise = 'sum' needs an algorithm that weights clients by their examples, {algorithms}"
+        )
         enough = (training.weights > 0).sum(dim=1) >= (self.min_clients or 1)
         return replace(plan, trainings=(replace(training, weights=training.weights * enough[:, None]),))
 
     def with_strength(self, strength: float) -> Self:
-        """Multiply the noise multiplier by ``strength``.
+        """Return the defence with ``strength`` times the noise multiplier.
 
-        At any strength above 0 clipping and sampling are those of strength 1; at 0 steps are plain, bit for bit.
+        A strength above 0 does not change clipping and sampling. At strength 0, local steps equal those of plain SGD
+        bit for bit.
         """
         require_strength(strength)
         if strength == 0:

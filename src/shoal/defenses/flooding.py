@@ -1,4 +1,4 @@
-"""Flooding: the training loss is kept at a level above 0."""
+"""Flooding: training keeps the loss at a level above 0."""
 
 from typing import Annotated, ClassVar
 
@@ -14,14 +14,14 @@ from shoal.models.model import Loss
 
 @settings
 class Flooding(LossDefense):
-    """The loss ``|L - b| + b`` of the batch's mean loss L: gradient descent above the level b, ascent below.
+    """The loss ``|L - b| + b``, where L is a batch's mean loss: gradient descent above the level b, and ascent below b.
 
-    DP-SGD is refused, and it needs the ``loop`` backend.
+    Flooding excludes DP-SGD and needs the ``loop`` backend.
 
     Args:
-        level: b, the flood level; 0: no flooding of a non-negative loss.
+        level: the level b at which flooding keeps the training loss; 0 disables flooding.
 
-    Source: Ishida, Yamane, Sakai, Niu, Sugiyama 2020, arXiv:2002.08709.
+    Source: Ishida et al. 2020, arXiv:2002.08709.
 
     Example:
         >>> import shoal.toy
@@ -43,5 +43,4 @@ class Flooding(LossDefense):
     def objective(
         self, forward: Forward, x: Tensor, y: Tensor, loss: Loss, generator: torch.Generator, number: int
     ) -> Tensor:
-        """Return ``|L - b| + b``."""
         return (loss(forward(x), y).mean() - self.level).abs() + self.level

@@ -1,4 +1,4 @@
-"""n-dimensional Laplace noise of each client on its update."""
+"""Laplace noise in n dimensions, which each client adds to its update."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -14,32 +14,29 @@ from shoal.defenses.defense import TrainingSetup
 
 @settings
 class LaplaceNoise:
-    """Noise with density ``c * exp(-epsilon * |x|)``, x in R^n, on the n parameters that a client sends.
+    """Noise with density ``c * exp(-epsilon * |x|)`` in R^n, added to the n parameters that a client sends.
 
-    Its direction is uniform, and its length is Gamma(n, 1 / epsilon): mean n / epsilon and variance n / epsilon^2. Two
-    updates at L2 distance d give any result with probabilities within a factor of exp(epsilon * d), for one round;
-    rounds add up. Give one of two scales:
+    The direction of the noise is uniform. The length of the noise has the distribution Gamma(n, 1 / epsilon), with mean
+    n / epsilon and variance n / epsilon^2. For two updates at L2 distance d, the probabilities of any result differ by
+    at most a factor of exp(epsilon * d) per round. Exactly one of two scales must be set:
 
-    - ``noise_multiplier`` (the paper's): nu, with ``epsilon = n / (nu * |update|)``, so the noise is on average nu
-      times as long as the update. Then ``epsilon * |update|`` is n / nu (`leakage`), a vacuous bound for a network:
-      50,186 at nu = 1. The noise does not hide the update's length: in high dimension the sent update has length
-      ``|update| * sqrt(1 + nu^2)`` almost exactly.
-    - ``epsilon``: the same for all updates, in 1 / (unit of L2 distance); a guarantee for all pairs of updates.
+    - ``noise_multiplier`` (nu in the paper) sets ``epsilon = n / (nu * |update|)``, so the noise is on average nu times
+      as long as the update. The guarantee ``epsilon * |update| = n / nu`` (`leakage`) is vacuous for a network. The
+      noise does not hide the length of the update.
+    - ``epsilon`` applies to all updates, and guarantees the same bound for all pairs of updates.
 
-    Neither is an (epsilon, delta) of examples, so a run does not report it as ``epsilon``. The sent update has cosine
-    ``1 / sqrt(1 + nu^2)`` with the true one, and the mean over m clients with similar updates
-    ``1 / sqrt(1 + nu^2 / m)``: signal outweighs noise for ``nu < sqrt(m)``. Malicious clients add none. Recorded
-    updates include the noise. Batch norm is refused, since noise would make its variances negative.
+    Neither scale gives an (epsilon, delta) guarantee for examples, so runs do not report it as ``epsilon``. The cosine
+    between the true and the sent update is ``1 / sqrt(1 + nu^2)``. Networks with batch norm are refused, because noise
+    would make variances negative.
 
     Args:
-        noise_multiplier: nu, the mean length of the noise in lengths of the update; 0: no noise.
-        epsilon: every update's epsilon, in 1 / (unit of L2 distance).
+        noise_multiplier: the mean length nu of the noise relative to the length of the update; 0 adds no noise.
+        epsilon: the epsilon of every update, in 1 / (unit of L2 distance).
 
     Raises:
-        InputError: both scales, or neither.
+        InputError: both scales are set, or neither.
 
-    Source: Galli, Biswas, Jung, Cucinotta, Palamidessi 2023, arXiv:2206.03396 (d-privacy of updates in R^n); the noise
-    of d-privacy in the plane: Andres, Bordenabe, Chatzikokolakis, Palamidessi 2013, arXiv:1212.1984.
+    Source: Galli et al. 2023, arXiv:2206.03396; noise in the plane: Andres et al. 2013, arXiv:1212.1984.
 
     Example:
         >>> import torch, shoal
@@ -58,23 +55,22 @@ class LaplaceNoise:
 
     def __post_init__(self) -> None:
         count = sum(scale is not None for scale in (self.noise_multiplier, self.epsilon))
-        require(count == 1, f"Laplace noise takes either 'noise_multiplier' or 'epsilon'; got {count} of them")
+        require(count == 1, f"Laplace noise needs exactly one of 'noise_multiplier' and 'epsilon' (got {count})")
 
     def leakage(self, parameters: int) -> float:
-        """Return n / nu for n ``parameters``: epsilon times the length of an update, in one round.
+        """Return n / nu for n ``parameters``, which is epsilon times the length of an update in one round.
 
         Raises:
-            InputError: 'noise_multiplier' is 0 or missing.
+            InputError: ``noise_multiplier`` is 0 or not set.
 
         >>> LaplaceNoise(noise_multiplier=1.0).leakage(50_186)
         50186.0
         """
         if not self.noise_multiplier:
-            raise InputError("a leakage for every update needs a 'noise_multiplier' above 0")
+            raise InputError("'noise_multiplier' must be above 0 for a leakage")
         return parameters / self.noise_multiplier
 
     def filter(self, starts: Tensor, ends: Tensor, seeds: Tensor) -> Tensor:
-        """Add noise to each of the ends (u, n), from the client's own stream of the round."""
         if self.noise_multiplier == 0:
             return ends
         parameters, lengths = ends.shape[1], (ends - starts).double().norm(dim=1).tolist()
@@ -89,20 +85,23 @@ class LaplaceNoise:
         """Return the setup in which clients add this noise.
 
         Raises:
-            InputError: clients change their updates already, or the network has parameters that are not trained.
+            InputError: clients already filter their updates, or some parameters of the network are not trained.
         """
-        require(setup.client_filter is None, "Laplace noise is added, but clients change their updates already")
+        require(
+            setup.client_filter is None,
+            "Laplace noise cannot be combined with another filter of clients' updates; remove one",
+        )
         layout = setup.model.layout
         require(
             layout.trainable == layout.size,
-            "Laplace noise needs a network whose parameters are all trained, without batch norm; "
-            f"{layout.size - layout.trainable} of this one's numbers are not",
+            "Laplace noise needs a network without batch norm or frozen layers "
+            f"(got {layout.size - layout.trainable} untrained numbers)",
         )
         return replace(setup, client_filter=self)
 
 
 def laplace_noise(parameters: int, mean: float, stream: Stream) -> Tensor:
-    """Draw n-dimensional Laplace noise (n,) float32, n = ``parameters``, of mean length ``mean`` = n / epsilon."""
+    """Draw Laplace noise in R^n, n = ``parameters``, with mean norm ``mean``, as (n,) float32."""
     direction = torch.randn(parameters, generator=stream("direction").generator())
     radius = mean / parameters * float(stream("radius").numpy().gamma(parameters))
     # In float64, since the vector is long.

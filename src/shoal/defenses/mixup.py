@@ -1,4 +1,4 @@
-"""Mixup: clients train on mixtures of two examples and of their losses."""
+"""Mixup: clients train on mixtures of two examples."""
 
 from dataclasses import field
 from typing import Annotated, ClassVar
@@ -20,14 +20,16 @@ from shoal.models.model import Loss
 class Mixup(LossDefense):
     """The loss ``lambda * loss(f(z), y) + (1 - lambda) * loss(f(z), v)`` at ``z = lambda x + (1 - lambda) u``.
 
-    The pairs (x, y) and (u, v) are a batch and a permutation of it; ``lambda ~ Beta(a, a)`` is drawn per batch. Texts
-    and DP-SGD are refused, and it needs the ``loop`` backend.
+    (x, y) are a batch's examples, and (u, v) are the same examples in random order. The weight lambda is drawn from
+    Beta(alpha, alpha) for each batch. Mixup refuses texts and DP-SGD, and needs the ``loop`` backend.
 
     Args:
-        alpha: a of the distribution Beta(a, a) of the mixing weight; 0: no mixing.
-        strength: the strength in [0, 1], set by `with_strength`: lambda becomes ``1 - strength * (1 - lambda)``.
+        alpha: the parameter alpha of the distribution Beta(alpha, alpha), from which mixup's weight is drawn; 0
+            disables mixup.
+        strength: the strength in [0, 1], set by `with_strength`. A strength s changes lambda to ``1 - s * (1 -
+            lambda)``.
 
-    Source: Zhang, Cisse, Dauphin, Lopez-Paz 2018, arXiv:1710.09412.
+    Source: Zhang et al. 2018, arXiv:1710.09412.
 
     Example:
         >>> import shoal.toy
@@ -49,23 +51,21 @@ class Mixup(LossDefense):
 
     @property
     def is_off(self) -> bool:
-        """Whether the defence mixes nothing."""
         return self.alpha == 0 or self.strength == 0
 
     def apply(self, setup: TrainingSetup) -> TrainingSetup:
         """Return the setup with mixup.
 
         Raises:
-            InputError: the examples are texts, or steps are private or minimise another objective.
+            InputError: the examples are texts, or local steps are private or have another objective.
         """
-        require(setup.kind != "texts", "mixup mixes inputs that are numbers, which texts are not")
+        require(setup.kind != "texts", "'mixup' needs numeric inputs (got texts); remove it")
         return super().apply(setup)
 
     def objective(
         self, forward: Forward, x: Tensor, y: Tensor, loss: Loss, generator: torch.Generator, number: int
     ) -> Tensor:
-        """Return the mean loss of the mixtures for both labels."""
-        require(x.is_floating_point(), "mixup mixes inputs that are numbers, which texts are not")
+        require(x.is_floating_point(), "'mixup' needs numeric inputs (got texts); remove it")
         order = torch.randperm(len(y), generator=generator).to(y.device)
         # PyTorch cannot draw a beta distribution from a given generator.
         seed = int(torch.randint(2**62, (1,), generator=generator))

@@ -1,4 +1,4 @@
-"""Norm clipping at the server: a bound on the L2 norm of each update."""
+"""Norm clipping: a bound on the L2 norm of each update at the server."""
 
 import math
 from dataclasses import replace
@@ -14,15 +14,15 @@ from shoal.defenses.defense import TrainingSetup
 
 @settings
 class NormClipping:
-    """Scales every update to at most a given L2 norm before aggregation.
+    """Scaling of every update to at most a given L2 norm before aggregation.
 
-    An update is what a client sent less what it started from. Under `FedSoft` and `MRMTL` that is its own last model,
-    so the norm bounds how far each client's model moves in a round, not how far it is from the cluster's.
+    An update is the difference between a client's trained and initial parameters. Under `FedSoft` and `MRMTL` the
+    initial parameters are the client's personal model, so clipping bounds the change of the personal model per round.
 
     Args:
-        max_norm: largest L2 norm of an update at the server, above 0; ``inf``: no clipping.
+        max_norm: the largest L2 norm of an update at the server; ``inf`` disables clipping.
 
-    Source: Sun, Kairouz, Suresh, McMahan 2019, arXiv:1911.07963, section 3.
+    Source: Sun et al. 2019, arXiv:1911.07963, section 3.
 
     Example:
         >>> from shoal import NormClipping
@@ -38,7 +38,7 @@ class NormClipping:
     title: ClassVar[str] = "Norm clipping"
 
     def filter(self, starts: Tensor, ends: Tensor, seeds: Tensor) -> Tensor:
-        """``start + (end - start) * min(1, max_norm / |end - start|)`` of starts and ends (u, P)."""
+        """Return ``start + (end - start) * min(1, max_norm / |end - start|)`` for starts and ends (u, P)."""
         if self.max_norm == math.inf:
             return ends
         moved = ends - starts
@@ -48,10 +48,9 @@ class NormClipping:
         return cut.where(norms > self.max_norm, ends)
 
     def apply(self, setup: TrainingSetup) -> TrainingSetup:
-        """The setup with this filter.
-
-        Raises:
-            InputError: the setup has another filter.
-        """
-        require(setup.update_filter is None, "updates are clipped, but another filter is applied to them already")
+        """Return the setup with this filter; raise `InputError` if the setup has another filter at the server."""
+        require(
+            setup.update_filter is None,
+            "norm clipping cannot be combined with another filter at the server; remove one",
+        )
         return replace(setup, update_filter=self)

@@ -1,4 +1,4 @@
-"""Defences without a paper of their own: an L2 penalty, dropout, and fewer local steps."""
+"""Standard regularisation as a defence: an L2 penalty, dropout, and fewer local steps."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,11 +17,11 @@ from shoal.models import Model, SeededDropout
 
 @settings
 class L2(Scaled):
-    """An L2 penalty: adds ``penalty * parameters`` to every gradient.
+    """An L2 penalty, which adds ``penalty * parameters`` to every gradient.
 
     Args:
-        penalty: coefficient of the L2 penalty on the parameters; the same thing as ``weight_decay`` of local training,
-            so only one of them may be given.
+        penalty: the coefficient of the L2 penalty on the parameters. The penalty has the same effect as
+            ``local.weight_decay``, so only one of the two may be set.
 
     Example:
         >>> import shoal.toy
@@ -40,29 +40,25 @@ class L2(Scaled):
     scales: ClassVar[str] = "penalty"
 
     def apply(self, setup: TrainingSetup) -> TrainingSetup:
-        """The setup with the penalty as weight decay.
-
-        Raises:
-            InputError: local training has weight decay already.
-        """
+        """Return the setup with the penalty as weight decay; raise `InputError` if local training has weight decay."""
         decay = setup.first_local().weight_decay
         require(
             decay == 0,
-            f"an L2 penalty of {self.penalty:g} and a weight decay of {decay:g} are the same thing; give one",
+            f"'local.weight_decay' must be 0 with an L2 penalty (got {decay:g}); remove one",
         )
         return setup.with_local_defense(self)
 
     def local(self, local: LocalSGD, at: ClusterRound) -> LocalSGD:
-        """Local training with that weight decay, the same in every round."""
         return replace(local, weight_decay=self.penalty) if self.penalty else local
 
 
 @settings
 class ShorterTraining:
-    """A fraction of the local steps: only the first of a client's steps in each round.
+    """Training with only the first steps of a client's local training in each round.
 
     Args:
-        share: the fraction of the local steps to take, in (0, 1], rounded to whole steps, at least one; 1: all.
+        share: the fraction of the local steps that clients take, in (0, 1], rounded to at least one whole step; 1 takes
+            all steps.
 
     Example:
         >>> import shoal.toy
@@ -79,28 +75,26 @@ class ShorterTraining:
     title: ClassVar[str] = "Shorter training"
 
     def apply(self, setup: TrainingSetup) -> TrainingSetup:
-        """The setup with fewer local steps."""
         return setup.with_local_defense(self)
 
     def local(self, local: LocalSGD, at: ClusterRound) -> LocalSGD:
-        """Local training of that share of its steps, the same in every round."""
         return local if self.share == 1 else replace(local, share=self.share * local.share)
 
     def with_strength(self, strength: float) -> Self:
-        """With ``strength`` times the steps that are left out."""
+        """Return the defence with ``strength`` times the fraction of omitted steps."""
         require_strength(strength)
         return replace(self, share=1 - strength * (1 - self.share)) if strength < 1 else self
 
 
 @settings
 class Dropout:
-    """Dropout of the inputs of linear layers while clients train.
+    """Dropout on the inputs of linear layers during local training.
 
-    The first layer with parameters keeps all its inputs, which are the data. Names and order of the parameters stay
-    those of the network without dropout, so models of the two have the same parameter vectors.
+    The first layer with parameters keeps all its inputs. Dropout does not change the names or the order of the
+    network's parameters.
 
     Args:
-        rate: fraction of the inputs of linear layers that are dropped, in [0, 1).
+        rate: the fraction of dropped inputs of linear layers, in [0, 1).
 
     Example:
         >>> import shoal.toy
@@ -118,18 +112,13 @@ class Dropout:
     title: ClassVar[str] = "Dropout"
 
     def apply(self, setup: TrainingSetup) -> TrainingSetup:
-        """The setup with dropout in its model.
-
-        Raises:
-            InputError: the network has no linear layer after its first one.
-        """
+        """Return the setup with dropout; raise `InputError` if the network has no linear layer after its first."""
         return setup if self.rate == 0 else replace(setup, model=self.to(setup.model))
 
     def to(self, model: Model) -> Model:
-        """``model`` with this dropout."""
         require(
             bool(_linear(model.structure())),
-            "dropout is of inputs of linear layers, but the network has none after its first layer",
+            "'dropout' needs a network with a linear layer after its first layer; remove it",
         )
         return replace(model, build=partial(_dropping, model.build, self.rate))
 

@@ -1,4 +1,4 @@
-"""RelaxLoss: the training loss is kept at a level, and posteriors are flattened where it is below."""
+"""RelaxLoss: training keeps the loss at a level and flattens the posteriors below the level."""
 
 from typing import Annotated, ClassVar
 
@@ -15,18 +15,19 @@ from shoal.models.model import Loss
 
 @settings
 class RelaxLoss(LossDefense):
-    """The loss ``|L - alpha|`` of the batch's mean loss L in even passes over the data, counted from 0.
+    """The loss ``|L - alpha|`` for a batch's mean loss L, or flattened posteriors in odd passes if L is at most alpha.
 
-    In odd passes it does so if L is above alpha. Below alpha it minimises the cross-entropy to a flattened posterior,
-    which keeps the label's probability, spreads the rest evenly over the other classes, and passes no gradient. A
-    client's passes count over all rounds, so with one epoch per round even and odd rounds differ. It needs
-    classification by cross-entropy, without DP-SGD, and the ``loop`` backend.
+    A flattened posterior keeps the probability of the label and spreads the rest evenly over the other classes. In odd
+    passes below the level, a step minimises the cross-entropy to the flattened posterior, which is treated as constant.
+    Passes over the data are counted from 0 over all rounds. RelaxLoss requires classification by cross-entropy and the
+    ``loop`` backend, and excludes DP-SGD.
 
     Args:
-        alpha: the level of the mean loss, in nats; 0: plain training.
-        upper: largest probability of the label in that posterior (the authors: 1 for images, 0.1 to 1 for tables).
+        alpha: the level of the mean loss in nats; 0 gives plain training.
+        upper: the largest probability of the label in a flattened posterior (1 for images and 0.1 to 1 for tables in
+            the paper).
 
-    Source: Chen, Yu, Fritz 2022, arXiv:2207.05801, Algorithm 1.
+    Source: Chen et al. 2022, arXiv:2207.05801, Algorithm 1.
 
     Example:
         >>> import shoal.toy
@@ -50,7 +51,6 @@ class RelaxLoss(LossDefense):
     def objective(
         self, forward: Forward, x: Tensor, y: Tensor, loss: Loss, generator: torch.Generator, number: int
     ) -> Tensor:
-        """Return ``|L - alpha|``, or the cross-entropy to flattened posteriors."""
         outputs = forward(x)
         mean = loss(outputs, y).mean()
         if number % 2 == 0 or float(mean.detach()) > self.alpha:

@@ -13,7 +13,7 @@ import torch
 from shoal.algorithms import LocalOnly
 from shoal.algorithms.wrapper import choice_noise
 from shoal.audit.record_table import CLIENT, OUTSIDER, SERVER
-from shoal.core.formats import count, decimal, number, one_line
+from shoal.core.formats import count, decimal, join_words, number, one_line
 from shoal.data.content import most_copies
 from shoal.defenses import accounting
 from shoal.engine import client_trainings
@@ -69,25 +69,21 @@ class GroupExposure:
         """The verdict in few words."""
         expected = self.exposure.expected
         if self.exposure.verdict == "recognised":
-            every = "every record" if self.recognised == 1 else f"{100 * self.recognised:.0f} % of the records"
-            return f"{every} can be recognised"
+            share = "less than 1 %" if self.recognised < 0.005 else f"{100 * self.recognised:.0f} %"
+            return "recognises every record" if self.recognised == 1 else f"recognises {share} of the records"
         if self.exposure.verdict == "hidden":
-            return "records are hidden from these attacks"
-        return "records may be recognised" + ("" if isnan(expected) else f" (AUC up to {expected:.2f})")
+            return "recognises no record by these attacks"
+        return "may recognise records" + ("" if isnan(expected) else f" (AUC up to {expected:.2f})")
 
     def sentence(self) -> str:
         """Describe the group's exposure and the deciding layer, without the group's name."""
         one, layer = self.exposure, self.exposure.layer
         after = "" if self.view == OUTSIDER else f" after {_rounds(one.rounds)}"
-        shown = f"'{layer.name}', a layer of {count(layer.inputs)} inputs and {count(layer.outputs)} outputs"
-        shown = f"{self._inputs()} in {shown}{self._why()}"
-        if one.verdict == "recognised":
-            by = "" if one.exact else f" by a matched filter (AUC up to {one.expected:.2f})"
-            return f"every record of {self.whose} can be recognised{by}{after}: {shown}."
-        if one.verdict == "hidden":
-            return f"the records of {self.whose} are hidden from these attacks: {shown}."
-        said = self.answer.removeprefix("records ")
-        return f"records of {self.whose} {said}: {shown}."
+        by = "" if one.exact else f", by a matched filter (AUC up to {one.expected:.2f})"
+        verdict = {"recognised": f"every record is recognised{after}{by}", "hidden": "every record is hidden"}
+        said = verdict.get(one.verdict, self.answer.replace("may recognise records", "records may be recognised"))
+        size = f"{count(layer.inputs)} input{'s' * (layer.inputs != 1)}, {count(layer.outputs)} outputs"
+        return f"{self.whose}: {said}. Layer '{layer.name}' ({size}) receives {self._inputs()}{self._why()}."
 
     def _inputs(self) -> str:
         """The distinct inputs in words."""
@@ -102,9 +98,9 @@ class GroupExposure:
         if one.exact or noise:
             return noise
         if one.capacity > one.distinct:
-            return ", whose moves are no plain sums of gradients"
+            return ", and its updates are not plain sums of gradients"
         many = f"{count(one.capacity)} direction{'s' * (one.capacity > 1)}"
-        return f", which shows {many} in {_rounds(one.rounds)}"
+        return f" and shows {many} in {_rounds(one.rounds)}"
 
 
 def predicted_exposure(seen: VisibleMoves, view: str, group: int) -> GroupExposure:
@@ -118,7 +114,7 @@ def predicted_exposure(seen: VisibleMoves, view: str, group: int) -> GroupExposu
         moves = seen.moves(view, ceil(examples / clients), clients, examples)
         exposure = seen.most(moves)
         recognised = float(exposure.verdict == "recognised")
-        whose = f"the {count(clients)} clients of a sum" if clients > 1 else "a client alone in its cluster"
+        whose = f"the {count(clients)} clients in a sum" if clients > 1 else "a client alone in its cluster"
         return GroupExposure(view, name, exposure, moves, recognised, clients, whose, noun)
     by_size = cache(lambda size: seen.most(seen.moves(view, size, 1)))
     distinct = sizes.unique().tolist()
@@ -129,7 +125,7 @@ def predicted_exposure(seen: VisibleMoves, view: str, group: int) -> GroupExposu
     if recognised:
         inside = sizes[sizes <= shown]
         if len(inside) < len(sizes):
-            whose = f"{count(len(inside))} of {count(len(sizes))} clients, those with at most {count(shown)} {noun},"
+            whose = f"{count(len(inside))} of {count(len(sizes))} clients, with at most {count(shown)} {noun} each"
     part = float(inside.sum() / sizes.sum())
     return GroupExposure(view, name, by_size(shown), seen.moves(view, shown, 1), part, 1, whose, noun)
 
@@ -148,8 +144,8 @@ class _Option:
         verdict = cache(lambda value: self.exposure(value).verdict)
         partly = _first(lambda value: verdict(value) != "recognised", self.values) if recognised else None
         hidden = _first(lambda value: verdict(value) == "hidden", self.values)
-        named = {} if partly in {None, hidden} else {partly: "end certainty"}
-        named |= {} if hidden is None else {hidden: "hide every record"}
+        named = {} if partly in {None, hidden} else {partly: "for uncertain recognition"}
+        named |= {} if hidden is None else {hidden: "to hide every record"}
         return [f"{self.bound} {_number(value)} {effect}" for value, effect in named.items() if value is not None]
 
 
@@ -187,10 +183,10 @@ def _options(seen: VisibleMoves, worst: GroupExposure) -> Iterator[_Option]:
         return seen.most(replace(moves, examples=size * int(of_all), noise=noise, gradient_noise=gradient_noise))
 
     inputs = [value for value in reversed(_GRID) if value < widest and value == int(value)]
-    yield _Option("Principal components of the inputs as a fixed map of features", "at most", inputs, narrower)
+    yield _Option("Principal components of the inputs as features", "at most", inputs, narrower)
     whole = [value for value in _GRID if value > clients and value == int(value)]
     yield _Option(
-        "Clients of a secure sum" if worst.view == SERVER else "Clients of a cluster", "at least", whole, summed
+        "Clients in a secure sum" if worst.view == SERVER else "Clients in a cluster", "at least", whole, summed
     )
     rule, active = accounting.private_rule(seen.local), seen.local.gradient_privacy
     now = 0.0 if rule is None else rule.noise_multiplier
@@ -202,7 +198,7 @@ def _options(seen: VisibleMoves, worst: GroupExposure) -> Iterator[_Option]:
             noise, gradient_noise = clipped.noise(size, steps, passes, clients, multiplier * share)
             return clipped.most(replace(moves, noise=noise, gradient_noise=gradient_noise))
 
-        norm = "" if active is not None else f", of gradients clipped to {number(_ASSUMED_NORM)}"
+        norm = "" if active is not None else f" with gradients clipped to {number(_ASSUMED_NORM)}"
         larger = [value for value in _GRID if value > now]
         yield _Option(f"Noise multiplier of DP-SGD{norm}", "at least", larger, noisier)
     if seen.federation.kind == "images" and seen.copies == 1 and not moves.noise:
@@ -211,7 +207,7 @@ def _options(seen: VisibleMoves, worst: GroupExposure) -> Iterator[_Option]:
             return seen.most(replace(moves, copies=inf, passes=int(more)))
 
         more = [value for value in _GRID if passes <= value <= _MAX_PASSES and value == int(value)]
-        what = "Passes a round over transformed images, against who searches the transform"
+        what = "Passes per round over transformed images, if the attacker searches for the transform"
         yield _Option(what, "at least", more, transformed)
 
 
@@ -243,13 +239,13 @@ COLUMNS = (
 """The columns of `Preflight.views`."""
 
 _ATTACKER = {
-    SERVER: "The server, which sees each client's updates",
-    CLIENT: "A client, which sees the models of every round",
-    OUTSIDER: "An outsider who has the initial and the final models",
+    SERVER: "The server, from each client's updates",
+    CLIENT: "Another client, from the models of every round",
+    OUTSIDER: "An outsider, from the initial and the final models",
 }
 """Who sees what, in words."""
 
-_VIEW_NAMES = {SERVER: "the server", CLIENT: "a client", OUTSIDER: "an outsider"}
+_VIEW_NAMES = {SERVER: "the server", CLIENT: "another client", OUTSIDER: "an outsider"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -304,7 +300,10 @@ class Preflight:
         """Yield titles and their sentences."""
         answers = [f"{_ATTACKER[view]}: {answer}" for view, answer in self.answers.items()]
         yield "Who could recognise a training record", answers
-        yield from ((f"Why: {_VIEW_NAMES[view]}", said) for view, said in self.sentences.items())
+        views = defaultdict[tuple[str, ...], list[str]](list)
+        for view, said in self.sentences.items():
+            views[tuple(said)].append(_VIEW_NAMES[view])
+        yield from ((f"Why: {join_words(names)}", said) for said, names in views.items())
         if self.epsilons:
             said = [self._promise_words(view, epsilon) for view, epsilon in self.epsilons.items()]
             said += [] if self.choice else ["A client's choice of model is not covered."]
@@ -319,11 +318,9 @@ class Preflight:
             f"no attack on a record has a balanced accuracy above {decimal(accuracy)} or an AUC above {decimal(auc)}"
         )
         if accuracy > 0.995:
-            bound = "that bounds no attack noticeably"
-        whose = f"of view '{view}'" if view else "of every view"
-        return (
-            f"Epsilon {number(epsilon)} of a record at delta {number(self.delta)} after all rounds, {whose}: {bound}."
-        )
+            bound = "this limits no attack noticeably"
+        whose = _VIEW_NAMES.get(view, "every view")
+        return f"Against {whose}, epsilon {number(epsilon)} per record at delta {number(self.delta)}: {bound}."
 
 
 def preflight(seen: VisibleMoves, *, first_round: int = 1, steered: bool = False) -> Preflight:
@@ -401,14 +398,14 @@ def _assumptions(seen: VisibleMoves, steered: bool) -> list[str]:
     sums = ", ".join(f"{count(clients)} of {group}" for group, clients in named.items())
     lines = []
     if not seen.has(LocalOnly):
-        lines.append(f"Clients that train one model, at the least where clusters find the groups: {sums}.")
+        lines.append(f"Clusters match the groups, and a sum has these clients: {sums}.")
     if seen.share_of_clients < 1:
-        lines.append("Clients take part by chance, so examples behind a move and rounds are means.")
+        lines.append("Participation is random, so numbers of examples and rounds are means.")
     if seen.copies == inf:
-        lines.append("The attacker knows the family of transforms, and searches it for each record.")
+        lines.append("The attacker knows the family of image transforms and searches it for each record.")
     if steered:
-        lines.append("Defences that a coordinator steers are left out.")
+        lines.append("Defences under a coordinator are ignored.")
     lines.append("The attacker knows the learning rate and subtracts weight decay, momentum and control variates.")
-    lines.append("An AUC is predicted for an attacker who knows a record's label, by gradients of an initial model.")
-    lines.append("Only what moves show is judged: attacks that query released models are not.")
+    lines.append("A predicted AUC is for an attacker who knows a record's label, with gradients of the initial model.")
+    lines.append("Attacks that query released models are not predicted; shoal audit measures them after training.")
     return lines

@@ -145,14 +145,12 @@ def auc_over_rounds(updates: pd.DataFrame) -> plot.Figure | None:
         plot.legend(figure, [*(curve.key for curve in curves), plot.chance_key()])
 
     caption = (
-        "How often the attacker is surer of an update with the property than of one without it, among all updates up "
-        "to a round. It judges them after the last round, with everything that it simulated by then; a line begins "
-        "where there have been updates of both kinds. Grey: the same by attackers that learned from shuffled labels, "
-        "a control: the AUC of knowing nothing."
+        "AUC of the attack on all updates up to a round, judged after the last round. A line starts when updates with "
+        "and without the property exist. Grey: attackers trained on shuffled labels, as a control."
     )
     never = [curve.label for curve in of_clusters if curve.values.empty]
     if never:
-        caption += f" The updates of {', '.join(never)} are of one kind alone, which leaves no AUC."
+        caption += f" No AUC: all updates of {', '.join(never)} are of one kind."
     alt = f"AUC of the property attack over rounds. At the end: {ends(curves)}."
     scored = updates.dropna(subset=["score"])["present"] > 0
     last = float(pooled.values.iloc[-1])

@@ -35,11 +35,9 @@ EQUAL = 2
 """Decimals of accuracy for ties between protections; the lowest epsilon breaks a tie."""
 
 _COVERAGE: dict[View, str] = {
-    "outsider": "It does not cover other clients, who see every round, nor the server, which sees each update.",
-    "client": "It does not cover the server, which sees each client's updates; where the server sees their sums alone, "
-    "by secure aggregation, it has the view of a client that sends nothing.",
-    "server": "It covers what outsiders and other clients see too. Secure aggregation was not counted on: with it the "
-    "server has a client's view, in which less is enough.",
+    "outsider": "It does not cover other clients, who see every round, or the server, which sees each update.",
+    "client": "It does not cover the server, which sees each client's updates unless secure aggregation hides them.",
+    "server": "It covers outsiders and other clients too. With secure aggregation, a weaker protection may be enough.",
 }
 
 
@@ -315,7 +313,7 @@ def judgement_of(rung: Rung, figures: Figures, demand: Demand, alone: float = na
     exposures, limit = figures.exposures[own], None if demand.promise else demand.limit
     seeds, test, deviations = len(exposures), demand.test_of(rung.name), figures.deviations[own]
     within = {group: float(deviations[group].mean()) for group in figures.groups}
-    title = f"the strongest attack, mean over {seeds} seeds that chose nothing"
+    title = f"the strongest attack, mean over {seeds} seeds not used for choosing"
     estimates = test.estimates({group: exposures[group].tolist() for group in figures.groups}, within)
     found = most_exposed(
         Finding(demand.view, group, "", estimate, title=title, limit=limit) for group, estimate in estimates.items()
@@ -359,10 +357,7 @@ def chosen(judgements: Sequence[Protection]) -> Protection:
 
 
 def sentences(best: Protection, demand: Demand) -> list[str]:
-    """What to change, who is how exposed then, what it costs, and what it does not cover.
-
-    Where the server's own labels alone are as accurate, the first sentence says so.
-    """
+    """List the change, the exposure and the accuracy after it, the accuracy without clients, and the caveats."""
     within, none = best.outcome == "within the limit", "no protection that was tried is shown to be within the limit"
     if best.rung == UNPROTECTED.name:
         what, before = f"{capitalize(none)} at this price.", ""
@@ -380,10 +375,8 @@ def sentences(best: Protection, demand: Demand) -> list[str]:
         before = f" As it is, {best.findings[0].group} has {best.before:.3f} on {first}the same seeds."
         cost = _cost(best, demand)
     exposed = f"{sentence(best.findings[0])}{before}"
-    alone = _alone(best)
-    first = [f"{alone} {what}", exposure_summary(best.findings, unasked=False), exposed, cost]
-    rest = [_level(demand), _caveat(best, demand)]
-    return [*first, *rest] if best.alone >= best.accuracy else [what, *first[1:], alone, *rest]
+    who = exposure_summary(best.findings, unasked=False)
+    return [what, who, exposed, cost, _alone(best), _level(demand), _caveat(best, demand)]
 
 
 def _cost(best: Protection, demand: Demand) -> str:
@@ -397,21 +390,19 @@ def _cost(best: Protection, demand: Demand) -> str:
 
 
 def _alone(best: Protection) -> str:
-    """What the labelled shadow set gives without any client."""
+    """The accuracy of training on the server's labelled data alone."""
     if isnan(best.alone):
-        return "No shadow set says how accurate a model would be without any client."
-    given = f"The shadow set and its labels alone, without any client, give {best.alone:.3f}"
+        return "Without server's data, the accuracy of training without clients is unknown."
+    alone = f"Training on the server's labelled data alone gives {best.alone:.3f}"
     if best.alone >= best.accuracy:
-        return (
-            f"{given}, no less than {best.accuracy:.3f} with clients: a server with such labels need not ask clients."
-        )
-    return f"{given}: less; where the server has such labels, clients add to it."
+        return f"{alone}, at least as much as with clients ({best.accuracy:.3f}): they add nothing to such labels."
+    return f"{alone}, less than with clients."
 
 
 def _level(demand: Demand) -> str:
     return (
-        f"The test stops as soon as the seeds decide, at most {demand.judging}; it calls a federation above the limit "
-        f"'within the limit' in at most {100 * LEVEL:g} % of searches. The mean over seeds counts; single runs differ."
+        f"The verdict is on the mean over at most {demand.judging} seeds. A federation above the limit passes in at "
+        f"most {100 * LEVEL:g} % of searches."
     )
 
 

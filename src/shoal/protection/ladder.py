@@ -195,7 +195,7 @@ class Ladder:
                 yield head.extend_with(f"{number} steps", words, changes, rates)
                 if self.public and number == ONE_STEP_ROUNDS:
                     changes |= {"release": {"distil": "end", "learning_rate": STUDENT_RATE}}
-                    words += ", and students of the models released in their place, trained on the shadow set"
+                    words += ", and release students of the models, trained on the server's data"
                     yield head.extend_with("student", words, changes, rates)
 
     def _noise_in_sums(self) -> Iterator[Rung]:
@@ -209,7 +209,7 @@ class Ladder:
             for d in (self._most_components, self._most_components // 2):
                 if self._fits(d):
                     for noise, _ in self._noises(NOISES, every, chosen=False):
-                        words = "one model for all clients, begun on the shadow set and its labels"
+                        words = "one model for all clients, first trained on the server's labelled data"
                         algorithm = {"name": "server-start", "base": {"name": "fedavg"}, "local": START}
                         yield self._noisy(self._head(d), "public start", words, algorithm, noise, every)
         clusters = int(self.config.table()["algorithm"].get("clusters", 2))
@@ -255,7 +255,7 @@ class Ladder:
                 words = f"{number} rounds instead of {rounds}"
                 yield Rung(f"{number} rounds", words, {"algorithm.rounds": number}, slow=slow)
         if self.public:
-            words = "students of the models released in their place, trained on the shadow set"
+            words = "students released instead of the models, trained on the server's data"
             yield Rung("student", words, {"release.distil": "end"}, slow=slow)
             if self.view != "outsider":
                 often = {"release": {"distil": "round", "steps": 300}}
@@ -268,7 +268,7 @@ class Ladder:
         if slow:
             shift = 0.07 * min(self.inputs[1:])
             augmented = {"defenses.augmentation": {"rotation": 15.0, "shift": round(shift, 2), "multiplicity": COPIES}}
-            words = f"{COPIES} copies of each image a step, turned by at most 15 degrees and shifted"
+            words = f"{COPIES} copies of each image per step, rotated by at most 15 degrees and shifted"
             yield Rung("augmentation", words, augmented, slow=slow)
 
 

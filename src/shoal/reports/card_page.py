@@ -24,7 +24,7 @@ def card_page(card: Mapping[str, Any]) -> str:
 def _found(exposure: Mapping[str, Any]) -> str:
     """Who is exposed to whom, in a sentence."""
     if not exposure["asked"]:
-        return "Nobody asked how exposed these models' examples are."
+        return "The exposure of these models was not measured."
     of_views = exposure["views"].items()
     return exposure_summary(
         [Finding(view, name, of["attack"], _accuracy(of)) for view, names in of_views for name, of in names.items()]
@@ -37,7 +37,7 @@ def _accuracy(found: Mapping[str, Any]) -> Estimate:
 
 def _promised(promise: Mapping[str, Any] | None, exposure: Mapping[str, Any]) -> str:
     if promise is None:
-        return "Nothing is promised against attacks that were not asked."
+        return "No guarantee covers further attacks."
     of = epsilon_by_view(promise)
     said = [f"Promised against every attack on {promise['unit']}: epsilon {of} at delta {promise['delta']:g}."]
     for view, bound in promise["bound"].items():
@@ -54,7 +54,7 @@ def epsilon_by_view(promise: Mapping[str, Any]) -> str:
 def _exposure(exposure: Mapping[str, Any]) -> Section:
     title = "What attacks found"
     if not exposure["asked"]:
-        return Section("exposure", title, ["This asks:"], code=exposure["command"])
+        return Section("exposure", title, ["Measure it:"], code=exposure["command"])
     rows: list[TableRow] = []
     for view, by_name in exposure["views"].items():
         rows += [_line(view, name, found) for name, found in by_name.items()]
@@ -80,9 +80,8 @@ def _line(view: str, name: str, found: Mapping[str, Any]) -> TableRow:
 
 
 _SOURCE = (
-    "After the differential privacy pyramid of NIST SP 800-226 (March 2025), in our words: from epsilon and the unit "
-    "of privacy down to the collection of data. The choices of a model and of hyper-parameters, the lower bound, the "
-    "attacks and inference of properties are our additions."
+    "The questions follow the differential privacy pyramid of NIST SP 800-226 (March 2025). Those on the choice of a "
+    "model, hyper-parameters, the lower bound, attacks and properties are additions."
 )
 
 
@@ -102,7 +101,7 @@ def _run(card: Mapping[str, Any]) -> Section:
     said = {name: run[name] for name in ("algorithm", "dataset", "seed", "rounds", "training_examples")}
     said |= {"clients": clients} | {f"{run['metric']}, {name}": value for name, value in run["accuracy"].items()}
     said |= {f"SHA-256, {name}": value for name, value in run["sha256"].items()} | {"shoal": card["shoal"]}
-    return Section("run", "Of what models", table=_pairs("of the run", said))
+    return Section("run", "The models", table=_pairs("setting", said))
 
 
 def _pairs(head: str, said: Mapping[str, Any]) -> ReportTable:

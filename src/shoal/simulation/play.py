@@ -167,7 +167,7 @@ def run_rounds(
     if now.state.round + 1 == simulation.first_round:
         copies = ExampleHashes.from_federation(simulation.federation).copies()
         if copies.total:
-            LOG.warning('%s; such copies hide exposure, and duplicates = "leave-out" excludes them from audits', copies)
+            LOG.warning("%s; copies hide exposure, so audit with --leave-out-duplicates too", copies)
     if simulation.coordinator is not None and now.state.round == 0:
         impossible = int((simulation.federation.preferences.threshold <= CHANCE).sum())
         if impossible:

@@ -1,1 +1,1 @@
-"""Algorithms with a model for each cluster of clients."""
+"""Algorithms with one model per cluster of clients."""

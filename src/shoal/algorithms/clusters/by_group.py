@@ -1,4 +1,4 @@
-"""Grouping by a known column: one model per sector, region or device, without a choice that could leak."""
+"""Clustering by a known column, such as the sector, region or device of a client."""
 
 from typing import ClassVar, Literal
 
@@ -14,13 +14,13 @@ from shoal.engine import Engine, LocalSGD, State
 
 @settings
 class ByGroup(FixedClusters):
-    """FedAvg within each group of the federation, the common practice where a column names the groups.
+    """FedAvg within each group of the federation, with one model per group.
 
-    Clients choose nothing, so an assignment reveals no more than the group. All models start as FedAvg's, so with one
-    group the result is FedAvg's, bit for bit.
+    A client's cluster is its group, so the assignment reveals only the group. With one group, the result equals that of
+    `FedAvg` bit for bit.
 
     Args:
-        weighting: the weights of a group's clients: by "examples", as in FedAvg, or "equal".
+        weighting: the weights of a group's clients in the average: their numbers of "examples", or "equal" weights.
 
     Example:
         >>> import shoal
@@ -44,7 +44,7 @@ class ByGroup(FixedClusters):
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
         require(
             not federation.row_groups,
-            "algorithm 'by-group' needs groups of clients, but clients have examples of several; name another column",
+            "by-group needs one group per client (got clients with examples of several groups); choose another column",
         )
         present, cluster = torch.unique(federation.group, return_inverse=True)
         return self.init_clusters(super().init(engine, federation, local, stream), cluster, len(present))

@@ -1,4 +1,4 @@
-"""CFL: clusters that the server divides in two where clients' updates point in different directions."""
+"""CFL: the server splits a cluster in two when the updates of its clients point in different directions."""
 
 import logging
 from dataclasses import dataclass, replace
@@ -31,48 +31,46 @@ LOG = logging.getLogger(__name__)
 
 @settings
 class CFL(Derived):
-    """FedAvg within clusters; after each round a cluster is divided in two if its clients disagree.
+    """FedAvg within clusters that the server splits in two when the updates of their clients disagree.
 
-    Let u_i be the updates of the cluster's clients in the round, and n_i their numbers of examples. If
-    ``|sum_i n_i u_i / sum_i n_i| < eps1`` (the cluster stands still) and ``max_i |u_i| > eps2`` (its clients do not),
-    hierarchical clustering on ``cos(u_i, u_j)`` makes two parts, and a is the largest cosine across them. The cluster
-    is divided if ``gamma_max < sqrt((1 - a) / 2)``. All clients begin in one cluster. The server assigns clients, and
-    sends each client only its cluster's model.
+    All clients start in one cluster. After each round the server tests every cluster:
 
-    A client that was absent at a division, or that joins later, walks down the tree of splits, one per round. It trains
-    the model from before the split, which moves no current model, and goes to the part that has the client with the
-    most similar update. Until it arrives it uses the larger part's model. A client that `admission` refuses stays where
-    it is and tries again in its next round, with the same model.
+    1. The weighted mean of the clients' updates must have a norm below ``eps1``, and at least one client's update must
+       have a norm above ``eps2``.
+    2. Hierarchical clustering by cosine similarity of the updates proposes two parts.
+    3. The cluster is split if ``gamma_max < sqrt((1 - a) / 2)``, where a is the largest cosine between updates of
+       different parts.
 
-    Ours: a cluster of two clients may be divided (the authors' notebook: three or more); both parts continue from the
-    average of the round of their division; the larger part keeps the model's number; both inherit risks, directives and
-    members; updates exclude batch norm's statistics; with partial participation the criteria use this round's clients.
-    Norms are exact and cosines are of sketches (`UpdateSketch`), so the server keeps d numbers per update. After a
-    refused division no other one is tried. The encryption of updates (the paper's Algorithm 5), which changes neither
-    norm nor cosine, is not implemented.
+    A client that missed a split, or joined later, moves down the tree of splits, one split per round. At a split the
+    client trains the model from before the split, and joins the part that contains the client with the most similar
+    update. The server sends each client only the model of its cluster.
 
-    Failures: eps1 and eps2 depend on network and local training, so look at updates' norms first; an eps2 below the
-    updates within a group breaks off single clients. CFL divides late, so groups have fewer rounds. Sybils that send
-    updates of full length make it divide further (`shoal.attacks.ModelAcquisition`).
+    Unlike in the paper, a cluster of two clients may be split, and updates exclude batch norm's statistics. The paper's
+    encryption of updates (Algorithm 5) is not implemented.
+
+    Suitable values of ``eps1`` and ``eps2`` depend on the network and on local training, so inspect the norms of the
+    updates first. If ``eps2`` is smaller than the norms of updates within a group, CFL splits off individual clients.
+    Sybils that send updates of full length cause further splits (`shoal.attacks.ModelAcquisition`).
 
     Args:
-        eps1: norm of the average update below which a cluster may be divided, in units of parameters; 0: never.
-        eps2: norm that some client's update must exceed.
-        gamma_max: bound of the noise of updates around their group's own direction; 0: every split passes.
-        linkage: "single", the paper's; or "complete", the notebook's.
-        warm_up: rounds after which clusters may be divided (the notebook: 20).
-        min_clients: clients of the round that each part must have.
-        min_examples: training examples that each part's clients of the round must have together. A bound on the
-            predicted risk is the number of classes times `RiskPrediction.examples_per_class`.
-        sketch: d, the size of the sketch of an update for its cosines; exact for models with at most d parameters.
-        walk: how a client that was absent or joins later walks down the tree. "stepwise" (the paper): it receives the
-            model of every split on its way. "at-once": one update, from the model at its node, takes it down all splits
-            below, so it receives no model in between.
-        admission: the smallest cosine with a client's update for joining that client's part; -1: any.
+        eps1: the bound on the norm of a cluster's mean update, below which the cluster may be split; 0 disables splits.
+        eps2: the bound that the norm of at least one client's update must exceed for a split.
+        gamma_max: the bound on the noise of a client's update relative to its group's direction; 0 accepts every
+            proposed split.
+        linkage: the linkage of the hierarchical clustering: "single" (the paper) or "complete" (the authors' notebook).
+        warm_up: the number of initial rounds without splits (20 in the authors' notebook).
+        min_clients: the smallest number of this round's clients in each part of a split.
+        min_examples: the smallest number of training examples in each part of a split, summed over this round's
+            clients.
+        sketch: the length of the sketches of updates, from which cosines are computed. Cosines are exact for models
+            with at most ``sketch`` parameters.
+        walk: the path of a late client down the tree of splits. With "stepwise" (the paper) the client trains the model
+            of one split per round. With "at-once" a single update of the client decides its whole path.
+        admission: the smallest cosine at which a late client may join the part with the most similar update. A refused
+            client tries again in its next round; -1 admits every client.
 
-    Source: Sattler, Mueller, Samek 2019, arXiv:1910.01991: the bipartition of Algorithm 1, the conditions for a split
-    with eps1, eps2 and gamma_max, and Algorithm 4 for clients that join later. The paper's text was not at hand: these
-    are from notes on it and from the authors' notebook (felisat/clustered-federated-learning), as are the settings.
+    Source: Sattler et al. 2019, arXiv:1910.01991, Algorithms 1 and 4. The implementation follows notes on the paper and
+    the authors' notebook (felisat/clustered-federated-learning), because the paper's text was not available.
 
     Example:
         >>> import shoal.toy
@@ -106,7 +104,6 @@ class CFL(Derived):
         return replace(state, server={**tree.tensors(), **drawn}, clients={"cfl.node": node})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """Plan training of the clusters' models, and of the models at the tree's nodes for clients on their way."""
         tree, node = ParameterTree.from_tensors(state.server), state.clients["cfl.node"][cohort.clients]
         assignment, split = tree.cluster[node], tree.split_of(node)
         walks = split >= 0
@@ -125,7 +122,6 @@ class CFL(Derived):
         return RoundPlan(assignment, (LocalTraining(starts, start, weights, keep),))
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
-        """Take the averages as models, move clients down the tree, and divide clusters that disagree."""
         (kept,) = aggregate.kept
         after = replace(state, models=aggregate.models)
         if kept is None:
@@ -204,16 +200,15 @@ _NAMES = ("split", "cluster", "models", "updates", "owner")
 
 @dataclass(frozen=True, eq=False)
 class ParameterTree:
-    """The server's record of S splits, in order. Node 0 is the root; split s made the nodes 2 s + 1 and 2 s + 2.
-
-    Source: Sattler, Mueller, Samek 2019, arXiv:1910.01991, section on clients that join later (its Algorithm 4).
+    """The server's record of S splits of clusters, as a binary tree. Node 0 is the root, and split s created the nodes
+    2 s + 1 and 2 s + 2.
 
     Args:
-        split: (S,) int64, the node that each split divided.
-        cluster: (2 S + 1,) int64, the model of each node; for a divided node, the model of its first part.
-        models: (S, P) float32, the divided model, as clients received it in that round.
-        updates: (U, d) float32, the updates that told parts apart, with norm 1 (or 0).
-        owner: (U,) int64, the part (a node) of the client that sent each update.
+        split: the node that each split divided, (S,) int64.
+        cluster: the model of each node, (2 S + 1,) int64. A divided node has the model of its first part.
+        models: the model that the clients received in the round of each split, (S, P) float32.
+        updates: the updates that were used to compare the two parts, scaled to norm 1, (U, d) float32.
+        owner: the node of the client that sent each update, (U,) int64.
     """
 
     split: Tensor
@@ -224,32 +219,30 @@ class ParameterTree:
 
     @staticmethod
     def root(parameters: int, size: int) -> "ParameterTree":
-        """Return the tree before any split, for models of P ``parameters`` and updates of d = ``size`` numbers."""
         none = torch.zeros(0, dtype=torch.int64)
         return ParameterTree(none, none.new_zeros(1), torch.zeros(0, parameters), torch.zeros(0, size), none.clone())
 
     @staticmethod
     def from_tensors(server: Tensors) -> "ParameterTree":
-        """Read the tree from `State.server`."""
         return ParameterTree(*(server[f"cfl.{name}"] for name in _NAMES))
 
     def tensors(self) -> Tensors:
-        """Return the tree as entries of `State.server`."""
         return {f"cfl.{name}": getattr(self, name) for name in _NAMES}
 
     def split_of(self, nodes: Tensor) -> Tensor:
-        """Return the split (w,) int64 that divided each of the ``nodes`` (w,); -1: none."""
+        """Return the split (w,) int64 that divided each of the ``nodes`` (w,); -1 for an undivided node."""
         splits = torch.full((len(self.cluster),), -1, dtype=torch.int64)
         splits[self.split] = torch.arange(len(self.split))
         return splits[nodes]
 
     def below(self, nodes: Tensor, updates: Tensor, admission: float = -1.0) -> Tensor:
-        """Return the part (w,) int64 of each divided node that has the client with the most similar update.
+        """Return the part of each divided node that contains the client with the most similar update, as (w,) int64.
 
         Args:
-            nodes: (w,) int64, all divided.
-            updates: (w, d), the updates of w clients to the divided models.
-            admission: the least cosine with the most similar update; a client below it stays at its node. -1: any.
+            nodes: the divided nodes at which w clients are, (w,) int64.
+            updates: the updates of these clients to the divided models, (w, d).
+            admission: the smallest cosine with the most similar update. A client with a smaller cosine stays at its
+                node; -1 admits every client.
         """
         reached = []
         for node, s, update in zip(nodes.tolist(), self.split_of(nodes).tolist(), unit(updates), strict=True):
@@ -261,9 +254,13 @@ class ParameterTree:
         return torch.tensor(reached, dtype=torch.int64)
 
     def divide(self, node: int, model: Tensor, updates: Tensor, second: Tensor) -> "ParameterTree":
-        """Divide a node whose m clients sent ``updates`` (m, d) to ``model`` (P,); the second part gets the next model.
+        """Divide a node, and give its second part the next free model.
 
-        ``second`` (m,) bool are the clients in the second part.
+        Args:
+            node: the node to divide.
+            model: the node's model before the split, (P,).
+            updates: the updates of the node's m clients, (m, d).
+            second: whether each client belongs to the second part, (m,) bool.
         """
         new = torch.stack([self.cluster[node], self.cluster.max() + 1])
         return replace(
@@ -277,7 +274,7 @@ class ParameterTree:
 
 
 def unit(updates: Tensor) -> Tensor:
-    """Scale updates (m, d) to norm 1; zeros stay.
+    """Scale updates (m, d) to norm 1; zero vectors stay zero.
 
     >>> unit(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
     tensor([[0.6000, 0.8000],
@@ -287,11 +284,11 @@ def unit(updates: Tensor) -> Tensor:
 
 
 def bipartition(similarity: Tensor, linkage: str) -> Tensor:
-    """Return the parts (m,) bool of the last merge of hierarchical clustering; the first of m >= 2 is in part False.
+    """Return the two parts before the last merge of hierarchical clustering, (m,) bool; item 0 is in part False.
 
     Args:
-        similarity: (m, m) float64, symmetric.
-        linkage: "single": the largest similarity across the parts is the smallest possible; or "complete".
+        similarity: the symmetric matrix of similarities between m >= 2 items, (m, m) float64.
+        linkage: the linkage, "single" or "complete".
 
     >>> bipartition(torch.tensor([[1.0, 0.1, 0.9], [0.1, 1.0, 0.2], [0.9, 0.2, 1.0]]), "single").tolist()
     [False, True, False]
@@ -310,10 +307,7 @@ def bipartition(similarity: Tensor, linkage: str) -> Tensor:
 
 
 def inherit_models(state: State, parents: Tensor) -> State:
-    """Let model j of the next round continue model ``parents[j]`` (K,), with its risk, directives and members.
-
-    The members of a divided model are members of both parts.
-    """
+    """Return the state in which model j continues model ``parents[j]``, with the parent's risk and members."""
     if torch.equal(parents, torch.arange(len(state.models))):
         return state
     return replace(
@@ -328,18 +322,18 @@ def inherit_models(state: State, parents: Tensor) -> State:
 
 @dataclass(frozen=True, eq=False)
 class UpdateSketch:
-    """Map of updates (u, P) to short vectors (u, d): every entry gets a random sign and is added to one of d buckets.
+    """Random linear map of updates (u, P) to sketches (u, d), which approximately preserves inner products.
 
-    Inner products keep their expectation, with a standard deviation of about sqrt(2 / d) for unit vectors: a cosine is
-    off by about 0.02 with d = 4,096. If P is at most d, the sketch is the update itself.
+    Each entry of an update gets a random sign and is added to one of d buckets. For unit vectors the standard deviation
+    of an inner product is about sqrt(2 / d), or 0.02 with d = 4,096.
 
-    Source: the count sketch of Charikar, Chen, Farach-Colton 2002, as a projection (Weinberger et al. 2009,
-    arXiv:0902.2206); here with buckets of equal size.
+    Source: the count sketch of Charikar et al. 2002, as a projection (Weinberger et al. 2009, arXiv:0902.2206).
 
     Args:
-        order: (P,) int64, a random permutation, whose consecutive entries share a bucket; empty: the identity.
-        sign: (P,) float32, 1 or -1 per entry in that order.
-        size: d.
+        order: a random permutation of the entries, (P,) int64; empty if the sketch equals the update. Consecutive
+            entries share a bucket.
+        sign: the sign of each entry in that order, 1 or -1, (P,) float32.
+        size: the number of buckets d.
     """
 
     order: Tensor
@@ -348,7 +342,6 @@ class UpdateSketch:
 
     @staticmethod
     def draw(length: int, size: int, stream: Stream) -> "UpdateSketch":
-        """Draw a sketch of ``size`` numbers for updates of ``length``."""
         if length <= size:
             return UpdateSketch(torch.zeros(0, dtype=torch.int64), torch.zeros(0), size)
         order = torch.randperm(length, generator=stream("order").generator())
@@ -356,7 +349,7 @@ class UpdateSketch:
         return UpdateSketch(order, 1 - 2 * heads.float(), size)
 
     def project(self, updates: Tensor) -> Tensor:
-        """Map updates (u, P) to sketches (u, d), or return them if P is at most d.
+        """Map updates (u, P) to sketches (u, d); updates with at most d entries are returned unchanged.
 
         >>> sketch = UpdateSketch(torch.tensor([2, 0, 1]), torch.tensor([1.0, -1.0, 1.0]), 2)
         >>> sketch.project(torch.tensor([[1.0, 2.0, 3.0]]))

@@ -1,4 +1,4 @@
-"""FedEM: each client's data are a mixture of the same distributions, and clients train one model per distribution."""
+"""FedEM: each client's data are a mixture of a few distributions, and all clients train one model per distribution."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -25,28 +25,23 @@ from shoal.engine import (
 
 @settings
 class FedEM:
-    """Every client trains all M models, each on its own examples by the model's responsibilities for them.
+    """Every client trains all M models, and weights each example by the model's responsibility for the example.
 
-    E step: ``q_sm = pi_im exp(-loss_sm) / sum_j pi_ij exp(-loss_sj)`` for each example s of client i, and then
-    ``pi_im`` is the mean of q_sm over them. M step: model m is trained on the mean over a batch of ``q_sm * loss_sm``,
-    and becomes the average of the clients' results, weighted by their examples. All pi_im start as 1 / M. With M = 1 it
-    is FedAvg, bit for bit.
+    - E step: the responsibility of model m for example s of client i is ``q_sm = pi_im exp(-loss_sm) / sum_j pi_ij
+      exp(-loss_sj)``. The client's weight ``pi_im`` is the mean of ``q_sm`` over its examples, and starts at 1 / M.
+    - M step: model m minimises the mean of ``q_sm * loss_sm`` over a batch. The server averages the clients' results,
+      weighted by their numbers of examples.
 
-    A client of FedEM predicts by the mixture ``sum_m pi_im p_m(y | x)`` (`mixture_outputs`). Figures and attacks here
-    are of one model, that of the highest pi_im after one more E step, which is the client's assigned cluster. Each
-    example has trained every model, so all clients are members of all M models. The weights pi_i stay with the client,
-    but the length of its updates shows them: a model that weighs half in every example takes steps half as long.
-
-    Ours: the average is over the clients of the round (the authors' code also counts the others, with what they last
-    held). The loss stands for ``-log p_m(y | x)``, so it should be in nats. DP-SGD and defences that change what is
-    minimised are refused, since responsibilities follow from all of a client's examples.
+    FedEM predicts with the mixture ``sum_m pi_im p_m(y | x)`` (see `mixture_outputs`). Shoal evaluates and attacks one
+    model per client: the model with the highest weight ``pi_im``, which is also the client's assigned cluster. All
+    clients are members of all M models, because each example trains every model. The weights ``pi_im`` are not sent,
+    but the norms of a client's updates reveal them. FedEM refuses DP-SGD and defences that change the objective.
 
     Args:
-        clusters: M, the components of the mixture (the paper: 3).
+        clusters: M, the number of models in the mixture (3 in the paper).
 
-    Source: Marfoq, Neglia, Bellet, Kameni, Vidal 2021, arXiv:2108.10252, the client-server algorithm FedEM, as the
-    authors' code (omarfoq/FedEM) has it: its expectation step, weights and loss were read there, not in the paper's
-    text.
+    Source: Marfoq et al. 2021, arXiv:2108.10252. The E step, the weights and the loss follow the authors' code
+    (omarfoq/FedEM).
 
     Example:
         >>> import shoal.toy
@@ -79,7 +74,6 @@ class FedEM:
         return RoundPlan(cohort.means(q).argmax(dim=1), tuple(trainings), cohort.means(losses))
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
-        """The averages are the new models; each client's weights are the means of its responsibilities."""
         means = cohort.means(plan_responsibilities(plan))
         weights = state.clients[_WEIGHTS].clone()
         # They add up to 1 but for the rounding of the trainings' weights.
@@ -92,7 +86,7 @@ class FedEM:
         return DeployedModels(state.models, assignment, assignment)
 
     def responsibilities(self, losses: Tensor, state: State, cohort: Cohort) -> Tensor:
-        """The q (m, M) float64 of the clients' examples, from their ``losses`` (m, M)."""
+        """Compute the responsibilities (m, M) float64 for the clients' examples from their ``losses`` (m, M)."""
         prior = state.clients[_WEIGHTS][cohort.clients].log()
         return (prior[cohort.owners] - losses).softmax(dim=1)
 
@@ -101,17 +95,18 @@ _WEIGHTS = "fedem.weights"
 
 
 def plan_responsibilities(plan: RoundPlan) -> Tensor:
-    """Return the responsibilities (m, M) float32 of a plan, the weights of examples in training."""
+    """Return the responsibilities of a plan, (m, M) float32, which weight the examples in training."""
     weights = [training.example_weights for training in plan.trainings if training.example_weights is not None]
     return torch.stack(weights, dim=1)
 
 
 def mixture_outputs(outputs: Tensor, weights: Tensor) -> Tensor:
-    """The prediction of a client of FedEM: the logarithms (B, C) of the mixture's probabilities.
+    """Compute the log-probabilities (B, C) of a client's mixture of M models.
 
     Args:
-        outputs: (M, B, C), the outputs of the M models on B inputs.
-        weights: (M,), the client's pi, that of client i ``state.clients["fedem.weights"][i]``.
+        outputs: the outputs of the M models on B inputs, (M, B, C).
+        weights: the client's weights of the models, (M,). The weights of client i are
+            ``state.clients["fedem.weights"][i]``.
 
     >>> outputs = torch.tensor([[[100.0, 0.0]], [[0.0, 100.0]]])
     >>> mixture_outputs(outputs, torch.tensor([0.75, 0.25])).exp()

@@ -1,4 +1,4 @@
-"""FedRC: FedEM in which labels that are frequent in a cluster speak less for it, so that clusters form by concept."""
+"""FedRC: FedEM with a correction for label frequencies, so that clusters form by concept and not by label."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -14,26 +14,26 @@ from shoal.data.federation import Federation
 from shoal.engine import Aggregate, Cohort, Engine, LocalSGD, RoundPlan, State
 
 _MIN_SUM = 1e-8
-"""The least sum of responsibilities of a label, as in the authors' code."""
+"""The lower bound on the sum of a label's responsibilities, as in the authors' code."""
 
 
 @settings
 class FedRC(FedEM):
-    """FedEM, but ``q_sm`` is in proportion to ``pi_im exp(-loss_sm) / P_m(y_s)``, where y_s is the example's label.
+    """FedEM with responsibilities in proportion to ``pi_im exp(-loss_sm) / P_m(y_s)``, where ``y_s`` is the example's
+    label.
 
-    P_m(y) is the share of label y in cluster m: the sum of q_sm over the examples of label y, of the clients of the
-    last round, divided by the sum over all their examples. A model that has seen more examples of a label has a lower
-    loss on it, whatever the inputs. The division removes that advantage, so clusters form by concept: how labels follow
-    from inputs. Before the first round the shares are equal, so that round is FedEM's.
+    ``P_m(y)`` is the fraction of label y among the examples of cluster m, weighted by responsibility, in the last
+    round. A model that was trained on more examples of a label has a lower loss on that label for any input. The
+    division by ``P_m(y)`` removes this advantage, so clusters form by concept (the dependence of labels on inputs).
 
-    Each client sends its sums of q by label without protection, so the server learns how many examples of each label it
-    has. The rest is as in FedEM. Labels must be classes. Only the code was read, not the paper's formulas.
+    Each client sends its sums of responsibilities by label without protection, so the server learns how many examples
+    of each label a client has.
 
     Args:
-        clusters: M, the components of the mixture (the authors' command: 3).
+        clusters: M, the number of models in the mixture (3 in the authors' command).
 
-    Source: Guo, Tang, Lin 2023, arXiv:2301.12379, the algorithm FedRC: its expectation step and label shares as in the
-    authors' code (LINs-lab/FedRC).
+    Source: Guo et al. 2023, arXiv:2301.12379. The formulas follow the authors' code (LINs-lab/FedRC), not the paper's
+    text.
 
     Example:
         >>> import shoal.toy
@@ -47,12 +47,11 @@ class FedRC(FedEM):
     title: ClassVar[str] = "FedRC"
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
-        """FedEM's state, with equal shares (M, C) of all labels.
-
-        Raises:
-            InputError: labels are no classes.
-        """
-        require(federation.classes is not None, "FedRC needs labels that are classes; a regression has none")
+        """Raise `InputError` if the labels are not classes, and otherwise create the initial state."""
+        require(
+            federation.classes is not None,
+            "FedRC needs labels that are classes (got a regression)",
+        )
         assert federation.classes is not None
         state = super().init(engine, federation, local, stream)
         equal = torch.full((self.clusters, federation.classes), 1 / federation.classes, dtype=torch.float64)
@@ -65,7 +64,6 @@ class FedRC(FedEM):
         return replace(after, server={**after.server, _SHARES: (total / total.sum(dim=0)).T})
 
     def responsibilities(self, losses: Tensor, state: State, cohort: Cohort) -> Tensor:
-        """The q (m, M) of FedEM for losses plus the logarithms of their labels' shares."""
         return super().responsibilities(losses + state.server[_SHARES].log()[:, cohort.labels].T, state, cohort)
 
 

@@ -1,4 +1,4 @@
-"""FedSoft: clients that belong to several clusters, each with a personal model that is pulled to all of them."""
+"""FedSoft: a client can belong to several clusters, and its personal model is pulled towards all of them."""
 
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
@@ -33,31 +33,28 @@ _Smoother = Annotated[float, Field(ge=0, le=1, strict=True)]
 
 @settings
 class FedSoft:
-    """Soft clusters: client i trains its own model w_i on ``f_i(w) + strength / 2 * sum_k u_ik |w - c_k|^2``.
+    """Soft clusters: client i minimises ``f_i(w) + strength / 2 * sum_k u_ik |w - c_k|^2`` over its personal model w.
 
-    The importance u_ik is the share of the client's examples on which the model c_k of cluster k has the lowest loss of
-    all K; a share of 0 counts as ``smoother``, and shares are not normalised again. Then
-    ``c_k = sum_i u_ik n_i w_i / sum_i u_ik n_i`` over the clients of the round, with n_i examples each. With
-    ``selection`` = S, the server draws S clients per cluster without replacement, with probabilities in proportion to
-    u_ik n_i, and c_k is the plain mean of their models. A client that is not drawn for any cluster does not train.
+    The importance ``u_ik`` is the fraction of client i's examples for which the model ``c_k`` of cluster k has the
+    lowest loss. The server computes ``c_k`` as the mean of the clients' personal models, weighted by importance and
+    number of examples. Each client uses its personal model. The client's assigned cluster is the cluster of highest
+    importance.
 
-    Each client uses w_i. Its assigned cluster is that of the highest importance. With importances of 0 and 1, no pull
-    and ``start`` = "clusters" it is IFCA weighted by examples, bit for bit. Importances are counts of examples, they
-    are sent, and they weigh updates, so DP-SGD is refused. N models are kept.
-
-    Ours: importances are estimated in every round (the paper's tau = 1); all personal models start from one random
-    model, different from the clusters' models; and the start "clusters". Only the code was read, not the paper.
+    With hard importances, no pull and ``start`` = "clusters", the result equals that of `IFCA` weighted by examples,
+    bit for bit. FedSoft refuses DP-SGD, because the importances are counts of examples that clients send without noise.
 
     Args:
-        clusters: K, the number of models.
-        strength: the pull lambda (the authors' code: 0.01 to 1; 0.1 on MNIST).
-        smoother: the importance of a cluster that wins none of a client's examples.
-        selection: S, clients drawn per cluster; left out: all clients of the round.
-        start: where local training starts: "personal", the client's own model; "clusters", the mean of the clusters'
-            models by the client's importances.
+        clusters: K, the number of clusters.
+        strength: the factor lambda of the pull (0.01 to 1 in the authors' code, 0.1 on MNIST).
+        smoother: the importance of a cluster whose model has the lowest loss on none of the client's examples.
+        selection: the number of clients that the server draws per cluster without replacement; by default all clients
+            train. A client's probability of being drawn is in proportion to its importance times its number of
+            examples.
+        start: the initial parameters of local training: the client's own model with "personal", or the clusters' mean
+            weighted by importance with "clusters".
 
-    Source: Ruan, Joe-Wong 2021, arXiv:2112.06053, the algorithm FedSoft with its proximal local update, as the
-    authors' code (ycruan/FedSoft) estimates importances, aggregates and trains.
+    Source: Ruan, Joe-Wong 2021, arXiv:2112.06053. The formulas follow the authors' code (ycruan/FedSoft), not the
+    paper's text.
 
     Example:
         >>> import shoal.toy
@@ -79,7 +76,7 @@ class FedSoft:
     moves_by_average: ClassVar[bool] = False
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
-        local.check_only_gradients_sent("FedSoft's importances, which are shares of their examples,")
+        local.check_only_gradients_sent("FedSoft's importances (counts of their examples)")
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
         state = IFCA(self.clusters).init(engine, federation, local, stream)
@@ -121,7 +118,10 @@ class FedSoft:
         return DeployedModels(models, torch.arange(len(cohort)), importance.argmax(dim=1))
 
     def remote_rounds(self) -> RemoteRounds:
-        require(self.selection is None, "FedSoft's 'selection' must be left out on several machines")
+        require(
+            self.selection is None,
+            "FedSoft's 'selection' must be removed for training on several machines",
+        )
         return RemoteRounds(self, self, choice="shares")
 
     def _importance(self, losses: Tensor, cohort: Cohort) -> Tensor:

@@ -1,4 +1,4 @@
-"""FeSEM: each client belongs to the model that is nearest to what it trained, in the space of parameters."""
+"""FeSEM: each client belongs to the cluster with the nearest center in parameter space."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -15,24 +15,22 @@ from shoal.engine import Aggregate, Cohort, DeployedModels, Engine, LocalSGD, Lo
 
 @settings
 class FeSEM:
-    """Clusters by distance: client i trains w_i from the center of its cluster, then ``r_i = argmin_k |w_i - c_k|^2``
-    is its cluster, and ``c_k <- mean of w_i over r_i = k``.
+    """Clusters by distance between parameters: each client trains its cluster's center and joins the nearest center.
 
-    All clients of a cluster have the same weight. A center without a nearest client in the round does not move. A
-    client starts near its own center, so it rarely leaves its cluster.
+    A center becomes the plain mean of its clients' trained parameters, including batch norm's statistics. A client that
+    changed its cluster is a member of both models.
 
-    Ours: in the first round all clients train one initial model, and the first centers are the means of k-means of the
-    results (`OneShotClustering`), since independent random centers are further apart than any training moves. A
-    newcomer trains the initial model in its first round, goes to the nearest center, and moves none. Distances include
-    batch norm's statistics. The server keeps all n updates of a round. A client that changes its cluster counts as a
-    member of both models.
+    Unlike in the paper, all clients train one initial model in the first round, and k-means of the results gives the
+    first centers (as in `OneShotClustering`). With independent random centers, no client would change its cluster. A
+    new client trains the initial model in its first round, and joins the nearest center without changing it.
 
     Args:
-        clusters: K, the number of models.
-        local: local training of the first round, and of a newcomer's; left out: as in other rounds.
+        clusters: K, the number of clusters.
+        local: the local training of the first round and of a new client's first round; by default the same as in all
+            other rounds.
 
-    Source: Xie, Long, Shen, Zhou, Wang, Jiang, Zhang 2020, arXiv:2005.01026 (Multi-center federated learning),
-    section 4.3, federated stochastic expectation maximization, from notes on it: the paper's text was not at hand.
+    Source: Xie et al. 2020, arXiv:2005.01026, section 4.3. The implementation follows notes on the paper, because the
+    paper's text was not available.
 
     Example:
         >>> import shoal.toy
@@ -57,7 +55,6 @@ class FeSEM:
         return replace(state, server=server, clients={_CLUSTER: torch.full((len(federation),), -1)})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """Plan clients' training of their centers, and newcomers' of the initial model; the server keeps updates."""
         if not int(state.server[_CENTERS]):
             return first_plan(state, cohort, self.local)
         cluster = state.clients[_CLUSTER][cohort.clients]

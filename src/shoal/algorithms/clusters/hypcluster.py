@@ -1,4 +1,4 @@
-"""HypCluster: IFCA's choice by loss, weighted by examples, with an optimizer at the server."""
+"""HypCluster: IFCA weighted by examples, with an optimizer at the server."""
 
 from typing import ClassVar, Literal
 
@@ -15,31 +15,28 @@ from shoal.engine import Algorithm, Cohort, LocalSGD, RemoteRounds, RoundPlan, S
 
 @settings
 class HypCluster(Derived):
-    """IFCA weighted by examples, with a server optimizer: model k's pseudo-gradient is the mean update of its clients.
+    """IFCA weighted by examples, with a server optimizer per model.
 
-    Client i trains ``k = argmin_k loss_ik``, and each model has its own optimizer (`FedOpt`) on
-    ``sum_i n_i (end_i - model_k) / sum_i n_i`` over its clients, with n_i examples each. With "sgd", learning rate 1
-    and clients of equal sizes it is IFCA.
+    The gradient of a model's optimizer is minus the mean of the clients' updates, weighted by examples (see `FedOpt`).
+    With optimizer "sgd", server learning rate 1 and clients of equal size, the result equals that of `IFCA`.
 
-    The "farthest-first" start takes the first round with clients. Some of them train the first random model separately,
-    and the server selects K of the results: the first at random, each further one from the client with the highest loss
-    under the best model so far. These losses are sent without noise, so DP-SGD is refused. Each of these models shows
-    one client's examples until others train it. If fewer clients than K train, the remaining models stay random. In
-    fedjax candidates train in advance; training them in a round is ours.
+    The "farthest-first" start takes one round. Some clients train the first random model separately, and the server
+    selects K of their models. The first model is drawn at random. Each further model belongs to the client with the
+    highest loss under the best model selected so far. The farthest-first start refuses DP-SGD, because clients send the
+    losses without noise. A selected model reveals one client's examples until other clients have trained it.
 
     Args:
         clusters: K, the number of models.
-        start: "random": K independent random models; or "farthest-first".
-        candidates: clients that train for the farthest-first start, drawn at random.
-        optimizer: the server's, "sgd", "adam" or "yogi".
-        server_learning_rate: the server's.
-        beta1: decay of the first moment; with "sgd", the momentum.
-        beta2: decay of the second moment.
-        tau: degree of adaptivity of "adam" and "yogi".
+        start: the choice of initial models: K "random" models, or the "farthest-first" start.
+        candidates: the number of randomly drawn clients that train for the farthest-first start.
+        optimizer: the server's optimizer, "sgd", "adam" or "yogi".
+        server_learning_rate: the learning rate of the server's optimizer.
+        beta1: the decay rate of the first moment; with "sgd", the momentum.
+        beta2: the decay rate of the second moment.
+        tau: the adaptivity constant of "adam" and "yogi", added to the denominator of a step.
 
-    Source: Mansour, Mohri, Ro, Suresh 2020, arXiv:2002.10619, the algorithm HypCluster of the section on user
-    clustering; server optimizer and farthest-first start as in fedjax (`fedjax/algorithms/hyp_cluster.py`), a library
-    of the same group.
+    Source: Mansour et al. 2020, arXiv:2002.10619. The server optimizer and the farthest-first start follow fedjax
+    (`fedjax/algorithms/hyp_cluster.py`).
 
     Example:
         >>> import shoal.toy
@@ -63,7 +60,6 @@ class HypCluster(Derived):
 
     @property
     def moves_by_average(self) -> bool:
-        """Whether each model moves by the weighted mean of its updates."""
         return (self.optimizer, self.server_learning_rate, self.beta1) == ("sgd", 1.0, 0.0)
 
     @property
@@ -81,14 +77,16 @@ class HypCluster(Derived):
             local.check_only_gradients_sent('their losses for HypCluster\'s "farthest-first" start')
 
     def plan_of(self, assignment: Tensor, losses: Tensor | None, state: State, cohort: Cohort) -> RoundPlan:
-        """See `IFCA.plan_of`; a farthest-first start ignores the assignment."""
         inner = self.inner
         if isinstance(inner, FarthestFirstStart) and inner.starting(state):
             return inner.start_plan(state, cohort)
         return self._ifca.plan_of(assignment, losses, state, cohort)
 
     def remote_rounds(self) -> RemoteRounds:
-        require(self.start == "random", "HypCluster's 'start' must be \"random\" on several machines")
+        require(
+            self.start == "random",
+            "HypCluster's 'start' must be \"random\" for training on several machines",
+        )
         return RemoteRounds(client=self._ifca, server=self)
 
     @property

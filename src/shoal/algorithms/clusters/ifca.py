@@ -1,4 +1,4 @@
-"""IFCA: each client trains the model with the lowest loss on its data, so that clusters of similar clients form."""
+"""IFCA: each client trains the model with the lowest loss on its data."""
 
 import logging
 from collections.abc import Callable
@@ -29,20 +29,21 @@ from shoal.engine import (
 LOG = logging.getLogger(__name__)
 
 MAX_CLUSTERS = 4
-"""Largest number of clusters that "auto" tries without ``max_clusters``."""
+"""The default of ``max_clusters``."""
 
 _PARTS = ("base", "ifca")
-"""Fields of an algorithm that may hold an IFCA."""
+"""The fields of an algorithm that can contain an `IFCA`."""
 
 
 @settings
 class Redraw:
-    """The official code's start: draw all K models again until enough clients choose each.
+    """Initial models that are redrawn until every model is chosen by enough clients, as in IFCA's official code.
 
     Args:
-        share: the share of sampled clients that must choose each model (official: 0.35 for K = 2, 0.1 for K = 4).
-        clients: number of clients to sample (official: 20).
-        attempts: draws before the last is used anyway, with a warning.
+        share: the fraction of sampled clients that must choose each model (0.35 for K = 2 and 0.1 for K = 4 in the
+            official code).
+        clients: the number of sampled clients (20 in the official code).
+        attempts: the largest number of draws. If no draw succeeds, a last draw is used with a warning.
 
     Example:
         >>> import shoal
@@ -63,11 +64,11 @@ class Redraw:
     attempts: Positive = 100
 
     def models(self, draw: Callable[[int], Tensor], losses: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return initial models (K, P), the first draw that fits or the last.
+        """Draw initial models (K, P) until a draw satisfies the rule.
 
         Args:
-            draw: returns the models (K, P) of an attempt, from 1.
-            losses: returns the losses (n, K) of models (K, P) on the data of the sampled clients.
+            draw: a function from the number of an attempt, from 1, to models (K, P).
+            losses: a function from models (K, P) to their losses on the sampled clients' data, (n, K).
         """
         for attempt in range(1, self.attempts + 1):
             models = draw(attempt)
@@ -83,27 +84,29 @@ class Redraw:
 
 @settings
 class IFCA:
-    """K models: every client trains the model with the lowest loss on its examples, and the server averages by cluster.
+    """Each client trains the one of K models with the lowest loss on its examples; the server averages within clusters.
 
-    Every client receives all K models. It computes its choice without noise and sends it, so no epsilon of DP-SGD
-    covers it. From random models a small group may end in a large group's cluster; other starts are `Redraw`,
-    `OneShotStart` and `FedAvgStart`.
+    Every client receives all K models. The client sends its choice of a model without noise, so the epsilon of DP-SGD
+    does not cover the choice. With random initial models, a small group may join a large group's cluster. `Redraw`,
+    `OneShotStart` and `FedAvgStart` are other ways to initialise the models.
 
-    With ``clusters`` "auto" a simulation first trains with 1, 2, ... ``max_clusters`` on part of the examples. It takes
-    the smallest number that no larger one beats significantly on the other examples (paired t tests, 5 % in all).
-    Several clusters begin with `OneShotStart`, unless another start wraps this; config.toml records both.
+    With ``clusters`` = "auto" a simulation first trains with 1 to ``max_clusters`` models on some of the examples. The
+    simulation takes the smallest number of models that no larger number beats significantly on the remaining examples
+    (paired t tests at a total level of 5 %). If the chosen number is above 1, `OneShotStart` initialises the models,
+    unless another start wraps IFCA.
 
     Args:
-        clusters: K, the number of models; "auto": chosen before the run by held-out losses.
-        max_clusters: the largest number that "auto" tries; None: 4.
-        averaging: "model" averages the clients' models within a cluster (Option II). "gradient" (Option I, one local
-            step) averages their gradients, divided by the size of the whole cohort as in the paper and the official
-            code, so a small cluster moves less.
-        weighting: clients of a cluster have "equal" weights (the paper), or weights by "examples".
-        choose_by: score the models on "all" local examples, or on the first "batch" of the round's training.
-        redraw: the official rule for initial models; left out: the first draw.
+        clusters: K, the number of models; "auto" chooses it before the run by losses on held-out examples.
+        max_clusters: the largest number of models that "auto" tries; 4 by default.
+        averaging: the kind of average within a cluster. "model" averages the clients' models (the paper's Option II).
+            "gradient" averages the gradients of one local step (Option I), divided by the number of all clients in the
+            round.
+        weighting: the weights of a cluster's clients in the average: "equal" (the paper), or by number of "examples".
+        choose_by: the examples on which a client compares the models: "all" local examples, or the first "batch" of the
+            round's training.
+        redraw: the rule for redrawing the initial models; by default the first draw is used.
 
-    Source: Ghosh, Chung, Yin, Ramchandran 2020, arXiv:2006.04088, Algorithm 1.
+    Source: Ghosh et al. 2020, arXiv:2006.04088, Algorithm 1.
 
     Example:
         >>> import shoal.toy
@@ -124,9 +127,9 @@ class IFCA:
 
     def __post_init__(self) -> None:
         if self.redraw is not None:
-            require(self.clusters != "auto", "'redraw' needs a number of clusters; got clusters = 'auto'")
+            require(self.clusters != "auto", "'clusters' must be a number with 'redraw' (got 'auto')")
             share = self.redraw.share * self.number
-            require(share <= 1, f"'redraw.share' * clusters must be at most 1; got {share:g}")
+            require(share <= 1, f"'redraw.share' times 'clusters' must be at most 1 (got {share:g})")
 
     @property
     def membership_barrier(self) -> str:
@@ -138,25 +141,25 @@ class IFCA:
 
     @property
     def number(self) -> int:
-        """K.
+        """The number of models K.
 
         Raises:
-            InputError: it is left open.
+            InputError: ``clusters`` is "auto".
         """
         if self.clusters == "auto":
-            raise InputError("clusters = 'auto' is chosen where a simulation is run; give a number here")
+            raise InputError("'clusters' must be a number here (got 'auto'); only simulations choose it")
         return self.clusters
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
         require(
             self.averaging == "model" or local.steps == 1,
-            "averaging = 'gradient' takes one gradient per round, so local training must be of 'steps' = 1",
+            "'local.steps' must be 1 with averaging = \"gradient\"",
         )
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
         require(
             self.number <= len(federation),
-            f"'clusters' must be at most the federation's {len(federation)} clients; got {self.number}",
+            f"'clusters' must be at most the number of clients, {len(federation)} (got {self.number})",
         )
 
         def draw(attempt: int) -> Tensor:
@@ -174,9 +177,9 @@ class IFCA:
         return self.plan_of(losses.argmin(dim=1), losses, state, cohort)
 
     def plan_of(self, assignment: Tensor, losses: Tensor | None, state: State, cohort: Cohort) -> RoundPlan:
-        """Plan training of each client's cluster model by ``assignment`` (n,) int64, for other rules of choice.
+        """Plan the training of each client's cluster model by an ``assignment`` (n,) int64.
 
-        ``losses`` (n, K) are the losses that decided it, for the record.
+        The plan records the ``losses`` (n, K) that decided the assignment.
         """
         clusters = len(state.models)
         sizes = cohort.sizes.double() if self.weighting == "examples" else torch.ones(len(cohort), dtype=torch.float64)
@@ -194,13 +197,16 @@ class IFCA:
         return DeployedModels(state.models, assignment, assignment)
 
     def remote_rounds(self) -> RemoteRounds:
-        require(self.redraw is None, "IFCA's 'redraw' must be left out on several machines")
+        require(
+            self.redraw is None,
+            "IFCA's 'redraw' must be removed for training on several machines",
+        )
         require(self.number >= 1, "'clusters' must be a number on several machines")
         return RemoteRounds(self, self)
 
 
 def most_clusters(algorithm: object) -> int | None:
-    """Return the largest number of clusters to try; None if the algorithm and its bases have a number."""
+    """Return the largest number of clusters to try, or None if no part of the algorithm has ``clusters`` = "auto"."""
     if isinstance(algorithm, IFCA) and algorithm.clusters == "auto":
         return algorithm.max_clusters or MAX_CLUSTERS
     parts = (getattr(algorithm, name, None) for name in _PARTS)
@@ -208,7 +214,7 @@ def most_clusters(algorithm: object) -> int | None:
 
 
 def with_clusters(algorithm: Any, clusters: int) -> Any:  # noqa: ANN401 - any algorithm
-    """Set the number of clusters in an algorithm and its bases where it is "auto".
+    """Replace ``clusters`` = "auto" by a number in an algorithm and its bases.
 
     >>> from shoal import FedProx
     >>> with_clusters(FedProx(IFCA("auto")), 3).base.clusters

@@ -1,4 +1,4 @@
-"""Clusters decided once: k-means of models that clients trained separately, and the base of fixed clusters."""
+"""One-shot clustering by k-means of separately trained models, and the base class of algorithms with fixed clusters."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -28,25 +28,23 @@ from shoal.engine import (
 
 @settings
 class OneShotClustering:
-    """K clusters by k-means of the models that all clients train separately in the first round; then FedAvg in each.
+    """Clusters by k-means of the models that all clients train separately in the first round, then FedAvg per cluster.
 
-    Model k becomes the mean of its clients' models, and clusters do not change. A client that was not in the first
-    round trains the initial model in its own first round, which moves no model, and joins the cluster with the nearest
-    mean. Until then it counts to the first cluster.
+    Each cluster's model starts at the mean of its clients' models, and the clusters do not change. A client that missed
+    the first round trains the initial model in its own first round, and joins the cluster with the nearest mean. Before
+    its first round, a new client is assigned to the first cluster.
 
-    In the earlier work clients minimise their own losses, k-means of the minimisers is trimmed against malicious
-    clients, and each group learns from its own start. Ours: all clients start from one model, since networks trained
-    from different starts cannot be compared; plain k-means (scikit-learn's, the best of 10 starts); groups continue
-    from their means. The first round must be long enough for clients' models to differ by group. The server keeps all n
-    updates of that round. If fewer clients than K take part in it, the remaining models stay random.
+    The first round must be long enough for the clients' models to differ by group. If fewer than K clients take part in
+    the first round, the remaining models stay random. Unlike in the earlier paper, all clients start from one model,
+    and plain k-means (scikit-learn's, best of 10 starts) replaces trimmed k-means.
 
     Args:
-        clusters: K, the number of models.
-        local: local training of the first round, and of a newcomer's; left out: as in other rounds.
+        clusters: K, the number of clusters.
+        local: the local training of the first round and of a new client's first round; by default the same as in all
+            other rounds.
 
-    Source: the one-shot clustering baseline as the IFCA paper describes it for Federated EMNIST (Ghosh, Chung, Yin,
-    Ramchandran 2020, arXiv:2006.04088, section on experiments), where it stands for the earlier work of Ghosh, Hong,
-    Yin, Ramchandran 2019, arXiv:1906.06629.
+    Source: the one-shot baseline in Ghosh et al. 2020, arXiv:2006.04088, section on experiments; earlier paper: Ghosh
+    et al. 2019, arXiv:1906.06629.
 
     Example:
         >>> import shoal.toy
@@ -71,7 +69,6 @@ class OneShotClustering:
         return replace(state, server=server, clients={_CLUSTER: torch.full((len(federation),), -1)})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """Plan members' training of their cluster's model, and newcomers' training of the initial model."""
         if not len(state.server[_MEANS]):
             return first_plan(state, cohort, self.local)
         initial, cluster = state.server[_INITIAL], state.clients[_CLUSTER][cohort.clients]
@@ -105,15 +102,15 @@ _INITIAL, _MEANS, _CLUSTER = "one_shot.initial", "one_shot.means", "one_shot.clu
 
 
 def require_counted(first: LocalSGD | None, local: LocalSGD) -> None:
-    """Raise `InputError` if local training of the first round would spend privacy that epsilon does not count."""
+    """Raise `InputError` if the first round has its own local training with DP-SGD, which epsilon would not count."""
     require(
         first is None or not local.private,
-        "with DP-SGD a first round cannot have a 'local' of its own, whose steps epsilon would not count; leave it out",
+        "'algorithm.local' cannot be combined with DP-SGD; remove it",
     )
 
 
 def first_plan(state: State, cohort: Cohort, local: LocalSGD | None) -> RoundPlan:
-    """Plan all clients' separate training of the first model; the server keeps their updates."""
+    """Plan the separate training of the first model by all clients; the server keeps the updates."""
     plan = FedAvg().plan(state, cohort)
     weights = averaging_weights(plan.assignment, cohort.sizes, len(state.models))
     return replace(
@@ -122,8 +119,10 @@ def first_plan(state: State, cohort: Cohort, local: LocalSGD | None) -> RoundPla
 
 
 def newcomers_plan(models: Tensor, cluster: Tensor, sizes: Tensor, newcomers: LocalTraining) -> RoundPlan:
-    """Plan members' training of the model of their ``cluster`` (n,), with weights ``sizes`` (n,), and the training
-    ``newcomers`` of clients with cluster -1, which moves no model.
+    """Plan the training of models (K, P) by their clients, and the training ``newcomers`` by clients with cluster -1.
+
+    The training of new clients changes none of the ``models``. The weights of other clients in their cluster's average
+    are ``sizes`` (n,).
     """
     new, assignment = cluster < 0, cluster.clamp(min=0)
     weights = averaging_weights(assignment, sizes * ~new, len(models))
@@ -152,7 +151,7 @@ def group_updates(
 
 
 def k_means(vectors: Tensor, clusters: int, seed: int, starts: int) -> Tensor:
-    """Return the clusters (n,) int64 of vectors (n, P) as canonical labels, the best of ``starts``; K at most n."""
+    """Return the clusters (n,) int64 of vectors (n, P) as canonical labels: the best of ``starts`` runs of k-means."""
     from sklearn.cluster import KMeans  # noqa: PLC0415 - scikit-learn takes a second to import
 
     # scikit-learn warns if there are fewer different vectors than clusters.
@@ -163,7 +162,7 @@ def k_means(vectors: Tensor, clusters: int, seed: int, starts: int) -> Tensor:
 
 
 def k_means_by_id(vectors: Tensor, ids: Tensor, clusters: int, stream: Stream) -> Tensor:
-    """Return the clusters (N,) int64 of clients' vectors (N, D), whatever the order of clients."""
+    """Return the clusters (N,) int64 of clients' vectors (N, D), independently of the order of the clients."""
     order = torch.argsort(ids)
     seed = int(torch.randint(2**31, (), generator=stream.generator()))
     cluster = torch.empty_like(order)
@@ -172,7 +171,7 @@ def k_means_by_id(vectors: Tensor, ids: Tensor, clusters: int, stream: Stream) -
 
 
 def canonical_labels(labels: Tensor) -> Tensor:
-    """Return labels (n,) int64 of the same parts, numbered 0, 1, ... in order of first appearance.
+    """Renumber labels (n,) int64 as 0, 1, ... in order of first appearance.
 
     >>> canonical_labels(torch.tensor([7, 2, 7, 5]))
     tensor([0, 1, 0, 2])
@@ -190,15 +189,15 @@ def _assign_clusters(state: State, cohort: Cohort, cluster: Tensor, joins: Tenso
 
 
 class FixedClusters(Derived):
-    """FedAvg within clusters that do not change; all models begin at the same parameters."""
+    """FedAvg within clusters that do not change; all models start from the same parameters."""
 
     membership_barrier: ClassVar[str] = "decides clusters once for all clients"
     weighting: Literal["examples", "equal"] = "examples"
     key: ClassVar[str]
-    """The key of `State.clients` that has each client's cluster."""
+    """The key of the clients' clusters in `State.clients`."""
 
     def init_clusters(self, state: State, cluster: Tensor, count: int) -> State:
-        """Return an initial state: ``count`` copies of the model of ``state``, and each client's ``cluster`` (N,)."""
+        """Return an initial state with ``count`` copies of the model in ``state`` and the clients' ``cluster`` (N,)."""
         initial = State.initial(state.models.repeat(count, 1), len(cluster))
         return replace(initial, clients={self.key: cluster})
 

@@ -1,4 +1,4 @@
-"""PACFL: clusters of clients whose data span similar subspaces, computed once."""
+"""PACFL: clusters of clients whose data span similar subspaces, computed once before training."""
 
 import logging
 from typing import ClassVar, Literal
@@ -19,32 +19,30 @@ LOG = logging.getLogger(__name__)
 
 @settings
 class PACFL(FixedClusters):
-    """Clusters by subspace: client i sends U_i, the first p left singular vectors of its data, and close ones cluster.
+    """Clusters by the principal angles between the subspaces of the clients' data, then FedAvg per cluster.
 
-    The data are a matrix of features by examples. The principal angles of two clients are ``arccos s`` for the singular
-    values s of ``U_i' U_j``; their distance is the smallest angle or the sum of all, in degrees. Hierarchical
-    clustering merges clusters up to the distance ``threshold``, which decides their number. FedAvg trains a model per
-    cluster, all from one initial model. With one cluster the result is FedAvg's.
+    Each client sends the first p left singular vectors of its data matrix (features by examples). The distance of two
+    clients is the smallest principal angle between their subspaces, or the sum of all angles. Hierarchical clustering
+    merges clusters up to the distance ``threshold``, which determines the number of clusters. With one cluster the
+    result equals that of `FedAvg`.
 
-    The authors' code takes the smallest arccos of the *entries* of ``U_i' U_j``, which depends on the basis vectors and
-    their signs, and p vectors per label, which are not orthogonal. Its thresholds do not apply here. Ours: U_i is of
-    all examples of a client, with fewer than p vectors if it has fewer examples; average linkage weighs by clients, as
-    in scipy.
+    Unlike in the authors' code, the angles are exact principal angles, and the singular vectors are computed from all
+    examples of a client. The authors' thresholds therefore do not apply.
 
-    U_i shows the server directions of a client's data, and no defence of local training acts on it; DP-SGD is refused,
-    since its epsilon would not hold. Groups that differ only in labels are not found.
+    The singular vectors reveal directions of a client's data to the server, and no defence of local training protects
+    them. PACFL refuses DP-SGD, because the epsilon would not cover the singular vectors. PACFL cannot find groups that
+    differ only in labels.
 
     Args:
-        threshold: beta, in degrees; larger values give fewer clusters. It must lie between the distances within and
-            across groups, which depend on the data; the log has the number of clusters.
-        vectors: p (the authors: 3 to 5).
-        distance: the "smallest" principal angle, or the "sum" of all.
+        threshold: the largest distance at which clusters are merged, in degrees; larger values give fewer clusters. A
+            suitable threshold is above the distances within groups and below the distances between groups. The log
+            reports the resulting number of clusters.
+        vectors: p, the number of singular vectors per client (3 to 5 in the authors' code).
+        distance: the distance of two clients: the "smallest" principal angle, or the "sum" of all principal angles.
         linkage: the linkage of the hierarchical clustering: "average", "complete" or "single".
 
-    Source: Vahidian, Morafah, Wang, Kungurtsev, Chen, Shah, Lin 2022, arXiv:2209.10526 (AAAI 2023): the
-    signatures, the proximity matrix of principal angles and its hierarchical clustering, without its clients that join
-    later. The paper's text was not at hand: these and the settings are from notes on it and from the authors' code
-    (MMorafah/PACFL).
+    Source: Vahidian et al. 2022, arXiv:2209.10526. The implementation follows notes on the paper and the authors' code
+    (MMorafah/PACFL), because the paper's text was not available.
 
     Example:
         >>> import shoal
@@ -70,19 +68,15 @@ class PACFL(FixedClusters):
         local.check_only_gradients_sent("PACFL's singular vectors of their examples")
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
-        """Cluster the clients and start all models at one random model.
-
-        Raises:
-            InputError: texts, whose words are numbers that span nothing.
-        """
-        require(federation.kind != "texts", "PACFL needs inputs that are measured, such as images or rows; got texts")
+        """Raise `InputError` if the inputs are texts, and otherwise create the initial state."""
+        require(federation.kind != "texts", "PACFL needs images or tables (got texts)")
         cluster = self.clusters_of(federation.clients, federation.ids)
         count = int(cluster.max()) + 1
         LOG.info("PACFL finds %d clusters in the clients' data", count)
         return self.init_clusters(super().init(engine, federation, local, stream), cluster, count)
 
     def clusters_of(self, clients: Shards, ids: Tensor) -> Tensor:
-        """Return each client's cluster (N,) int64, numbered by the smallest of its clients' ``ids`` (N,)."""
+        """Return each client's cluster (N,) int64, numbered in order of the clients' ``ids`` (N,)."""
         from scipy.cluster import hierarchy  # noqa: PLC0415 - takes half a second to import
 
         if len(clients) == 1:
@@ -100,13 +94,13 @@ class PACFL(FixedClusters):
 
 
 def basis(examples: Tensor, vectors: int) -> Tensor:
-    """Return the first p left singular vectors (F, p) float64 of the data matrix of ``examples`` (m, F)."""
+    """Compute the first left singular vectors (F, p) float64 of the data matrix of ``examples`` (m, F)."""
     left, _, _ = torch.linalg.svd(examples.cpu().double().T, full_matrices=False)
     return left[:, :vectors]
 
 
 def principal_angles(first: Tensor, second: Tensor) -> Tensor:
-    """Return the angles (min(p, q),) in degrees, ascending, between two orthonormal bases (F, p) and (F, q).
+    """Compute the principal angles (min(p, q),) in ascending degrees between orthonormal bases (F, p) and (F, q).
 
     >>> quarter = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
     >>> rotated = torch.tensor([[0.0], [0.5**0.5], [0.5**0.5]])

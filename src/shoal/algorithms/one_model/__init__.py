@@ -1,1 +1,1 @@
-"""Algorithms of papers with one model; those with a ``base`` wrap algorithms with clusters as well."""
+"""Algorithms with one model; an algorithm with the field ``base`` also wraps algorithms with clusters."""

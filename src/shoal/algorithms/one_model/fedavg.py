@@ -24,16 +24,16 @@ from shoal.engine import (
 
 @settings
 class FedAvg:
-    """Every client trains the one model, and the server averages the results: ``sum_i n_i w_i / sum_i n_i``.
+    """Every client trains one shared model, and the server averages the results: ``sum_i n_i w_i / sum_i n_i``.
 
-    w_i is client i's result of local training and n_i its number of examples. No choice is made, so with `DPSGD`
-    epsilon covers all that is sent. Clients that are unlike the average are served badly, and many local epochs on
-    unlike data drift apart (`Scaffold`, `FedProx`).
+    ``w_i`` is the result of client i's local training, and ``n_i`` is its number of examples. With `DPSGD`, the epsilon
+    covers everything that a client sends. FedAvg is inaccurate for clients whose data differ from the average.
+    `Scaffold` and `FedProx` reduce the drift of clients' models over many local epochs.
 
     Args:
-        weighting: the weights of clients: by "examples" (the paper), or "equal".
+        weighting: the weights of clients in the average: by number of "examples" (the paper), or "equal".
 
-    Source: McMahan, Moore, Ramage, Hampson, Aguera y Arcas 2017, arXiv:1602.05629, Algorithm 1.
+    Source: McMahan et al. 2017, arXiv:1602.05629, Algorithm 1.
 
     Example:
         >>> import shoal.toy
@@ -49,7 +49,7 @@ class FedAvg:
     trains_clusters_alone: ClassVar[bool] = True
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
-        """Any local training will do."""
+        """Accept any local training."""
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
         return State.initial(engine.model.init(stream("model", 0))[None], len(federation))

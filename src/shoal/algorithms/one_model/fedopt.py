@@ -1,4 +1,4 @@
-"""FedOpt: an optimizer at the server, which takes the clients' average as a gradient."""
+"""FedOpt: an optimizer at the server, whose gradient is minus the clients' average update."""
 
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
@@ -14,31 +14,31 @@ from shoal.core.settings import PositiveFloat, settings
 from shoal.engine import Aggregate, Algorithm, Cohort, LocalSGD, RemoteRounds, RoundPlan, State, remote_rounds
 
 Beta = Annotated[float, Field(ge=0, lt=1, strict=True)]
-"""The part of a moment that stays from round to round."""
+"""The decay rate of a moment per round."""
 
 
 @settings
 class FedOpt(Wrapper):
-    """Each of the K models moves by an optimizer of its own, whose gradient is ``-delta = model - average``.
+    """A server optimizer for each of the K models, whose gradient is ``-delta = model - average``.
 
-    - "sgd": ``m <- beta1 * m + delta``, ``model <- model + learning_rate * m``. With learning rate 1 and beta1 = 0 the
-      result is that of ``base``.
-    - "adam", "yogi": ``m <- beta1 * m + (1 - beta1) * delta``, ``v`` by Adam's or Yogi's rule,
-      ``model <- model + learning_rate * m / (sqrt(v) + tau)``, without correction of bias, as in the paper.
+    - "sgd": ``m <- beta1 * m + delta``, ``model <- model + learning_rate * m``. Optimizer "sgd" with learning rate 1
+      and beta1 = 0 reproduces ``base``.
+    - "adam" and "yogi": ``m <- beta1 * m + (1 - beta1) * delta``, ``model <- model + learning_rate * m / (sqrt(v) +
+      tau)``. The second moment ``v`` follows the rule of Adam or Yogi, without bias correction, as in the paper.
 
-    A model that no client trained in a round stays where it is, and so do its moments. Batch norm's statistics take the
-    average.
+    A model that no client trained in a round does not change, and neither do its moments. Batch norm's statistics are
+    averaged without the optimizer.
 
     Args:
-        base: the algorithm whose averages are taken as gradients.
-        optimizer: "sgd", "adam" or "yogi".
-        learning_rate: the server's learning rate.
-        beta1: decay of the first moment.
-        beta2: decay of the second moment.
-        tau: degree of adaptivity; the second moment starts at tau^2.
+        base: the algorithm whose averages give the gradients.
+        optimizer: the server's optimizer, "sgd", "adam" or "yogi".
+        learning_rate: the learning rate of the server's optimizer.
+        beta1: the decay rate of the first moment.
+        beta2: the decay rate of the second moment.
+        tau: the adaptivity constant in the denominator of a step; the second moment starts at ``tau``^2.
 
-    Source: Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan 2021, arXiv:2003.00295, Algorithm 2; with
-    "sgd", server momentum: Hsu, Qi, Brown 2019, arXiv:1909.06335, section 3.
+    Source: Reddi et al. 2021, arXiv:2003.00295, Algorithm 2. The optimizer "sgd" is server momentum: Hsu et al. 2019,
+    arXiv:1909.06335, section 3.
 
     Example:
         >>> import shoal.toy
@@ -68,7 +68,6 @@ class FedOpt(Wrapper):
         return replace(state, server={**state.server, "fedopt.m": first, "fedopt.v": first + self.tau**2})
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
-        """The base's update, replaced by a step of the optimizer for the parameters of models that moved."""
         averaged = super().server_update(state, cohort, plan, aggregate)
         moved = (averaged.models != state.models).any(dim=1, keepdim=True)
         delta = averaged.models.double() - state.models.double()

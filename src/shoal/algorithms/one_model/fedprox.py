@@ -1,4 +1,4 @@
-"""FedProx: local training that is pulled towards the model at which it starts."""
+"""FedProx: local training with a penalty on the distance from the initial model."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -14,16 +14,16 @@ from shoal.engine import Algorithm, Cohort, LinearTerm, LocalTraining, RemoteRou
 
 @settings
 class FedProx(Wrapper):
-    """Client i minimises ``f_i(theta) + mu / 2 * |theta - w|^2``, where w is the model that it starts from.
+    """Client i minimises ``f_i(theta) + mu / 2 * |theta - w|^2``, where w is the initial model of its local training.
 
-    With mu = 0 it is ``base``, bit for bit. The exactness of the minimum (the paper's gamma) follows from the epochs of
-    local training: with few steps a round the pull does nothing.
+    With mu = 0 the result equals that of ``base`` bit for bit. With few local steps per round the penalty has almost no
+    effect.
 
     Args:
-        base: the algorithm whose local training is pulled.
-        mu: the strength of the pull (the paper: 0.001 to 1).
+        base: the algorithm whose local training gets the penalty.
+        mu: the strength of the penalty (0.001 to 1 in the paper).
 
-    Source: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith 2020, arXiv:1812.06127, Algorithm 2.
+    Source: Li et al. 2020, arXiv:1812.06127, Algorithm 2.
 
     Example:
         >>> import shoal.toy
@@ -53,10 +53,11 @@ class FedProx(Wrapper):
             return training
         require(
             training.linear_term is None,
-            "FedProx cannot wrap an algorithm whose local steps have a linear term already",
+            "FedProx's 'base' must not have a linear term in its local steps",
         )
         require(
-            training.init_index.dim() == 1, "FedProx needs clients that start from one model each, not from mixtures"
+            training.init_index.dim() == 1,
+            "FedProx's 'base' must start the local training of each client from one model",
         )
         strength = torch.full((len(training.init_index),), self.mu)
         return replace(training, linear_term=LinearTerm(strength, training.initial_params, training.init_index))

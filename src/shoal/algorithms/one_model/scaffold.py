@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates correct the drift of local training."""
+"""SCAFFOLD: FedAvg with control variates that correct the drift of local training."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -15,19 +15,19 @@ from shoal.engine import Aggregate, ClientVectors, Cohort, LinearTerm, LocalSGD,
 
 @settings
 class Scaffold(Derived):
-    """FedAvg with control variates: a client's step is ``y <- y - eta_l * (g_i(y) - c_i + c)``, from the model x.
+    """FedAvg with control variates: the local step of client i is ``y <- y - eta_l * (g_i(y) - c_i + c)``.
 
-    After E steps ``c_i <- c_i - c + (x - y) / (E * eta_l)``; the server moves ``x <- x + eta_g * mean_i(y - x)`` and
-    ``c <- c + |S| / N * mean_i(change of c_i)`` over the cohort S. Every client keeps a vector of the model's size.
+    After E steps from the shared model x, the client sets ``c_i <- c_i - c + (x - y) / (E * eta_l)``. The server sets
+    ``x <- x + eta_g * mean_i(y - x)`` and ``c <- c + |S| / N * mean_i(change of c_i)``, where S is the set of the
+    round's clients.
 
     Args:
-        server_learning_rate: eta_g.
+        server_learning_rate: the server's learning rate ``eta_g``.
 
     Raises:
-        InputError: local training with momentum, clipping, noise, an optimizer or fewer steps than E, for which
-            (x - y) / (E * eta_l) is not a mean of gradients.
+        InputError: local training with momentum, clipping, noise, an optimizer or fewer than E steps.
 
-    Source: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh 2020, arXiv:1910.06378, Algorithm 1, Option II.
+    Source: Karimireddy et al. 2020, arXiv:1910.06378, Algorithm 1, Option II.
 
     Example:
         >>> import shoal.toy
@@ -52,14 +52,13 @@ class Scaffold(Derived):
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
         require_plain_sgd(local, "SCAFFOLD")
-        require(local.share == 1, "SCAFFOLD needs all local steps, but shorter training leaves some out")
+        require(local.share == 1, f"'share_of_steps' must be 1 with SCAFFOLD (got {local.share:g})")
 
     def add_tensors(self, state: State, layout: Layout) -> State:
         own = ClientVectors.same(torch.zeros_like(state.models[0]), len(state.assignment))
         return replace(state, server={"scaffold.c": torch.zeros_like(state.models)}, personal={"scaffold": own})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """Add the control variates to FedAvg's plan with equal weights; the server keeps every update."""
         plan = super().plan(state, cohort)
         correction = state.server["scaffold.c"] - state.personal["scaffold"][cohort.clients]
         term = LinearTerm(torch.zeros(len(cohort)), state.models, plan.assignment, correction)

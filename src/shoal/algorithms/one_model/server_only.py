@@ -1,4 +1,4 @@
-"""The server's labelled shadow set alone: a baseline without any client."""
+"""A baseline that trains on the server's labelled examples only."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -17,13 +17,13 @@ from shoal.engine import Aggregate, Cohort, Engine, LocalSGD, RoundPlan, State
 def train_on_server(
     models: Tensor, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream, name: str
 ) -> Tensor:
-    """Train models (K, P) on the labelled shadow set; equal models stay equal.
+    """Train models (K, P) on the server's labelled examples; equal models stay equal.
 
     Raises:
-        InputError: no shadow set for the algorithm of that ``name``.
+        InputError: the federation has no shadow examples.
     """
     shadow = federation.shadow
-    require(len(shadow) > 0, f"'{name}' trains on the shadow set; give shadow examples")
+    require(len(shadow) > 0, f"'{name}' needs labelled examples of the server; add shadow examples")
     starts, which = models.unique(dim=0, return_inverse=True)
     ends = [engine.train_centrally(engine.model, row, shadow.x, shadow.y, local, stream("server")) for row in starts]
     return torch.stack(ends)[which]
@@ -31,12 +31,15 @@ def train_on_server(
 
 @settings
 class ServerOnly(Derived):
-    """One model, trained on the labelled shadow set before the first round; clients neither train nor send anything.
+    """One model, trained on the server's labelled examples before the first round; clients neither train nor send
+    anything.
 
-    Its exposure is at chance. A protection that is less accurate is worse than not asking clients.
+    The exposure of the clients is at chance level. A federation that is less accurate than `ServerOnly` has no
+    advantage over training without clients.
 
     Args:
-        epochs: passes over the shadow set, with the batches and the learning rate of local training.
+        epochs: the number of passes over the server's examples. Batch size and learning rate are those of local
+            training.
 
     Example:
         >>> import shoal
@@ -53,11 +56,7 @@ class ServerOnly(Derived):
     title: ClassVar[str] = "Shadow set alone"
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
-        """Train the model.
-
-        Raises:
-            InputError: no shadow set.
-        """
+        """Train the model, or raise `InputError` if the federation has no shadow examples."""
         state, passes = super().init(engine, federation, local, stream), replace(local, epochs=self.epochs, steps=None)
         return replace(state, models=train_on_server(state.models, engine, federation, passes, stream, self.name))
 

@@ -1,1 +1,1 @@
-"""Algorithms with a model for each client."""
+"""Algorithms with one model per client."""

@@ -1,4 +1,4 @@
-"""APFL: adaptive personalised federated learning, a mixture of a shared and a personal model."""
+"""APFL: each client uses a mixture of a shared and a personal model."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
@@ -29,28 +29,27 @@ from shoal.engine import (
 
 @settings
 class APFL(Derived):
-    """Client i uses ``m_i = alpha_i * v_i + (1 - alpha_i) * w``, of its own model v_i and the shared model w.
+    """Client i uses ``m_i = alpha_i * v_i + (1 - alpha_i) * w``, a mixture of its personal model v_i and the shared
+    model w.
 
-    In every local step, on one batch: ``w <- w - eta * g(w)`` and ``v_i <- v_i - eta * alpha_i * g(m_i)``, with m_i
-    before the step. w is sent and averaged, so it equals FedAvg's model; v_i and alpha_i stay with the client. With
-    alpha 0 a client uses FedAvg's model, and with alpha 1 that of local training alone. If adaptive, each step also has
-    ``alpha_i <- alpha_i - eta * <v_i - w, g(m_i)>``, of the values before it, kept in [0, 1].
-
-    Parameters are mixed, as in the paper; the authors' code mixes the two models' outputs, takes w after its step,
-    adapts alpha once a round and adds 0.02 * alpha to its gradient. All v_i start from the initial w, and N models are
-    kept.
+    A local step computes both gradients on one batch: ``w <- w - eta * g(w)`` and ``v_i <- v_i - eta * alpha_i *
+    g(m_i)``. The server averages w, which equals the model of `FedAvg`. The personal model and ``alpha_i`` stay with
+    the client. With ``alpha`` = 0 a client uses the model of `FedAvg`, and with ``alpha`` = 1 the model of `LocalOnly`.
+    Parameters are mixed as in the paper, whereas the authors' code mixes the outputs of the two models.
 
     Args:
-        alpha: the personal model's share, in [0, 1] (the authors' code: 0.5); the initial one if adaptive.
-        adaptive: whether each client adapts its own alpha.
-        weighting: the weights of clients' shared models: "equal" (the paper), or by "examples".
+        alpha: the weight of the personal model in [0, 1] (0.5 in the authors' code). With ``adaptive``, ``alpha`` is
+            the initial weight.
+        adaptive: whether each client adapts its own weight in every step: ``alpha_i <- alpha_i - eta * <v_i - w,
+            g(m_i)>``, clipped to [0, 1].
+        weighting: the weights of clients in the shared average: "equal" (the paper), or by number of "examples".
 
     Raises:
         InputError: local training with momentum, clipping, noise or an optimizer, or a network with batch norm or
-            frozen layers, whose m_i would not be a mixture.
+            frozen layers.
 
-    Source: Deng, Kamani, Mahdavi 2020, arXiv:2003.13461, Algorithm 1 and the rule for alpha in its section on adaptive
-    personalisation; the authors' code (MLOPTPSU/FedTorch, 'trainings/federated/apfl.py').
+    Source: Deng et al. 2020, arXiv:2003.13461, Algorithm 1; the authors' code (MLOPTPSU/FedTorch,
+    'trainings/federated/apfl.py').
 
     Example:
         >>> import shoal.toy
@@ -77,7 +76,7 @@ class APFL(Derived):
     def check_layout(self, layout: Layout) -> None:
         require(
             layout.trainable == layout.size,
-            "APFL mixes parameters, so the network must have neither batch norm nor frozen layers",
+            "APFL needs a network without batch norm and frozen layers",
         )
 
     def add_tensors(self, state: State, layout: Layout) -> State:

@@ -1,4 +1,4 @@
-"""Ditto: a personal model of every client, pulled towards the shared one."""
+"""Ditto: a personal model per client, pulled towards the shared model."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -30,19 +30,18 @@ from shoal.engine import (
 
 @settings
 class Ditto(Wrapper):
-    """Beside ``base``, client i trains a model v_i of its own on ``f_i(v) + strength / 2 * |v - w|^2``.
+    """In addition to ``base``, client i trains a personal model v_i on ``f_i(v) + strength / 2 * |v - w|^2``.
 
-    w is the model of ``base`` that the client trains in that round, before the round. v_i stays with the client and is
-    what it uses; with strength 0 it is local training alone, bit for bit where both draw the same batches. The shared
-    models are those of ``base``, bit for bit. All personal models start from the first initial model of ``base``. N
-    models are kept, and the epsilon of DP-SGD counts both trainings.
+    w is the shared model that the client receives in the round. Each client keeps and uses its personal model. The
+    shared models equal those of ``base`` bit for bit. The epsilon of DP-SGD covers the training of the shared and of
+    the personal models.
 
     Args:
-        base: trains the shared models.
-        strength: the pull lambda (the paper: 0.05 to 2).
-        local: local training of the personal models; left out: as of the shared ones.
+        base: the algorithm that trains the shared models.
+        strength: the factor lambda of the pull (0.05 to 2 in the paper); 0 gives local training only.
+        local: the local training of the personal models; by default the same as for the shared models.
 
-    Source: Li, Hu, Beirami, Smith 2021, arXiv:2012.04221, Algorithm 1.
+    Source: Li et al. 2021, arXiv:2012.04221, Algorithm 1.
 
     Example:
         >>> import shoal.toy
@@ -62,7 +61,6 @@ class Ditto(Wrapper):
     title: ClassVar[str] = "Ditto"
 
     def client_trainings(self, local: LocalSGD) -> ClientTrainings:
-        """Return the base's and the personal training of each round, without the base's fine-tuning at the end."""
         base, own = client_trainings(self.base, local), self.local or local
         return ClientTrainings((*base.rounds, own), None if base.first is None else (*base.first, own))
 
@@ -71,7 +69,6 @@ class Ditto(Wrapper):
         return replace(state, personal={**state.personal, "ditto": personal})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """Add a training of the personal models, which the server does not receive, to the base's plan."""
         plan = super().plan(state, cohort)
         everybody = torch.arange(len(cohort))
         # A term of 0 could make the engine compute in another order.

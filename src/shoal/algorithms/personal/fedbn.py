@@ -1,4 +1,4 @@
-"""FedBN: clients average all layers but their batch norms, which stay with them."""
+"""FedBN: clients average all layers except batch norm, which stays with each client."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -14,26 +14,27 @@ from shoal.core.settings import settings
 from shoal.engine import Cohort, RoundPlan, State
 
 BATCH_NORM = "batch-norm"
-"""All layers with running statistics."""
+"""The value of ``layers`` for all layers with running statistics."""
 
 _STATISTICS = "running_mean"
 
 
 @settings
 class FedBN(OwnLayers):
-    """Client i trains ``(w, b_i)``, the shared layers and its own batch norms (scale, shift, running mean, running
-    variance), and sends w alone: ``w <- sum_i p_i w_i``; b_i stays where it is.
+    """FedAvg over all layers except batch norm; each client keeps its own scale, shift, running mean and running
+    variance.
 
-    Clients use the averaged layers with their own batch norms as last trained, or the initial ones where they took part
-    in no round. So does the server's model, whose accuracy by round therefore says little. For inputs that differ in
-    brightness, contrast or device from client to client.
+    A client uses the averaged layers with the batch norm that it trained last. The server's model has the initial batch
+    norm, so its accuracy per round is not informative. FedBN suits clients whose inputs differ in brightness, contrast
+    or device.
 
     Args:
-        layers: the layers that each client has for itself: "batch-norm", all with running statistics; or another layer
-            by its name in the network or as "last", the last linear one, which is FedPer (arXiv:1912.00818).
-        weighting: the weights p_i of clients: by "examples" (the paper), or "equal" (the authors' code).
+        layers: the layers that each client keeps: "batch-norm" (all layers with running statistics), "last" (the last
+            linear layer, as in FedPer, arXiv:1912.00818), or the name of a layer in the network.
+        weighting: the weights of clients in the average: by number of "examples" (the paper), or "equal" (the authors'
+            code).
 
-    Source: Li, Jiang, Zhang, Kamp, Dou 2021, arXiv:2102.07623, Algorithm 1.
+    Source: Li et al. 2021, arXiv:2102.07623, Algorithm 1.
 
     Example:
         >>> import shoal.toy
@@ -60,7 +61,7 @@ class FedBN(OwnLayers):
             return head_of(layout, self.layers)
         layer = {slot: slot.name.rpartition(".")[0] for slot in layout.slots}
         norms = {layer[slot] for slot in layout.slots if slot.name.rpartition(".")[2] == _STATISTICS}
-        require(bool(norms), "FedBN keeps batch norms at the clients, and this network has none; name its 'layers'")
+        require(bool(norms), "FedBN needs a network with batch norm; set 'layers' to the name of a layer")
         where = torch.zeros(layout.size, dtype=torch.bool)
         for piece in layout.slices({slot.name for slot in layout.slots if layer[slot] in norms}):
             where[piece] = True

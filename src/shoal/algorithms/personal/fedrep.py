@@ -1,4 +1,4 @@
-"""FedRep: all clients train the network's body together, and each has a head of its own."""
+"""FedRep: all clients train the network's body together, and each client trains its own head."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -16,25 +16,23 @@ from shoal.engine import Cohort, LocalSGD, LocalTraining, RoundPlan, State, Trai
 
 @settings
 class FedRep(OwnLayers):
-    """Client i trains its head h_i with a fixed body b, ``h_i <- h_i - eta * grad_h f_i(b, h)``; then b with h_i.
+    """Client i trains its head with the body fixed, then the body with its head fixed; the server averages the bodies.
 
-    The trained body is sent and averaged; the head stays with the client. Of the local epochs the last ``body_epochs``
-    train the body and all before them the head, as in the authors' code (paper: ten epochs of the head and one of the
-    body, so `LocalSGD(epochs=11)`). Clients use the averaged body and their own head as last trained, or the initial
-    one. The authors' code trains all heads once more after the last round; `FineTuning` around FedRep trains all of the
-    model.
+    The paper uses ten epochs for the head and one for the body, ``LocalSGD(epochs=11)``. A client uses the averaged
+    body with the head that it trained last. Batch norm's statistics belong to the body, and change in both phases. With
+    DP-SGD the epsilon covers both phases.
 
-    Ours: the momentum of an optimizer begins anew with the body (the authors' code keeps one optimizer), and batch
-    norm's statistics move in both phases and belong to the body. With DP-SGD each phase clips and noises what it
-    trains, and epsilon covers both. N heads are kept, and the server's model has the initial one.
+    Unlike in the authors' code, the momentum of an optimizer restarts with the body, and heads are not trained again
+    after the last round.
 
     Args:
-        weighting: the weights of clients' bodies: by "examples" (the authors' code), or "equal" (the paper).
-        head: the layer that each client has for itself: "last", the last linear one, or a layer's name in the network.
-        body_epochs: the number of last local epochs, which train the body.
+        weighting: the weights of clients in the average of the bodies: by number of "examples" (the authors' code), or
+            "equal" (the paper).
+        head: the layer that each client keeps: "last" (the last linear layer), or the name of a layer in the network.
+        body_epochs: the number of local epochs at the end of a round that train the body; all earlier epochs train the
+            head.
 
-    Source: Collins, Hassani, Mokhtari, Shakkottai 2021, arXiv:2102.07078, Algorithm 1, and the authors' code
-    (lgcollins/FedRep, 'main_fedrep.py' and 'models/Update.py').
+    Source: Collins et al. 2021, arXiv:2102.07078, Algorithm 1; the authors' code (lgcollins/FedRep).
 
     Example:
         >>> import shoal.toy
@@ -59,10 +57,10 @@ class FedRep(OwnLayers):
     def check(self, local: LocalSGD, risk_period: int) -> None:
         require(
             local.epochs is not None and local.epochs > self.body_epochs,
-            f"FedRep trains the head in all local 'epochs' but the last {self.body_epochs}, which train the body, so "
-            f"'epochs' must be at least {self.body_epochs + 1}; got {local.epochs or f'steps = {local.steps}'}",
+            f"'local.epochs' must be above FedRep's 'body_epochs', {self.body_epochs} (got "
+            f"{local.epochs or f'steps = {local.steps}'})",
         )
-        require(local.share == 1, "FedRep needs all local steps, but shorter training leaves some out")
+        require(local.share == 1, f"'share_of_steps' must be 1 with FedRep (got {local.share:g})")
 
     def own_mask(self, layout: Layout) -> Tensor:
         return head_of(layout, self.head)

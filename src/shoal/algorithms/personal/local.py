@@ -1,4 +1,4 @@
-"""Local training only: every client trains a model of its own, from the start or after the last round."""
+"""Local training only: every client trains a personal model in all rounds, or after the last round."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -27,15 +27,14 @@ from shoal.engine import (
 
 @settings
 class LocalOnly(Derived):
-    """In every round that it takes part in, client i trains a model w_i of its own further, on ``f_i(w)`` alone.
+    """Every client trains a personal model on its own examples only, in each round that it takes part in.
 
-    The baseline "local" of Ghosh, Chung, Yin, Ramchandran 2020, arXiv:2006.04088, and of Liu, Hu, Wu, Smith 2022,
-    arXiv:2206.07902: what a client reaches without the others.
+    Local training measures the accuracy of clients without a federation. Clients send nothing, so the server's filter,
+    malicious clients and attacks by the server have no effect. The server's model stays the initial model, so attacks
+    that are fitted on shadow models may understate the exposure. Attacks with ``reference_federations`` retrain the
+    clients' models instead.
 
-    All start from FedAvg's first model and draw the same batches as in FedAvg, so with one client it is FedAvg. No
-    client sends anything: the server's filter, malicious clients and attacks by the server have nothing to act on, and
-    the model of the server stays the initial one. Attacks that are fitted on shadow models of it may therefore
-    understate the exposure of the clients' models; ``reference_federations`` retrain these. N models are kept.
+    Source: the baseline "local" of Ghosh et al. 2020, arXiv:2006.04088, and of Liu et al. 2022, arXiv:2206.07902.
 
     Example:
         >>> import shoal.toy
@@ -74,21 +73,18 @@ class LocalOnly(Derived):
 
 @settings
 class FineTuning(Wrapper):
-    """The rounds are those of ``base``, bit for bit; then client i uses what local training makes of its model.
+    """The rounds of ``base``, followed by one more local training of each client's model on all of the client's
+    examples.
 
-    Its model is the one that ``base`` says it uses, its cluster's or a personal one. Every client trains once more on
-    all its examples, with the defences of its cluster and at the learning rate of the round after the last. Nothing is
-    sent, so the server's filter has nothing to act on. The epsilon of DP-SGD counts this training too; with its noise
-    in sums it is refused. The N models are made when they are asked for and stored in no checkpoint.
+    Fine-tuning starts from the model that ``base`` assigns to the client, and uses the defences of the client's
+    cluster. Clients send nothing after fine-tuning. The epsilon of DP-SGD covers fine-tuning. DP-SGD with noise in sums
+    is refused. The fine-tuned models are computed when they are needed, and are not stored in checkpoints.
 
     Args:
-        base: trains the shared models.
-        local: local training of the fine-tuning; left out: as in a round.
+        base: the algorithm that trains the shared models.
+        local: the local training of the fine-tuning; by default the same as in a round.
 
-    The baseline "FedAvg with fine-tuning" of most comparisons.
-
-    Source: Wang, Mathews, Kiddon, Eichner, Beaufays, Ramage 2019, arXiv:1910.10252; Collins, Hassani, Mokhtari,
-    Shakkottai 2022, arXiv:2205.13692 (FedAvg-FT).
+    Source: Wang et al. 2019, arXiv:1910.10252; Collins et al. 2022, arXiv:2205.13692 (FedAvg-FT).
 
     Example:
         >>> import shoal.toy

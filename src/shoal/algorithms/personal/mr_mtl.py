@@ -1,4 +1,4 @@
-"""MR-MTL: mean-regularised multi-task learning, a model of each client that is pulled to the mean of all of them."""
+"""MR-MTL: mean-regularised multi-task learning, with personal models that are pulled towards their mean."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -13,19 +13,18 @@ from shoal.engine import Aggregate, Cohort, LinearTerm, RoundPlan, State
 
 @settings
 class MRMTL(Derived):
-    """Client i trains a model w_i of its own on ``f_i(w) + strength / 2 * |w - m|^2``, where m is the mean of all w_i.
+    """Client i trains a personal model w_i on ``f_i(w) + strength / 2 * |w - m|^2``, where m is the mean of all w_j.
 
-    m is that before the round, and the server's only model. A client starts from its own w_i and sends what it became;
-    ``m <- m + 1 / N * sum of the cohort's updates``, so m stays the mean of all N clients' models, those that sit out
-    included. All start from one initial model, and every client counts the same. With strength 0 the clients' models
-    are those of `LocalOnly`, bit for bit. A client trains once in a round, unlike in Ditto, so that DP-SGD spends its
-    budget on one model. Where the server has a filter, a client's model is what the filter let pass of its update.
+    The server's only model is m, the mean over all N clients, including clients that are absent from the round. All
+    clients have equal weights. With strength 0 the personal models equal those of `LocalOnly` bit for bit. A client
+    trains only its personal model, so DP-SGD spends its budget on one model. If the server filters updates, the
+    filtered update also changes the client's personal model.
 
     Args:
-        strength: the pull lambda (the authors' code: 0.1 to 3); best stronger, the more noise DP-SGD adds.
+        strength: the factor lambda of the pull (0.1 to 3 in the authors' code). More noise in DP-SGD calls for a larger
+            strength.
 
-    Source: Liu, Hu, Wu, Smith 2022, arXiv:2206.07902, mean-regularized multi-task learning; the update of the mean
-    is that of the authors' code (kenziyuliu/private-cross-silo-fl), with equal clients.
+    Source: Liu et al. 2022, arXiv:2206.07902; the authors' code (kenziyuliu/private-cross-silo-fl).
 
     Example:
         >>> import shoal.toy

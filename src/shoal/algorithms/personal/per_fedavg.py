@@ -1,4 +1,4 @@
-"""Per-FedAvg: a shared model from which one gradient step on a client's own examples leads to a good personal one."""
+"""Per-FedAvg: a shared model that each client adapts by one gradient step on its own examples."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
@@ -15,24 +15,22 @@ from shoal.engine import Cohort, DeployedModels, Gradient, LocalSGD, RoundPlan, 
 
 @settings
 class PerFedAvg(Derived):
-    """A client's step is ``w <- w - beta * g(w - alpha * g(w; D); D')``, with two batches D and D' and without Hessian.
+    """FedAvg with the local step ``w <- w - beta * g(w - alpha * g(w; D); D')`` on two batches D and D', without
+    Hessian.
 
-    beta is local training's learning rate. D and D' are two consecutive batches of local training, so an epoch is half
-    as many steps as FedAvg's; a last batch alone is both, and so is a batch of all examples. Models are averaged as in
-    FedAvg. In the end every client uses ``w - alpha * g(w)``, one step of adaptation on all its examples (ours; the
-    paper: on a batch), with the defences of local training. Nothing of this step is sent.
+    beta is the learning rate of local training. The two batches of a step are consecutive, so an epoch has half as many
+    steps as in `FedAvg`. After the last round every client takes the adaptation step ``w - alpha * g(w)`` on all its
+    examples with the defences of local training. Clients do not send their adapted models.
 
     Args:
-        alpha: learning rate of the adaptation (0.01, with beta 0.001, as the paper's experiments are
-            recalled; not verified).
-        weighting: the weights of clients: "equal" (the paper), or by "examples".
+        alpha: the learning rate of the adaptation step.
+        weighting: the weights of clients in the average: "equal" (the paper), or by number of "examples".
 
     Raises:
         InputError: local training with momentum, clipping, noise or an optimizer, or a network with batch norm or
             frozen layers.
 
-    Source: Fallah, Mokhtari, Ozdaglar 2020, arXiv:2002.07948, Algorithm 1 with the first-order approximation of its
-    section on practical implementations (FO-MAML), which leaves the Hessian out.
+    Source: Fallah et al. 2020, arXiv:2002.07948, Algorithm 1 with the first-order approximation (FO-MAML).
 
     Example:
         >>> import shoal.toy
@@ -58,7 +56,7 @@ class PerFedAvg(Derived):
     def check_layout(self, layout: Layout) -> None:
         require(
             layout.trainable == layout.size,
-            "Per-FedAvg adapts all parameters, so the network must have neither batch norm nor frozen layers",
+            "Per-FedAvg needs a network without batch norm and frozen layers",
         )
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:

@@ -1,1 +1,1 @@
-"""Algorithms made for privacy: noise or randomised answers are part of how they cluster or average."""
+"""Algorithms whose clustering or averaging is designed for privacy."""

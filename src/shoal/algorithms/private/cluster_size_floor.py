@@ -1,4 +1,4 @@
-"""A floor on cluster sizes: random clients fill up small clusters."""
+"""A lower bound on cluster sizes: random clients of larger clusters train the models of smaller clusters."""
 
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
@@ -14,33 +14,29 @@ from shoal.engine import Algorithm, Cohort, LocalSGD, RoundPlan, State
 
 @runtime_checkable
 class PlansAnyAssignment(Protocol):
-    """An algorithm that plans any assignment, as `IFCA.plan_of` does."""
+    """An algorithm that can plan a given assignment of clients to models, as `IFCA.plan_of` does."""
 
-    def plan_of(self, assignment: Tensor, losses: Tensor | None, state: State, cohort: Cohort) -> RoundPlan:
-        """Plan training of each client's model by ``assignment`` (n,)."""
-        ...
+    def plan_of(self, assignment: Tensor, losses: Tensor | None, state: State, cohort: Cohort) -> RoundPlan: ...
 
 
 @settings
 class ClusterSizeFloor(Wrapper):
-    """A wrapper that moves random clients to models that fewer than B clients of the round chose.
+    """A wrapper that moves random clients to models that fewer than ``min_clients`` clients of the round chose.
 
-    A client is drawn uniformly from all whose model has more than B clients, and trains the smallest model (the first
-    of several), until every model has B clients or none has more. The draw affects one round's training: clients use
-    the model that the base assigns, and choose again in the next round.
+    Clients are drawn uniformly from models with more than ``min_clients`` clients, until every model has enough clients
+    or no model has clients to spare. A move affects the training of one round only: the client uses the model that
+    ``base`` assigns, and chooses again in the next round. A lower bound on cluster sizes is not a guarantee of
+    differential privacy.
 
-    The directive "size_floor" of a cluster, in [0, 1], lowers its floor to round(B * directive); without it the floor
-    is B. At 0 the cluster receives no client, but may give some. At 0 for all clusters this is ``base``, bit for bit.
+    The directive "size_floor" of a cluster, in [0, 1], multiplies the lower bound on the cluster's size. If the
+    directive is 0 for all clusters, the result equals that of ``base`` bit for bit.
 
     Args:
-        base: an algorithm that plans by ``plan_of``, itself or in its ``ifca``: IFCA, IFCA-MIR, IFCA within limits, or
-            your own. Wrap other wrappers around this one.
-        min_clients: B, the clients that train each model in a round.
+        base: an algorithm with a method ``plan_of``, such as IFCA, IFCA-MIR or IFCA within limits. Other wrappers must
+            be around `ClusterSizeFloor`, not inside.
+        min_clients: the smallest number of clients that train each model in a round.
 
-    A floor is not a guarantee of differential privacy. Models that more clients train reveal less about each.
-
-    Source: no paper's algorithm. Inspired by RR-Cluster (Yang, Hu, Kim, Li 2025, arXiv:2508.06183), which guarantees a
-    minimum number of clients per cluster by random rebalancing, so that client-level noise costs less.
+    Source: inspired by RR-Cluster (Yang et al. 2025, arXiv:2508.06183), which rebalances clusters at random.
 
     Example:
         >>> import shoal
@@ -77,19 +73,18 @@ class ClusterSizeFloor(Wrapper):
                 return algorithm
         raise InputError(
             "ClusterSizeFloor's 'base' must be IFCA, IFCA-MIR, IFCA within limits, or an algorithm with a method "
-            f"'plan_of'; got {type(self.base).__name__}"
+            f"'plan_of' (got {type(self.base).__name__})"
         )
 
 
 def rebalance(assignment: Tensor, floors: Tensor, keep: int, order: Tensor) -> Tensor:
-    """Move clients until no model is below its floor while another has more than ``keep`` clients.
+    """Move clients until no model is below its lower bound while another model has more than ``keep`` clients.
 
     Args:
-        assignment: (n,) int64, each client's choice.
-        floors: (K,) int64, the least clients per model, at most ``keep``.
-        keep: the least clients of a model after it gave some away.
-        order: (n,) int64, a random permutation of the clients. One pass is enough: a model that gave all it can, or
-            received a client, never has clients to give again. So each move is a uniform draw.
+        assignment: the model that each client chose, (n,) int64.
+        floors: the lower bound on each model's number of clients, at most ``keep``, (K,) int64.
+        keep: the number of clients that a model keeps when clients are moved away.
+        order: a random permutation of the clients, (n,) int64.
 
     >>> rebalance(torch.tensor([0, 0, 0, 1]), torch.tensor([2, 2]), 2, torch.tensor([3, 1, 0, 2]))
     tensor([0, 1, 0, 1])

@@ -1,4 +1,4 @@
-"""Group privacy for personalised federated learning: the server groups obfuscated models by k-means."""
+"""Group privacy: the server clusters the clients' obfuscated models by k-means."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -15,24 +15,22 @@ from shoal.engine import Aggregate, Cohort, RoundPlan, State
 
 @settings
 class GroupPrivacy(Derived):
-    """IFCA in which client i trains ``k = argmin_k loss_ik`` and sends its model without k; the server clusters models.
+    """IFCA in which clients do not send their choice of a model; the server clusters the received models by k-means.
 
-    The server runs k-means on the n received models from the K models (the hypotheses) of the round, and each model
-    becomes the mean of its cluster: ``model_k = mean of {sent_i : |sent_i - centroid_k| is the smallest}``. With noise
-    (`LaplaceNoise`, a defence of clients) a received model may fall into another cluster than its client chose. Without
-    noise, and if models are farther apart than clients move, this is IFCA with equal weights.
+    The server starts k-means from the K models of the round, and each model becomes the mean of its cluster. With
+    `LaplaceNoise` at the clients, a received model may join another cluster than the client chose. Without noise, and
+    if the models are farther apart than clients move, the result equals that of `IFCA`.
 
-    Ours, as far as the paper is known: equal weights, at most ``iterations`` of Lloyd's algorithm (ties to the first),
-    and a model without a nearest received model does not change. In all tables a client's cluster is its own choice;
-    the members of a model (`State.trained`) follow the server's clusters. Recorded updates name the client's choice,
-    which the server does not receive here, so its attacks by cluster know too much.
+    In all tables a client's cluster is the model that the client chose. The members of a model (`State.trained`) follow
+    the server's clusters. Attacks by the server are too strong in this implementation, because recorded updates contain
+    the client's choice, which the server does not receive.
 
     Args:
         clusters: K, the number of models.
-        iterations: the most that k-means does in a round.
+        iterations: the largest number of k-means iterations per round.
 
-    Source: Galli, Biswas, Jung, Cucinotta, Palamidessi 2023, arXiv:2206.03396; extended in arXiv:2309.00416; from
-    memory of it, not checked against its text. No code of its authors was found.
+    Source: Galli et al. 2023, arXiv:2206.03396, extended in arXiv:2309.00416. The implementation has not been checked
+    against the text of the papers.
 
     Example:
         >>> import shoal.toy
@@ -74,10 +72,10 @@ _TRAINED = "group-privacy.trained"
 
 
 def private_k_means(points: Tensor, centroids: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
-    """Run Lloyd's algorithm on points (n, P) from centroids (K, P); a centroid without points stays.
+    """Run Lloyd's algorithm on points (n, P) from centroids (K, P); a centroid without points does not change.
 
     Returns:
-        The centroids (K, P), each the mean of its points; and the cluster (n,) int64 of each point.
+        The centroids (K, P), and the cluster of each point (n,) int64.
 
     >>> private_k_means(torch.tensor([[0.0], [1.0], [8.0]]), torch.tensor([[0.5], [2.0], [-9.0]]), 10)
     (tensor([[ 0.5000],

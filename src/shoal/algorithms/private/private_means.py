@@ -1,4 +1,4 @@
-"""Clusters from noisy means of the clients' inputs, sent once; the choice of a cluster has an epsilon."""
+"""Clusters from noisy means of the clients' inputs; the assignment has an epsilon."""
 
 from typing import ClassVar
 
@@ -16,22 +16,19 @@ from shoal.engine import Engine, LocalSGD, State
 
 @settings
 class PrivateMeans(FixedClusters):
-    """FedAvg within clusters by k-means of noisy means of clients' inputs, sent once.
+    """FedAvg within clusters, found by k-means of the clients' noisy mean inputs.
 
-    Client i with n_i inputs sends ``m_i = (sum_j x_j min(1, C / |x_j|) + N(0, (sigma C)^2 I)) / n_i``. This is a
-    Gaussian mechanism with noise multiplier sigma for every view, for one record present or left out with n_i known.
-    Nothing else of a client's data decides its cluster, so the reported epsilon covers it. All models begin at the same
-    parameters.
+    Client i with n_i inputs sends ``m_i = (sum_j x_j min(1, C / |x_j|) + N(0, (sigma C)^2 I)) / n_i`` once, before
+    training. For one added or removed record and a public number of records, the sent mean is a Gaussian mechanism with
+    noise multiplier sigma. A client's cluster depends only on the noisy means, so the reported epsilon covers the
+    assignment.
 
-    Means of pixels separate groups badly; means of `Features` at unit length separate rotated groups at a small
-    epsilon.
+    Means of `Features`, scaled to length 1, separate groups at a smaller epsilon than means of pixels.
 
     Args:
-        clusters: K, the number of models.
-        max_norm: C, the largest norm of an input; longer inputs are scaled.
-        noise_multiplier: sigma; 0: no noise, and no guarantee.
-
-    Source: ours; R-DPCFL (`RDPCFL`) clusters noisy updates.
+        clusters: K, the number of clusters.
+        max_norm: the largest norm C of an input; longer inputs are scaled down to this norm.
+        noise_multiplier: the noise multiplier sigma; 0 adds no noise and gives no guarantee.
 
     Example:
         >>> import shoal
@@ -52,26 +49,23 @@ class PrivateMeans(FixedClusters):
 
     @property
     def choice_noise(self) -> float:
-        """The noise multiplier of the Gaussian mechanism that assigns a client to its cluster."""
         return self.noise_multiplier
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
-        """Cluster the clients and start all models at one random model.
-
-        Raises:
-            InputError: texts, whose words have no mean, or fewer clients than clusters.
+        """Raise `InputError` if inputs are texts or clients are fewer than clusters, and otherwise create the initial
+        state.
         """
-        require(federation.kind != "texts", "private means are of inputs that are measured, not of texts")
+        require(federation.kind != "texts", "PrivateMeans needs images or tables (got texts)")
         require(
             self.clusters <= len(federation),
-            f"'clusters' must be at most the federation's {len(federation)} clients; got {self.clusters}",
+            f"'clusters' must be at most the number of clients, {len(federation)} (got {self.clusters})",
         )
         means = self.means(federation.clients, federation.ids, stream("means"))
         cluster = k_means_by_id(means, federation.ids, self.clusters, stream("k-means"))
         return self.init_clusters(super().init(engine, federation, local, stream), cluster, self.clusters)
 
     def means(self, clients: Shards, ids: Tensor, stream: Stream) -> Tensor:
-        """Return the noisy mean (N, D) float64 of each client; its noise depends on the stream and its id."""
+        """Compute the noisy mean inputs (N, D) float64; a client's noise depends on the stream and the client's id."""
         rows = []
         for position, client in enumerate(ids.tolist()):
             x = clients.x[clients.indices_of(position).to(clients.x.device)].flatten(1).cpu().double()

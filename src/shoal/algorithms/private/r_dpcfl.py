@@ -1,4 +1,4 @@
-"""R-DPCFL: clusters from the first round's updates on full batches, by a Gaussian mixture; later from losses."""
+"""R-DPCFL: clusters from a Gaussian mixture of the first round's full-batch updates, later from losses."""
 
 import math
 from dataclasses import replace
@@ -28,31 +28,27 @@ from shoal.engine import (
 
 @settings
 class RDPCFL(Derived):
-    """Clusters by a Gaussian mixture of updates on full batches, where DP-SGD's noise is smallest; later by losses.
+    """Clusters from a Gaussian mixture of full-batch updates, where DP-SGD's noise is smallest, and later from losses.
 
-    1. First round: all clients train one model on full batches. The server projects the updates on their first two
-       principal components, scales both to [0, 1], and fits a mixture of K round Gaussians with equal weights:
-       ``p_ik``, the probability of cluster k for client i. It draws each client's cluster by p_i, and model k begins at
-       the first model plus the mean update of its clients.
-    2. Next rounds: client i trains a cluster drawn by p_i in each round. The first two phases last
-       ``soft_rounds * (1 - overlap)`` rounds, with the overlap ``1 - erf(s / sqrt(2))`` of the two closest clusters,
-       ``s = |mean_k - mean_l| / (2 * max(std_k, std_l))``: a confident mixture is used longer.
-    3. ``loss_rounds`` rounds: client i trains ``argmin_k loss_ik``; then it keeps its last choice.
+    1. In the first round all clients train one model on full batches. The server fits a mixture of K spherical
+       Gaussians with equal weights to the first two principal components of the updates. Each client's cluster is drawn
+       from the mixture's probabilities.
+    2. In each following round the cluster of each client is drawn again. Phases 1 and 2 last ``soft_rounds * (1 -
+       overlap)`` rounds, where the overlap of the two closest clusters is in [0, 1].
+    3. For ``loss_rounds`` rounds each client trains the model with the lowest loss on its examples. After these rounds
+       each client keeps the model that it chose last.
 
-    The epsilon of DP-SGD counts the first round with its full batches; the draws of phase 2 read only sent updates. It
-    does not cover choices by loss (phase 3); the paper spends some budget on them by an exponential mechanism.
-
-    Ours: no budget for phase 3; the start of the models (the authors' code: all at one client's model); plain principal
-    components (the authors' code: of standardised updates). A client that was not in the first round is drawn from all
-    clusters uniformly. A cluster without clients in the draw begins at the mean of all.
+    The epsilon of DP-SGD covers the first round and the draws of phase 2, which depend only on sent updates. The
+    epsilon does not cover the choices by loss in phase 3, for which the paper uses an exponential mechanism. The
+    cluster of a client that missed the first round is drawn uniformly.
 
     Args:
-        clusters: K, the number of models.
-        soft_rounds: rounds of the first two phases at most (the paper: half of its 200).
-        loss_rounds: rounds in which clients choose by loss (the authors' code: a tenth of 200).
+        clusters: K, the number of clusters.
+        soft_rounds: the largest number of rounds in phases 1 and 2 (half of 200 in the paper).
+        loss_rounds: the number of rounds in which clients choose a model by loss (a tenth of 200 in the authors' code).
 
-    Source: Malekmohammadi, Taik, Farnadi 2025, "Differentially Private Clustered Federated Learning" (TMLR 09/2025),
-    and the authors' code (Saber-mm/DPCFL, main/DPCFL.py and utils/aggregate.py).
+    Source: Malekmohammadi et al. 2025, "Differentially Private Clustered Federated Learning" (TMLR 09/2025); the
+    authors' code (Saber-mm/DPCFL).
 
     Example:
         >>> import shoal.toy
@@ -87,11 +83,7 @@ class RDPCFL(Derived):
         )
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """Plan full batches on one model, then draws by the mixture, then choices by loss.
-
-        Raises:
-            InputError: fewer clients than clusters in the first round.
-        """
+        """Plan a round; raise `InputError` if the first round has fewer clients than clusters."""
         if not self._has_clusters(state):
             return self._first(state, cohort)
         if self._soft(state, cohort):
@@ -118,7 +110,7 @@ class RDPCFL(Derived):
     def _first(self, state: State, cohort: Cohort) -> RoundPlan:
         require(
             len(cohort) >= self.clusters,
-            f"R-DPCFL's first round needs a client for each of {self.clusters} clusters; it has {len(cohort)}",
+            f"R-DPCFL needs at least {self.clusters} clients in its first round, one per cluster (got {len(cohort)})",
         )
         together = torch.zeros(len(cohort), dtype=torch.int64)
         weights = averaging_weights(together, torch.ones(len(cohort), dtype=torch.float64), self.clusters)
@@ -159,10 +151,7 @@ _PROBABILITIES, _CHOICE = "r-dpcfl.probabilities", "r-dpcfl.choice"
 
 
 def principal_components(updates: Tensor) -> Tensor:
-    """Return the first two principal components (n, 2) float64 of updates (n, P), each scaled to [0, 1].
-
-    Components without spread are 0. The sign of a component makes its entry of largest magnitude positive.
-    """
+    """Compute the first two principal components (n, 2) float64 of updates (n, P), each scaled to [0, 1]."""
     centred = updates.double() - updates.double().mean(dim=0)
     values, vectors = torch.linalg.eigh(centred @ centred.T)
     scores = torch.zeros(len(updates), 2, dtype=torch.float64)
@@ -174,11 +163,11 @@ def principal_components(updates: Tensor) -> Tensor:
 
 
 def mixture(points: Tensor, clusters: int, stream: Stream) -> tuple[Tensor, float]:
-    """Fit a mixture of K round Gaussians with equal weights to points (n, d), n at least K.
+    """Fit a mixture of K spherical Gaussians with equal weights to at least K points (n, d).
 
     Returns:
-        The probabilities (n, K) float64 of each cluster, and the overlap of the two closest clusters in [0, 1]; 0 for
-        a single cluster.
+        The probabilities of the clusters for each point, (n, K) float64, and the overlap of the two closest clusters in
+        [0, 1] (0 for one cluster).
     """
     from sklearn.mixture import GaussianMixture  # noqa: PLC0415 - scikit-learn takes a second to import
 

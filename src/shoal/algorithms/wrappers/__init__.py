@@ -1,1 +1,1 @@
-"""Wrappers of algorithms with clusters: another choice, another start, other models after a round."""
+"""Wrappers of algorithms with clusters, which change the choice of a model, the start or the aggregation."""

@@ -1,4 +1,4 @@
-"""Rules of choice: clients choose a model by other losses than training minimises."""
+"""Rules of choice: clients choose a model by losses that include risks or prices."""
 
 from abc import abstractmethod
 from dataclasses import replace
@@ -19,30 +19,29 @@ from shoal.engine import Algorithm, Cohort, DeployedModels, LocalSGD, RemoteRoun
 
 
 class ChoiceRule(Derived):
-    """An algorithm whose clients choose by the losses of `perceive_losses`, in training and after it.
+    """An algorithm whose clients choose models by the losses of `perceive_losses` instead of the true losses.
 
-    Every loss of the K models that `inner` asks for is replaced: clients' mean losses, as in IFCA, and losses of single
-    examples, as in FedSoft and FedEM. Training still minimises the true losses, and they are recorded. Losses of other
-    models, such as a personal model, do not change.
+    Perceived losses replace the mean losses of clients, as in IFCA, and the losses of single examples, as in FedSoft
+    and FedEM. Training minimises the true losses, and the round's record contains the true losses. Losses of personal
+    models do not change.
     """
 
     title: ClassVar[str]
     by_risk: ClassVar[bool] = True
-    """Whether `perceive_losses` reads the risks, which must then be estimated."""
+    """Whether `perceive_losses` needs estimates of the risks."""
 
     @abstractmethod
     def perceive_losses(self, losses: Tensor, state: State, preferences: Preferences) -> Tensor:
-        """Return the losses (r, K) for choosing, from the true ``losses`` (r, K) and clients' preferences (r,)."""
+        """Compute the perceived losses (r, K) from the true ``losses`` (r, K) and the clients' preferences (r,)."""
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
         require(
             risk_period > 0 or not self.by_risk,
-            f"{self.title} chooses by risk, so the red team's 'every' must be at least 1; got 0",
+            f"'red_team.every' must be at least 1 with {self.title} (got 0)",
         )
         super().check(local, risk_period)
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """Return the plan of `inner` for perceived losses; it records the true losses."""
         view = PerceivedCohort(self, state, cohort)
         plan = self.inner.plan(state, view.cohort)
         return replace(plan, losses=view.true_losses(plan.losses))
@@ -52,14 +51,17 @@ class ChoiceRule(Derived):
 
     def remote_rounds(self) -> RemoteRounds:
         inner = remote_rounds(self.inner)
-        require(inner.choice == "client", "a rule of choice runs on several machines where clients choose a model")
+        require(
+            inner.choice == "client",
+            f"{self.title}'s 'base' must let clients choose a model, for training on several machines",
+        )
         if not isinstance(self, Wrapper):
             return replace(inner, client=self)
         return replace(inner, client=replace(self, base=inner.client))  # pyright: ignore[reportArgumentType]
 
 
 class PerceivedCohort:
-    """A ``cohort`` with perceived losses, which remembers the true ones."""
+    """A cohort with perceived losses, and the map from perceived to true losses."""
 
     def __init__(self, rule: ChoiceRule, state: State, cohort: Cohort) -> None:
         self._rule, self._state, self._cohort = rule, state, cohort
@@ -67,7 +69,7 @@ class PerceivedCohort:
         self.cohort = replace(cohort, scores=self._scores, example_scores=self._example_scores)
 
     def true_losses(self, losses: Tensor | None) -> Tensor | None:
-        """Return the true losses (n, K) for perceived ones; leave other losses as they are."""
+        """Return the true losses (n, K) for perceived losses; other losses are returned unchanged."""
         for true, perceived in self._scored:
             if perceived is losses:
                 return true
@@ -116,10 +118,10 @@ class _ChoiceOverIFCA(ChoiceRule):
 
 @settings
 class IFCAMIR(_ChoiceOverIFCA):
-    """IFCA in which client i trains the model of least ``alpha_i * loss_ik + beta_i * risk_k``.
+    """IFCA in which client i trains the model with the smallest ``alpha_i * loss_ik + beta_i * risk_k``.
 
-    The loss is in nats. The risk is a probability in [0.5, 1] that the red team estimates (Algorithm 2) and the server
-    sends with the models. With beta = 0 for every client it is IFCA, bit for bit.
+    The loss is in nats. The risk is an attack accuracy in [0.5, 1] that the red team estimates. With beta = 0 for every
+    client the result equals that of `IFCA` bit for bit.
 
     Source: Jung, Biswas, Palamidessi, "Mitigating Membership Inference Vulnerability in Personalized Federated
     Learning", Algorithm 1, line 12.
@@ -146,12 +148,13 @@ class IFCAMIR(_ChoiceOverIFCA):
 
 @settings
 class IFCAWithinLimit(_ChoiceOverIFCA):
-    """IFCA in which client i trains the model of least loss among those with ``risk_k <= threshold_i``.
+    """IFCA in which client i trains the model with the smallest loss among the models with ``risk_k <= threshold_i``.
 
-    Without such a model it trains the model of least risk, with ties by loss; reports count it as above its limit. With
-    thresholds of 1 for every client it is IFCA, bit for bit. The preference beta is not used.
+    If no model is within the client's limit, the client trains the model of smallest risk, and reports count the client
+    as above its limit. With limits of 1 for every client the result equals that of `IFCA` bit for bit. The preference
+    beta has no effect.
 
-    Source: ours, with the thresholds of Jung, Biswas, Palamidessi (IFCA-MIR).
+    Source: the limits are the thresholds of Jung, Biswas, Palamidessi (IFCA-MIR).
 
     Example:
         >>> import shoal.toy
@@ -178,20 +181,17 @@ class IFCAWithinLimit(_ChoiceOverIFCA):
 
 @settings
 class RiskAwareChoice(Wrapper, ChoiceRule):
-    """IFCA-MIR's rule over any algorithm: clients of ``base`` choose by ``alpha_i * loss_ik + beta_i * risk_k``.
+    """The rule of IFCA-MIR over any algorithm: clients of ``base`` choose by ``alpha_i * loss_ik + beta_i * risk_k``.
 
-    Over HypCluster a client trains the model of least loss and risk. Over FedSoft each example counts for that model.
-    Over FedEM responsibilities are in proportion to ``pi_ik exp(-(alpha_i * loss + beta_i * risk_k))``; over FedRC the
-    same is divided by P_k(y). Over IFCA it is IFCA-MIR. With beta = 0 for every client, or if clients of ``base`` do
-    not choose, it is ``base``, bit for bit.
-
-    In a mixture a risk that is 0.2 higher multiplies a model's odds by at least exp(-0.2) = 0.82. In a choice of one
-    model it decides wherever losses are close.
+    Over HypCluster a client trains the model with the smallest weighted sum of loss and risk. Over FedSoft each example
+    counts for the model with the smallest weighted sum. Over FedEM and FedRC the weighted sum replaces the loss in the
+    responsibilities. Over IFCA the result equals that of IFCA-MIR. With beta = 0 for every client, or if clients of
+    ``base`` do not choose a model, the result equals that of ``base`` bit for bit.
 
     Args:
         base: an algorithm in which clients choose by their losses.
 
-    Source: Algorithm 1, line 12 of Jung, Biswas, Palamidessi (IFCA-MIR), for IFCA; over others it is ours.
+    Source: Jung, Biswas, Palamidessi (IFCA-MIR), Algorithm 1, line 12.
 
     Example:
         >>> import shoal.toy
@@ -211,8 +211,8 @@ class RiskAwareChoice(Wrapper, ChoiceRule):
         for base in with_bases(self.base):
             require(
                 not isinstance(base, IFCAMIR | RiskAwareChoice),
-                f"{type(base).__name__} weighs risk already, so it cannot be the 'base' of risk-aware choice; "
-                "use IFCA, HypCluster, FedSoft, FedEM or FedRC",
+                f"RiskAwareChoice's 'base' must choose by losses alone (got {type(base).__name__}); use IFCA, "
+                "HypCluster, FedSoft, FedEM or FedRC",
             )
         super().check(local, risk_period)
 
@@ -225,17 +225,15 @@ _Price = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 @settings
 class PricedChoice(Wrapper, ChoiceRule):
-    """Choice by ``loss_ik + price_k`` among the models of ``base``, with prices that the server sets.
+    """Clients of ``base`` choose a model by ``loss_ik + price_k``, with prices that the server sets.
 
-    The directive "price", in nats, sets the price of each cluster's model; without it ``prices`` do. With prices of 0,
-    or if clients of ``base`` do not choose, it is ``base``, bit for bit. IFCA-MIR multiplies the price by alpha, as it
-    does the loss.
+    The directive "price" sets the price of each cluster's model in nats. Without this directive, the setting ``prices``
+    applies. With prices of 0, or if clients of ``base`` do not choose a model, the result equals that of ``base`` bit
+    for bit. If ``base`` is IFCA-MIR, alpha also multiplies the price.
 
     Args:
         base: an algorithm in which clients choose by their losses.
-        prices: prices of the K models in nats without the directive; left out: 0.
-
-    Source: ours.
+        prices: the prices of the K models in nats, if there is no directive "price"; 0 by default.
 
     Example:
         >>> import shoal.toy
@@ -264,11 +262,7 @@ class PricedChoice(Wrapper, ChoiceRule):
         super().check(local, risk_period)
 
     def add_tensors(self, state: State, layout: Layout) -> State:
-        """Check the number of prices.
-
-        Raises:
-            InputError: the numbers of prices and models differ.
-        """
+        """Raise `InputError` if the number of prices differs from the number of models."""
         self._prices(len(state.models))
         return state
 
@@ -278,14 +272,13 @@ class PricedChoice(Wrapper, ChoiceRule):
             return losses + self._prices(clusters)
         require(
             directive.shape == (clusters,) and bool(torch.isfinite(directive).all()),
-            f"the directive 'price' must be a finite number of nats for each of {clusters} clusters; "
-            f"got {directive.tolist()}",
+            f"the directive 'price' must be {clusters} finite numbers, one per cluster (got {directive.tolist()})",
         )
         return losses + directive.double()
 
     def _prices(self, clusters: int) -> Tensor:
         require(
             len(self.prices) in (0, clusters),
-            f"'prices' must be one number for each of {clusters} models, or left out; got {len(self.prices)}",
+            f"'prices' must be empty or {clusters} numbers, one per model (got {len(self.prices)})",
         )
         return torch.tensor(self.prices or [0.0] * clusters, dtype=torch.float64)

@@ -1,6 +1,6 @@
 """Coordinate-wise robust merging: the median and the trimmed mean of each parameter over a cluster's clients.
 
-Source: Yin, Chen, Ramchandran, Bartlett 2018, arXiv:1803.01498, Algorithm 1, Definitions 1 and 2.
+Source: Yin et al. 2018, arXiv:1803.01498, Algorithm 1, Definitions 1 and 2.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -16,12 +16,12 @@ from shoal.engine import Algorithm
 
 @settings
 class CoordinateMedian(RobustMerging):
-    """Each parameter of a cluster's model moves by the median over its clients' updates.
+    """Robust merging by the coordinate-wise median of the updates of a cluster's clients.
 
-    With an even number of clients it is the mean of the two in the middle. See `RobustMerging`.
+    For an even number of clients the median is the mean of the two middle values. See `RobustMerging`.
 
     Args:
-        base: trains the models, and says whose updates are merged.
+        base: the algorithm that trains the models and assigns clients to clusters.
 
     Example:
         >>> import torch, shoal
@@ -40,13 +40,14 @@ class CoordinateMedian(RobustMerging):
 
 @settings
 class TrimmedMean(RobustMerging):
-    """Each parameter of a cluster's model moves by the mean over its clients without the smallest and largest ones.
+    """Robust merging by the coordinate-wise mean of a cluster's updates, without the smallest and largest values.
 
     See `RobustMerging`.
 
     Args:
-        base: trains the models, and says whose updates are merged.
-        trim: beta, the share of a cluster's clients to leave out at each end, in [0, 0.5): ``floor(beta * m)`` of m.
+        base: the algorithm that trains the models and assigns clients to clusters.
+        trim: the fraction beta of a cluster's clients to remove at each end, in [0, 0.5). In a cluster of m clients,
+            ``floor(beta * m)`` values are removed at each end.
 
     Example:
         >>> import torch, shoal

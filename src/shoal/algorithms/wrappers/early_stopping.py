@@ -1,4 +1,4 @@
-"""Early stopping by cluster: no client trains a stopped model."""
+"""Early stopping per cluster."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -14,20 +14,19 @@ from shoal.engine import Aggregate, Algorithm, Cohort, LocalTraining, RoundPlan,
 
 @settings
 class EarlyStopping(Wrapper):
-    """A wrapper that stops clusters: clients still choose and use a stopped cluster's model, but do not train it.
+    """A wrapper that stops the training of clusters; clients still choose and use a stopped cluster's model.
 
-    The directive "stop" of a cluster stops it in the rounds in which it is 1; below 1 the cluster is the base's, bit
-    for bit. Without the directive all clusters stop after a number of rounds. Clients of a stopped cluster train
-    nothing, not even a personal model of ``base``, they send nothing, and the base's tensors of them do not change. A
-    cluster that stops before the groups separate stays mixed.
+    A cluster is stopped in rounds in which its directive "stop" is 1. Without this directive, all clusters stop after
+    ``after`` rounds. Clients of a stopped cluster neither train nor send anything. Clusters that stop before the groups
+    separate stay mixed.
 
     Args:
-        base: trains the models.
-        after: rounds after which all clusters stop, without the directive; left out: never.
+        base: the algorithm that trains the models.
+        after: the number of rounds after which all clusters stop, if there is no directive "stop"; by default no
+            cluster stops.
 
-    Source: ours by cluster. An overfitted model reveals its members (Yeom, Giacomelli, Fredrikson, Jha 2018,
-    arXiv:1709.01604), and Song, Mittal 2021, arXiv:2003.10595, find that stopping early protects about as well as
-    defences that cost more.
+    Source: Song, Mittal 2021, arXiv:2003.10595, find that early stopping protects about as well as more expensive
+    defences.
 
     Example:
         >>> import shoal.toy
@@ -51,7 +50,6 @@ class EarlyStopping(Wrapper):
         return replace(plan, trainings=tuple(_restrict(training, trains, stopped) for training in plan.trainings))
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
-        """Apply the base's update to the clients that trained; stopped models do not change."""
         stopped = self._stop_mask(state, cohort)
         if not bool(stopped.any()):
             return super().server_update(state, cohort, plan, aggregate)

@@ -1,6 +1,6 @@
-"""Multi-Krum: the mean of the updates that are nearest to their neighbours.
+"""Multi-Krum: the mean of the updates that are closest to their neighbours.
 
-Source: Blanchard, El Mhamdi, Guerraoui, Stainer, NeurIPS 2017, arXiv:1703.02757, sections 4 and 6 (Multi-Krum).
+Source: Blanchard et al. 2017, arXiv:1703.02757, sections 4 and 6 (Multi-Krum).
 """
 
 from typing import ClassVar, Literal
@@ -16,16 +16,16 @@ from shoal.engine import Algorithm
 
 @settings
 class MultiKrum(RobustMerging):
-    """A cluster's model moves by the mean of the m updates with the lowest scores.
+    """Robust merging by the mean of the m updates with the smallest scores.
 
-    The score of an update is the sum of its squared distances to its n - f - 2 nearest updates, if f of the n clients
-    may lie. The paper's guarantee needs n >= 2 f + 3; in a smaller cluster f is ``(n - 3) // 2``, and with fewer than
-    three clients the model moves by the mean. See `RobustMerging`.
+    The score of an update is the sum of its squared distances to its n - f - 2 nearest updates, where f of the n
+    clients in a cluster may be malicious. The paper's guarantee requires n >= 2 f + 3, so a cluster with fewer clients
+    uses f = ``(n - 3) // 2``. A cluster with fewer than three clients uses the plain mean. See `RobustMerging`.
 
     Args:
-        base: trains the models, and says whose updates are merged.
-        byzantine: f, in each cluster.
-        selected: m; left out: n - f. With 1 it is Krum.
+        base: the algorithm that trains the models and assigns clients to clusters.
+        byzantine: the number f of malicious clients to tolerate per cluster.
+        selected: the number m of updates to average; n - f by default. Krum is the special case m = 1.
 
     Example:
         >>> import torch, shoal

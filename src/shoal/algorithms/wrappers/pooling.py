@@ -14,22 +14,21 @@ from shoal.engine import Aggregate, Algorithm, Cohort, RoundPlan, State
 
 @settings
 class Pooling(Wrapper):
-    """A wrapper that moves models after each round: ``theta_k <- (1 - rho_k) * theta_k + rho_k * mean``.
+    """A wrapper that moves models towards their mean after each round: ``theta_k <- (1 - rho_k) * theta_k + rho_k *
+    mean``.
 
-    The mean is weighted by the number of clients that trained each model in the round, so every client counts once:
-    with rho = 1 and equally weighted clients the models are FedAvg's average. A round without training changes nothing.
-    Single records show less in an averaged model.
+    The mean weights each model by the number of clients that trained it in the round. A single record has less
+    influence on a pooled model than on a model of one cluster. The members of a model are the clients that trained it,
+    although pooling mixes in other models.
 
-    rho_k is the share times the directive "pooling" of the cluster, in [0, 1] (1 by default). At 0 the model is that of
-    ``base``, bit for bit. The members of a model are the clients that trained it; other clusters' records that pooling
-    brings to it do not count.
+    ``rho_k`` is the setting ``share`` times the directive "pooling" of the cluster, which is in [0, 1] and 1 by
+    default. With ``rho_k`` = 0 the model equals that of ``base`` bit for bit.
 
     Args:
-        base: trains the models.
-        share: rho, the mean's part in each model, in [0, 1].
+        base: the algorithm that trains the models.
+        share: the weight rho of the mean in each model, in [0, 1].
 
-    Source: ours; Mansour, Mohri, Ro, Suresh 2020, arXiv:2002.10619, interpolate between a client's model and the global
-    one.
+    Source: related to Mansour et al. 2020, arXiv:2002.10619, who interpolate between a client's and the global model.
 
     Example:
         >>> import shoal.toy
@@ -53,12 +52,13 @@ class Pooling(Wrapper):
 
 
 def pool_models(models: Tensor, rho: Tensor, weights: Tensor) -> Tensor:
-    """Return ``(1 - rho) * models + rho * mean``, computed in float64; at rho = 0 the models bit for bit.
+    """Compute ``(1 - rho) * models + rho * mean`` in float64; models with rho = 0 do not change.
 
     Args:
-        models: (K, P) float32.
-        rho: (K, 1) or (K, P) float64 in [0, 1].
-        weights: (K,) float64, at least 0, of the models in the mean; if all are 0, nothing changes.
+        models: the models, (K, P) float32.
+        rho: the weight of the mean per model, (K, 1), or per parameter, (K, P); float64 in [0, 1].
+        weights: the weights of the models in the mean, at least 0, (K,) float64. If all weights are 0, the models do
+            not change.
 
     >>> models, released = torch.tensor([[0.0], [4.0]]), torch.tensor([[0.0], [0.5]]).double()
     >>> pool_models(models, released, torch.tensor([3.0, 1.0]).double())
@@ -73,9 +73,10 @@ def pool_models(models: Tensor, rho: Tensor, weights: Tensor) -> Tensor:
 
 
 def trainers_per_model(after: State, cohort: Cohort, plan: RoundPlan) -> Tensor:
-    """Count the clients (K,) float64 of ``cohort`` that trained each model of ``after``, the round's last state.
+    """Count the clients of ``cohort`` that trained each model of ``after``, the state after the round, as (K,) float64.
 
-    A client counts if it has a weight in the model's aggregation, or after a split or merge if it is assigned to it.
+    A client counts for a model if its update has a weight in the model's average. If the number of models changed in
+    the round, a client counts for the model to which it is assigned.
     """
     clusters = len(after.models)
     masks = [training.weights != 0 for training in plan.trainings if training.weights is not None]

@@ -1,4 +1,4 @@
-"""Robust merging: a model moves by a statistic of its clients' updates that a few updates cannot change much."""
+"""Robust merging: aggregation of updates that a few malicious clients cannot change much."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -13,21 +13,19 @@ from shoal.engine import Aggregate, Cohort, LocalTraining, RemoteRounds, RoundPl
 class RobustMerging(Wrapper):
     """A wrapper that merges the updates of each cluster by `merge` instead of the weighted mean of ``base``.
 
-    Every client of a cluster has the same weight, since a client could lie about its number of examples. The server
-    needs all updates of a round in memory, so secure sums are refused. `NormClipping` bounds updates before the merge.
-
-    A client whose data differ from its cluster's looks like a client that lies, so robust merging ignores a few honest
-    clients as well (docs/defenses.md).
+    All clients of a cluster have equal weights, because a malicious client could overstate its number of examples. The
+    server needs all individual updates of a round, so secure aggregation is refused. A client with unusual data
+    resembles a malicious client, so robust merging also ignores some honest clients (see docs/defenses.md).
 
     Raises:
-        InputError: ``base`` gives a client weight in several models, or keeps clients' updates itself, as CFL does;
-            raised in the first round.
+        InputError: a client's update has a weight in several models of ``base``, or ``base`` keeps the clients'
+            updates, as CFL does (raised in the first round).
     """
 
     moves_by_average: ClassVar[bool] = False
 
     def merge(self, updates: Tensor) -> Tensor:
-        """Return the update (P,) of a cluster's model from those of its m clients (m, P), float64."""
+        """Merge the updates of a cluster's m clients, (m, P) float64, to the update (P,) of the cluster's model."""
         raise NotImplementedError
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
@@ -67,7 +65,6 @@ class RobustMerging(Wrapper):
         fits = training is not None and training.keep is None and bool(((training.weights != 0).sum(dim=0) <= 1).all())
         require(
             fits,
-            f"{type(self).__name__} merges one update of each client into one model; its 'base' merges otherwise, or "
-            "keeps updates itself",
+            f"{type(self).__name__}'s 'base' must merge one update per client into one model and keep no updates",
         )
         return shared[0]

@@ -1,4 +1,4 @@
-"""Algorithms with shared layers: of a body that all clusters train together, and of layers that every client keeps."""
+"""Algorithms with shared layers: a body that all clusters train together, or layers that each client keeps."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -17,20 +17,17 @@ from shoal.engine import Aggregate, Algorithm, ClientVectors, Cohort, DeployedMo
 
 @settings
 class SharedBody(Wrapper):
-    """A wrapper that sets every parameter outside the head to the mean over the models after each round of ``base``.
+    """A wrapper that replaces all parameters outside the head by their mean over the models after each round.
 
-    It is `Pooling` with share 1 of the body, batch norm's statistics included, and 0 of the head. The directive
-    "shared_body" of a cluster, in [0, 1], is the mean's share in its body: 1 by default; at 0 the model is that of
-    ``base``, bit for bit. The body is the same in all models from the end of the first round.
+    The directive "shared_body" of a cluster, in [0, 1], is the weight of the mean in the cluster's body, and is 1 by
+    default. If the directive is 0, the model equals that of ``base`` bit for bit. The body includes batch norm's
+    statistics, contains most of the parameters, and is trained by all clients.
 
     Args:
-        base: trains the models.
-        head: the layer that each cluster has for itself: "last", the last linear one, or a layer's name in the network.
+        base: the algorithm that trains the models.
+        head: the layer that each cluster keeps: "last" (the last linear layer), or the name of a layer in the network.
 
-    The body, which has most of the parameters, learns from all clients instead of a few.
-
-    Source: ours for clusters; the split is that of Collins, Hassani, Mokhtari, Shakkottai 2021, arXiv:2102.07078,
-    trained together as in Arivazhagan et al. 2019, arXiv:1912.00818.
+    Source: Collins et al. 2021, arXiv:2102.07078, and Arivazhagan et al. 2019, arXiv:1912.00818, for one model.
 
     Example:
         >>> import shoal.toy
@@ -62,7 +59,7 @@ def head_of(layout: Layout, head: str) -> Tensor:
     """Return a mask (P,) bool of the parameters of the layer ``head``; "last" is the last layer with a weight matrix.
 
     Raises:
-        InputError: the network has no such layer, or no other layer.
+        InputError: the network has no such layer, or no layer besides the head.
 
     >>> layout = Layout.from_tensors({"a.weight": torch.zeros(2, 3), "b.weight": torch.zeros(1, 2)}, {})
     >>> head_of(layout, "last").tolist()
@@ -71,13 +68,13 @@ def head_of(layout: Layout, head: str) -> Tensor:
     layer = {slot: slot.name.rpartition(".")[0] for slot in layout.slots}
     trained = [slot for slot in layout.slots if slot.start < layout.trainable]
     linear = [layer[slot] for slot in trained if slot.name.endswith("weight") and len(slot.shape) == 2]
-    require(head != "last" or bool(linear), "a shared body needs a network with a linear layer, or 'head' by its name")
+    require(
+        head != "last" or bool(linear), "'head' must be the name of a layer, because the network has no linear layer"
+    )
     chosen = linear[-1] if head == "last" else head
     layers = list(dict.fromkeys(layer[slot] for slot in trained))
-    require(chosen in layers, f"'head' must be 'last' or a layer of the network, {one_of(layers)}; got {head!r}")
-    require(
-        len(layers) > 1, "a shared body needs a network of several layers with parameters; this one has only its head"
-    )
+    require(chosen in layers, f"'head' must be 'last' or a layer of the network, {one_of(layers)} (got {head!r})")
+    require(len(layers) > 1, "'head' must not be the network's only layer with parameters")
     inside = torch.zeros(layout.size, dtype=torch.bool)
     for slot in layout.slots:
         inside[slot.start : slot.start + slot.size] = layer[slot] == chosen
@@ -85,20 +82,16 @@ def head_of(layout: Layout, head: str) -> Tensor:
 
 
 class OwnLayers(Derived):
-    """An algorithm with one model and some layers that each client keeps for itself.
-
-    Its ``plan`` begins at `own_models`, keeps the updates of the layers in `own_mask`, and shares `shared_tensors`.
-    """
+    """An algorithm with one shared model and some layers that each client keeps."""
 
     key: ClassVar[str]
-    """The name of the clients' layers in `State.personal`."""
+    """The key of the clients' layers in `State.personal`."""
 
     def own_mask(self, layout: Layout) -> Tensor:
-        """Return a mask (P,) bool of the parameters that stay with clients, or raise `InputError` without any."""
+        """Return a mask (P,) bool of the parameters that stay with clients; raise `InputError` if there are none."""
         raise NotImplementedError
 
     def shared_tensors(self, layout: Layout) -> frozenset[str]:
-        """The names of the tensors that clients send."""
         mask = self.own_mask(layout)
         return frozenset(slot.name for slot in layout.slots if not mask[slot.start])
 
@@ -123,7 +116,7 @@ class OwnLayers(Derived):
         return DeployedModels(models, everybody, torch.zeros_like(everybody))
 
     def own_models(self, state: State, cohort: Cohort, positions: Tensor) -> Tensor:
-        """Return the models (u, P) of the cohort's clients at ``positions`` (u,): shared layers and their own."""
+        """Return the models (u, P) of the cohort's clients at ``positions`` (u,), with the clients' own layers."""
         rows = state.models[0].repeat(len(positions), 1)
         rows[:, self.own_mask(cohort.layout)] = state.personal[self.key][cohort.clients[positions]]
         return rows

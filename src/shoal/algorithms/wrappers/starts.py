@@ -1,8 +1,8 @@
-"""Starts: rounds before the first round of an algorithm with clusters, which find its initial models.
+"""Starts: rounds that find the initial models of an algorithm with clusters.
 
-IFCA needs initial models that are near the groups' own (Ghosh, Chung, Yin, Ramchandran 2020, arXiv:2006.04088, Theorem
-1), and independent random models of groups that overlap often end in one cluster for all. A start without rounds is
-`Redraw`, the official code's rule, which is a setting of IFCA.
+IFCA needs initial models near the groups' optimal models (Ghosh et al. 2020, arXiv:2006.04088, Theorem 1). With
+independent random initial models, all clients often choose the same model. `Redraw` improves the initial models without
+rounds.
 """
 
 from abc import abstractmethod
@@ -36,32 +36,30 @@ from shoal.engine import (
 
 
 class InitialisationPhase(Wrapper):
-    """A wrapper whose own rounds come first and make the initial models of ``base``.
+    """A wrapper whose first rounds find the initial models of ``base``.
 
-    Rounds without clients do not count. During the start the base's other models and tensors do not change.
+    Rounds without clients do not count as start rounds. During the start rounds, the other tensors of ``base`` do not
+    change.
     """
 
     membership_barrier: ClassVar[str] = "finds its first models in rounds of their own"
 
     @property
     def rounds(self) -> int:
-        """Rounds of the start."""
         return 1
 
     @abstractmethod
     def start_plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """Return the plan of a round of the start."""
+        """Plan a start round."""
 
     @abstractmethod
     def start_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate, *, last: bool) -> State:
-        """Return the state after a round of the start; after the ``last`` one it has the models of the base."""
+        """Return the state after a start round; the ``last`` start round sets the base's initial models."""
 
     def starting(self, state: State) -> bool:
-        """Whether the next round is one of the start."""
         return bool(state.server[self._left])
 
     def add_tensors(self, state: State, layout: Layout) -> State:
-        """Add the number of remaining rounds of the start."""
         return replace(state, server={**state.server, self._left: torch.tensor([self.rounds])})
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
@@ -82,20 +80,18 @@ class InitialisationPhase(Wrapper):
 
 @settings
 class ServerStart(Wrapper):
-    """Public pretraining: before the first round the server trains each model of ``base`` on the labelled shadow set.
+    """Pretraining of each model of ``base`` on the server's labelled examples, before the first round.
 
-    No client takes part in the start, so it exposes no client and costs no epsilon; reference federations begin there
-    too. Equal initial models of ``base`` stay equal, and personal models are not pretrained. Attacks that use the
-    shadow set as non-members (a loss threshold, RMIA's population) are misled, since every model was trained on it.
-    `ServerOnly` is the baseline without clients.
+    No client takes part in the pretraining, so the pretraining exposes no client and spends no epsilon. Reference
+    federations start from the pretrained models. Attacks that use the server's examples as non-members are misled,
+    because the models were trained on these examples. `ServerOnly` is the baseline without clients.
 
     Args:
-        base: the algorithm of the clients.
-        local: training on the shadow set, without clipping and noise; left out: 20 epochs with the batches and the
-            learning rate of local training.
+        base: the algorithm that trains with the clients.
+        local: the training on the server's examples, without clipping and noise; by default 20 epochs with the batch
+            size and the learning rate of local training.
 
-    Source: ours for clusters; as FedAvg from pretrained models, Nguyen et al., "Where to begin?", ICLR 2023,
-    arXiv:2206.15387, with the server's labels instead of other data.
+    Source: Nguyen et al., "Where to begin?", ICLR 2023, arXiv:2206.15387, for FedAvg with other pretraining data.
 
     Example:
         >>> import shoal
@@ -115,11 +111,7 @@ class ServerStart(Wrapper):
     title: ClassVar[str] = "Start on the shadow set"
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
-        """Pretrain the models of the base.
-
-        Raises:
-            InputError: no shadow set.
-        """
+        """Pretrain the models, or raise `InputError` if the federation has no shadow examples."""
         state = super().init(engine, federation, local, stream)
         own = self.local or replace(local, epochs=20, steps=None)
         return replace(state, models=train_on_server(state.models, engine, federation, own, stream, self.name))
@@ -127,18 +119,15 @@ class ServerStart(Wrapper):
 
 @settings
 class OneShotStart(InitialisationPhase):
-    """A start from one round of separate training: ``base`` begins at the K means of k-means of the clients' models.
+    """A start of one round: ``base`` starts from the centers of k-means of the clients' separately trained models.
 
-    Each client trains the first model of ``base``, and the server keeps all n updates of that round. If fewer clients
-    than K take part, the remaining models stay the base's. Wrap other wrappers inside: around this one they would see
-    the means as an update.
+    If fewer than K clients take part, the remaining models stay the base's initial models. Other wrappers must be
+    inside `OneShotStart`, because an outer wrapper would treat the new models as updates.
 
     Args:
         base: the algorithm that trains the K models.
-        local: local training of the first round, long enough for clients' models to differ by group; left out: as in
-            other rounds.
-
-    Source: ours as a start; the grouping is `OneShotClustering`'s, the baseline of Ghosh et al. 2020.
+        local: the local training of the start round; by default the same as in other rounds. Training in the start
+            round must be long enough for the clients' models to differ by group.
 
     Example:
         >>> import shoal.toy
@@ -170,19 +159,16 @@ class OneShotStart(InitialisationPhase):
 
 @settings
 class FedAvgStart(InitialisationPhase):
-    """A start with FedAvg on the first model of ``base``; then ``model_k = model + noise_k`` for all K.
+    """A start with FedAvg on one model, followed by K copies of the model with independent Gaussian noise.
 
-    The noise of a parameter is Gaussian and independent per model, with standard deviation ``noise`` times the root
-    mean square of its tensor; batch norm's statistics get none. All clients of these rounds count as members of each
-    copy. Wrap other wrappers inside: around this one they would see the copies as an update.
+    All clients of the start rounds are members of every copy. Other wrappers must be inside `FedAvgStart`, because an
+    outer wrapper would treat the new models as updates.
 
     Args:
-        base: the algorithm that trains the copies, as many as it has clusters.
-        fedavg_rounds: rounds in which every client trains the one model.
-        noise: standard deviation of the noise, in units of the root mean square of a tensor's values.
-
-    Source: ours. IFCA's official code begins FEMNIST in a similar way: all clusters have the layers of one model
-    trained by FedAvg, and a random last layer each.
+        base: the algorithm that trains the K copies.
+        fedavg_rounds: the number of rounds of FedAvg.
+        noise: the standard deviation of the noise, relative to the root mean square of a tensor's values. Batch norm's
+            statistics get no noise.
 
     Example:
         >>> import shoal.toy
@@ -213,7 +199,6 @@ class FedAvgStart(InitialisationPhase):
         return replace(plan, trainings=(replace(plan.trainings[0], weights=weights),))
 
     def start_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate, *, last: bool) -> State:
-        """Return the averaged model, or after the last round its noisy copies."""
         if not last:
             return replace(state, models=aggregate.models)
         models = noisy_copies(aggregate.models[0], len(state.models), self.noise, cohort.layout, cohort.stream)
@@ -224,7 +209,7 @@ class FedAvgStart(InitialisationPhase):
 
 
 def noisy_copies(model: Tensor, count: int, noise: float, layout: Layout, stream: Stream) -> Tensor:
-    """Return copies (count, P) of a model (P,) with Gaussian noise: ``noise`` times each tensor's root mean square."""
+    """Return copies (count, P) of a model (P,) with Gaussian noise, scaled by the root mean square of each tensor."""
     scale = torch.zeros_like(model)
     for slot in layout.slots:
         place = slice(slot.start, slot.start + slot.size)
@@ -236,14 +221,11 @@ def noisy_copies(model: Tensor, count: int, noise: float, layout: Layout, stream
 
 @dataclass(frozen=True)
 class FarthestFirstStart(InitialisationPhase):
-    """A start from K of the models that some clients train separately in one round (`HypCluster`).
-
-    The first is drawn at random. Each further one comes from the client with the highest loss under the best model so
-    far. If fewer clients than K train, the remaining models stay random.
+    """A start of one round that selects K of the models that some clients train separately (see `HypCluster`).
 
     Args:
         base: the algorithm that trains the K models.
-        candidates: clients that train, drawn at random.
+        candidates: the number of randomly drawn clients that train.
     """
 
     base: Algorithm
@@ -277,12 +259,12 @@ class FarthestFirstStart(InitialisationPhase):
 
 
 def farthest_first(losses: Callable[[int], Tensor], first: int, count: int) -> list[int]:
-    """Select candidates, each with the highest loss under the best model of those before it.
+    """Select ``count`` candidates; each further candidate has the highest loss under the best model selected so far.
 
     Args:
-        losses: the losses (m,) of a candidate's model on the examples of all m candidates.
-        first: the first candidate.
-        count: number of candidates to select, at most m.
+        losses: a function from a candidate to the losses (m,) of its model on the examples of all m candidates.
+        first: the index of the first selected candidate.
+        count: the number of candidates to select, at most m.
 
     >>> distance = torch.tensor([[0.0, 1.0, 5.0], [1.0, 0.0, 4.0], [5.0, 4.0, 0.0]])
     >>> farthest_first(lambda candidate: distance[candidate], 0, 3)

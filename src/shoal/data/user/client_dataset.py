@@ -192,9 +192,12 @@ class ClientDataset:
             else (f"groups ({self.kind})", self.group_names, self.row_group),
             *classes,
         ):
-            counted = enumerate(_counts(names, numbers))
-            by_number = "by number" in title
-            yield f"{title}: " + ", ".join(f"{f'{i} ' * by_number}'{name}' ({count:,})" for i, (name, count) in counted)
+            counted, by_number = [*enumerate(_counts(names, numbers))], "by number" in title
+            listed = [f"{f'{i} ' * by_number}'{name}' ({count:,})" for i, (name, count) in counted[:MOST_LISTED]]
+            if len(counted) > MOST_LISTED:
+                sizes = [count for _, (_, count) in counted]
+                listed.append(f"and {len(counted) - MOST_LISTED:,} more; {min(sizes):,} to {max(sizes):,} each")
+            yield f"{title}: {', '.join(listed)}"
         if not classes:
             low, high = float(self.labels.min()), float(self.labels.max())
             yield f"targets of a regression, standardised: from {low:g} to {high:g}"
@@ -214,6 +217,10 @@ SourceData = LabelledDataset | ClientDataset | Federation
 
 def _counts(names: Sequence[str], numbers: Tensor) -> list[tuple[str, int]]:
     return list(zip(names, torch.bincount(numbers, minlength=len(names)).tolist(), strict=True))
+
+
+MOST_LISTED = 12
+"""Clients or groups that `ClientDataset.description` lists one by one."""
 
 
 @settings

@@ -336,7 +336,7 @@ def _left_out(name: str, table: pd.DataFrame, columns: Columns, kinds: dict[str,
         if kind == "numbers and others":
             fault = _not_numbers(table[column])
             remedy = "correct these cells, or write every cell as a word"
-            yield f"{name}: the column '{column}' is left out, since {fault}; {remedy}"
+            yield f"{name}: the input '{column}' is left out: {fault}; {remedy}"
     words = [column for column, kind in kinds.items() if kind == "words"]
     others = [column for column, kind in kinds.items() if kind == "other" or (kind == "words" and not columns.one_hot)]
     if others:

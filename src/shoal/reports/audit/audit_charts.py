@@ -1,6 +1,7 @@
 """The figures of an audit's page."""
 
 from collections.abc import Mapping, Sequence
+from math import isnan, nan
 
 import numpy as np
 import pandas as pd
@@ -8,7 +9,7 @@ from matplotlib.figure import Figure as MplFigure
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
-from shoal.audit.finding import Finding, exposure_summary, most_exposed
+from shoal.audit.finding import Finding, most_exposed
 from shoal.core.formats import capitalize, decimal
 from shoal.data.preferences import VIEWS
 from shoal.reports import plotting as plot
@@ -46,7 +47,9 @@ def by_view(
         return None
     exposed = [*dict.fromkeys(finding.group for finding in most_exposed(found))][:MOST_GROUPS]
     shown = {name: [finding for finding in found if finding.group == name] for name in names if name in exposed}
-    title = exposure_summary(found, unasked=False).removesuffix(".")
+    highest = {view: max((one.accuracy.value for one in found if one.view == view), default=nan) for view in views}
+    measured = [f"{view} {decimal(value)}" for view, value in highest.items() if not isnan(value)]
+    title = f"Highest {metric}: {', '.join(measured)}"
     order = [*reversed(views)]
 
     def draw(figure: MplFigure) -> None:

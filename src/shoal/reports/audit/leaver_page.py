@@ -6,16 +6,23 @@ from dataclasses import replace
 from typing import Any
 
 from shoal.audit.finding import Finding
-from shoal.core.formats import decimal, number, percent
+from shoal.core.formats import decimal, number
 from shoal.metrics.intervals import Estimate
 from shoal.reports import plotting as plot
 from shoal.reports.audit.audit_charts import by_view
+from shoal.reports.exposure import Headline
 from shoal.reports.page import Section, render
 from shoal.reports.table import Cell, ReportTable, heads, row
 
 _PHRASES = {
     "recognisable": "still recognisable",
     "indistinguishable": "indistinguishable from federations that never had it",
+}
+
+_ABILITIES = {
+    "recognisable": "Recognised: {0} can {1} ({2}).",
+    "indistinguishable": "Not recognised: {0} cannot {1} by these attacks ({2}).",
+    "not decided": "Not decided: whether {0} can {1} ({2}).",
 }
 
 _VIEWS = {
@@ -45,45 +52,44 @@ _RETRAINED = {
 }
 
 
-def answers(flat: Mapping[str, Any]) -> list[str]:
-    """Describe the verdicts in sentences.
-
-    Args:
-        flat: the keys and values of audit.json.
-    """
-    client, found = f"client '{flat['leaver.client']}'", list[str]()
+def headlines(flat: Mapping[str, Any]) -> list[Headline]:
+    """Answer the questions of the page in sentences, from the keys of audit.json."""
+    client = f"client '{flat['leaver.client']}'"
+    forgotten, earlier, cost, staying = list[str](), list[str](), list[str](), list[str]()
     for view in ("outsider", "client"):
         phrase, figure, who = _PHRASES.get(flat[f"views.{view}.leaver.verdict"]), _figure(flat, view), _VIEWS[view]
         article = "an" if view == "outsider" else "a"
-        undecided = f"Not decided for {article} {who}: {figure}; more --references narrow it."
-        found.append(f"To {article} {who}, {client} is {phrase}: {figure}." if phrase else undecided)
+        more = f"--references {4 * flat['references']} would narrow the interval"
+        undecided = f"Not decided for {article} {who}: {figure}; {more}."
+        forgotten.append(f"To {article} {who}, {client} is {phrase}: {figure}." if phrase else undecided)
     control = Estimate.of(flat, "control.outsider.held_out_auc")
     if control.low > 0.5 or control.high < 0.5:
-        found.append(
-            f"Its held-out examples differ too (AUC {control.figure}), so part of this is not memory of single records."
+        forgotten.append(
+            f"The client's held-out examples differ too (AUC {control.figure}): part of this is not memory of records."
         )
-    if "views.pair.leaver.verdict" in flat:
-        can = "can tell its records" if _exposed(flat, "pair") else "was not shown to tell its records"
-        found.append(f"Whoever kept the models of round {flat['leaver.round'] - 1} {can}: {_figure(flat, 'pair')}.")
-    if "views.before.leaver.verdict" in flat:
-        could = "could tell" if _exposed(flat, "before") else "was not shown to tell"
-        found.append(f"Before it left, an outsider {could} that it took part: {_figure(flat, 'before')}.")
+    kept = f"somebody who kept the models of round {flat['leaver.round'] - 1}"
+    before = "an outsider before the departure"
+    for view, who, what in (("pair", kept, "tell its records"), ("before", before, "tell that it took part")):
+        if f"views.{view}.leaver.verdict" in flat:
+            earlier.append(_ABILITIES[flat[f"views.{view}.leaver.verdict"]].format(who, what, _figure(flat, view)))
     spent, whole = flat.get("leaver.client_rounds"), flat.get("leaver.full_client_rounds")
     if spent and whole:
-        share = f"{percent(spent / whole)} of retraining everything"
-        found.append(f"Forgetting by '{flat['leaver.method']}' took {number(spent)} client-rounds, {share}.")
-    found += [_RETRAINED[flat["leaver.retrained"]]] if spent and "leaver.retrained" in flat else []
+        fraction = f"{decimal(spent / whole)} of retraining everything"
+        cost.append(f"Forgetting by '{flat['leaver.method']}' took {number(spent)} client-rounds, {fraction}.")
+    cost += [_RETRAINED[flat["leaver.retrained"]]] if spent and "leaver.retrained" in flat else []
     group = next((key.split(".")[1] for key in flat if key.endswith(".exposure.difference")), None)
     if group is not None:
         change = Estimate.of(flat, f"others.{group}.exposure.difference")
         verdict = "higher than before" if change.low > 0 else "lower than before" if change.high < 0 else "not decided"
         ends = " to ".join(f"{end:+.3f}" for end in change[1:])
-        found.append(f"Exposure of those who stay in group '{group}': {verdict} ({change.value:+.3f}, {ends}).")
-    return found
-
-
-def _exposed(flat: Mapping[str, Any], view: str) -> bool:
-    return flat[f"views.{view}.leaver.verdict"] == "recognisable"
+        staying.append(f"Exposure of those who stay in group '{group}': {verdict} ({change.value:+.3f}, {ends}).")
+    questions = {
+        f"Is {client} forgotten?": forgotten,
+        "What do earlier models tell?": earlier,
+        "What did forgetting cost?": cost,
+        "Are the others more exposed?": staying,
+    }
+    return [Headline(question, " ".join(said)) for question, said in questions.items() if said]
 
 
 def _figure(flat: Mapping[str, Any], view: str) -> str:
@@ -128,8 +134,8 @@ def leaver_page(flat: Mapping[str, Any], notes: Sequence[str] = ()) -> str:
         flat: the keys and values of audit.json.
         notes: sentences about limits and records.
     """
-    verdict, *further = answers(flat)
-    lead = [("verdict", verdict), *(("", sentence) for sentence in further), *(("warning", note) for note in notes)]
+    found = headlines(flat)
+    lead = [("warning", note) for note in notes]
     figures = {(_title(name, view), _VIEWS[view]): key for name, (view, key) in _attacks(flat).items()}
     figures["the client as a whole", _VIEWS["outsider"]] = "client-membership.outsider.auc"
     figures["held-out examples", _VIEWS["outsider"]] = "control.outsider.held_out_auc"
@@ -148,8 +154,9 @@ def leaver_page(flat: Mapping[str, Any], notes: Sequence[str] = ()) -> str:
         change = Estimate.of(flat, f"{key}.difference")
         ends = [decimal(flat[f"{key}.{when}"]) for when in ("before", "after")]
         stay.append(row(*key.split(".")[1:3], *ends, Cell(f"{change.value:+.3f}", change.interval)))
+    verdict = found[0].text.partition(";")[0].partition(". ")[0].removesuffix(".")
     sections = (
-        Section("views", "What each view tells", figures=_by_view(flat, verdict.partition(";")[0].removesuffix("."))),
+        Section("views", "What each view tells", figures=_by_view(flat, verdict)),
         Section(
             "attacks", "Attacks", worst,
             table=ReportTable(heads(["attack", "view"], ["AUC", "95 %"]), tuple(rows), note=note),
@@ -157,8 +164,8 @@ def leaver_page(flat: Mapping[str, Any], notes: Sequence[str] = ()) -> str:
         Section("others", "Those who stay", table=ReportTable(_STAY, tuple(stay))) if stay else None,
         Section("limits", "What this does not show", items=_LIMITS),
     )  # fmt: skip
-    title = f"Client '{flat['leaver.client']}' left before round {flat['leaver.round']}: is it forgotten?"
-    return render("page.html.j2", title, lead, (), sections, style="run")
+    title = f"Client '{flat['leaver.client']}' left before round {flat['leaver.round']}"
+    return render("page.html.j2", title, lead, (), sections, style="run", answers=found)
 
 
 _STAY = heads(["group", "figure"], ["before", "after", "difference"])

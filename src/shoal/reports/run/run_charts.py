@@ -144,9 +144,9 @@ def _called(rounds: pd.DataFrame) -> list[str]:
 
 
 def cluster_sizes(rounds: pd.DataFrame, groups: Sequence[str], at_end: Mapping[int, int]) -> plot.Figure:
-    """Draw the number of clients per group that trained each cluster's model, one panel per cluster.
+    """Draw the number of clients that trained each cluster's model, one panel per cluster.
 
-    Diamonds mark the cluster sizes after the last round.
+    Colours show groups, unless clients have rows of several groups. Diamonds mark the cluster sizes after the last round.
 
     Args:
         rounds: the rows of rounds.csv, with one row per round and cluster.
@@ -154,19 +154,22 @@ def cluster_sizes(rounds: pd.DataFrame, groups: Sequence[str], at_end: Mapping[i
     """
     last = int(rounds["round"].max())
     titles = [f"cluster {k}: {n} client{'s' * (n != 1)}" for k, n in at_end.items()]
+    columns = {group: f"clients.{group}" for group in groups}
+    if (rounds[[*columns.values()]].sum(axis=1) > rounds["clients"]).any():
+        columns = {"clients": "clients"}
 
     def draw(figure: MplFigure) -> None:
         panels = round_panels(figure, titles, "clients")
         for axes, (k, chosen) in zip(panels, at_end.items(), strict=True):
             inside = rounds[rounds["cluster"] == k].set_index("round")
             edges, below = np.append(inside.index - 0.5, inside.index[-1] + 0.5), np.zeros(len(inside))
-            for g, group in enumerate(groups):
-                top = below + inside[f"clients.{group}"].to_numpy()
+            for g, column in enumerate(columns.values()):
+                top = below + inside[column].to_numpy()
                 axes.stairs(top, edges, baseline=below, fill=True, color=plot.group_style(g).color)
                 below = top
             names = []
             for number, row in zip(inside.index, inside.to_dict("records"), strict=True):
-                sizes = ", ".join(f"{row['clients.' + group]:.0f} of {group}" for group in groups)
+                sizes = ", ".join(f"{row[column]:.0f} of {group}" for group, column in columns.items())
                 names.append(f"cluster {k}, round {number}: {sizes}")
             plot.add_named_points(axes, inside.index.to_list(), below.tolist(), names)
             axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=4))
@@ -174,12 +177,12 @@ def cluster_sizes(rounds: pd.DataFrame, groups: Sequence[str], at_end: Mapping[i
             plot.draw_diamond(axes, end, chosen, f"cluster {k}: chosen by {chosen} after round {last}", color="white")
         # After the last diamond, since panels share their scale and this ends its fitting.
         panels[0].set_ylim(0, None)
-        keys = [Patch(color=plot.group_style(g).color, label=plot.short(group)) for g, group in enumerate(groups)]
+        keys = [Patch(color=plot.group_style(g).color, label=plot.short(group)) for g, group in enumerate(columns)]
         plot.legend(figure, [*keys, plot.key("chose it after the last round", **_DIAMOND)], columns=2)
 
     caption = (
-        "Bars: clients that trained each cluster's model in a round, coloured by their group. Diamond: clients that "
-        "chose it after the last round, from the final models; the tables count these."
+        "Bars: clients that trained a cluster's model in a round. Diamond: clients that chose the model after the last "
+        "round; the tables count these."
     )
     sizes = join_words([*map(str, at_end.values())])
     if len(at_end) > MOST_CLUSTERS:

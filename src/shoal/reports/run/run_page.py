@@ -25,7 +25,13 @@ from shoal.reports.run.coordinator_section import coordinator_section
 from shoal.reports.run.description import RecordedUpdates, RunDescription
 from shoal.reports.run.presence_section import event_marks, presence_section
 from shoal.reports.run.run_tables import RunView, client_table, strongest_attacks
-from shoal.reports.run.run_verdict import cluster_number_text, clustering_verdict, notes, property_sentences
+from shoal.reports.run.run_verdict import (
+    chance_sentences,
+    cluster_number_text,
+    clustering_verdict,
+    notes,
+    property_sentences,
+)
 from shoal.reports.table import metric_row, metric_table
 
 
@@ -73,10 +79,11 @@ def run_page(
             '<a href="audit.html">The audit of these models</a>: every attack, and the most exposed records.'
         )))  # fmt: skip
     lead += [("warning", f"{capitalize(warning)}.") for warning in warnings]
-    lead += [("", f"{said}.") for said in notes(summary, run.kind, found=audit is None)]
+    lead += [("", f"{said}.") for said in notes(summary, found=audit is None)]
     leaks = [f"{said}." for said in property_sentences(summary)[:-1]]
     answers = [
         ("Does the property leak?", " ".join(leaks)),
+        ("Do the models beat guessing?", " ".join(f"{said}." for said in chance_sentences(summary, run.kind))),
         ("Does clustering pay?", clustering_verdict(summary, run.metric)),
         ("How many clusters?", cluster_number_text(summary)),
     ]
@@ -143,7 +150,7 @@ def _key_metrics(view: RunView, found: Sequence[Finding], audit: pd.DataFrame | 
         exposure = (name, value, f"{worst.title}, view: {worst.view}, on {worst.group}; {remark}")
     better = "" if run.metric == ACCURACY else "; higher is better"
     accuracy, rounds = view.metric("accuracy"), int(view.rounds["round"].max())
-    mean = f"mean over clients, held-out {run.kind}{better}"
+    mean = f"on the held-out {run.kind} of a client's group, mean over clients{better}"
     tiles = [(capitalize(accuracy.name), accuracy.text(overall.get("accuracy.overall")), mean), exposure]
     if view.limited:
         point = METRICS["violations"].text(overall.get("violations.total"))

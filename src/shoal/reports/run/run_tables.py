@@ -183,9 +183,8 @@ def baseline_table(summary: Summary, metric: str = ACCURACY) -> ReportTable | No
         for whose, of in rows.items()
     ]
     note = (
-        f"{capitalize(metric)} of each client on its own test examples where these are known, else on its group's. "
-        "Below: what clusters gain, with 95 % intervals of paired differences over clients, or over examples where "
-        "clients are not known."
+        f"{capitalize(metric)} of each client on its own test examples where these are known, else on its group's; the "
+        "mean accuracy above is on the group's. Small print: the gain of clusters with its 95 % interval."
     )
     columns = (*heads([metric], ["these clusters"]), *heads((), known.values()))
     return ReportTable(columns, tuple(lines), "Does clustering pay?", note=note)

@@ -13,7 +13,7 @@ from shoal.audit.finding import (
     run_findings,
     sentence,
 )
-from shoal.core.formats import ACCURACY, decimal, metric_format
+from shoal.core.formats import ACCURACY, decimal, join_words, metric_format
 from shoal.metrics import auc_interval
 from shoal.metrics.summary import Summary
 from shoal.reports.exposure import limit_sentence
@@ -23,7 +23,10 @@ INCOMPLETE = "The metrics of this run are incomplete."
 
 
 def answer(summary: Summary, kind: str = "images", metric: str = ACCURACY, audited: Sequence[Finding] = ()) -> str:
-    """Summarise a run in sentences, one per line: baselines, accuracy, exposure, limits, and further notes.
+    """Answer a run's questions, one per line.
+
+    The lines are: groups whose accuracy is not above chance, the gain of clusters, accuracy, exposure, the strongest
+    finding, the property attack, limits, differential privacy. A line that does not apply is left out.
 
     Args:
         kind: a plural noun for examples, such as "images".
@@ -35,27 +38,27 @@ def answer(summary: Summary, kind: str = "images", metric: str = ACCURACY, audit
     sizes = [str(int(metrics["clients"])) for metrics in summary.by_cluster.values() if "clients" in metrics]
     pays = [text for text in (clustering_verdict(summary, metric), cluster_number_text(summary)) if text]
     lines = [
+        *(f"{said}." for said in chance_sentences(summary, kind)),
         " ".join(pays),
         accuracy_sentence(summary, kind, metric),
         exposure_summary(found, unasked=False) or "No attack was measured.",
         *map(sentence, most_exposed(found)[:1]),
-        *(f"{said}." for said in [*property_sentences(summary), *notes(summary, kind, found=not audited)]),
+        *(f"{said}." for said in [*property_sentences(summary), *notes(summary, found=not audited)]),
         f"Clients by cluster: {', '.join(sizes)}." if len(sizes) > 1 and not pays else "",
     ]
     return "\n".join(filter(None, lines))
 
 
-def notes(summary: Summary, kind: str = "images", *, found: bool = True) -> list[str]:
-    """Return sentences about clients' limits, chance and differential privacy, without full stops.
+def notes(summary: Summary, *, found: bool = True) -> list[str]:
+    """Return sentences about clients' limits and differential privacy, without full stops.
 
     Args:
-        kind: a plural noun for examples, such as "images".
         found: whether the page also shows the exposure measured by the configured attack.
     """
     if not _complete(summary):
         return [INCOMPLETE.removesuffix(".")]
     limited = found and int(summary.overall.get("thresholds_drawn", 0)) < summary.clients
-    return [*([limits(summary)] if limited else []), *_chance(summary, kind), *_epsilon(summary, found=found)]
+    return [*([limits(summary)] if limited else []), *_epsilon(summary, found=found)]
 
 
 def _complete(summary: Summary) -> bool:
@@ -85,7 +88,10 @@ def clustering_verdict(summary: Summary, metric: str = ACCURACY) -> str:
         return ""
     by_group = {name: metrics for name, metrics in summary.by_group.items() if BASELINE in metrics}
     least = sorted(by_group, key=lambda name: by_group[name][BASELINE])[:MOST_GROUPS]
-    groups = [f"{name}: {gain_text(by_group[name], 'fedavg').partition(' (')[0]}" for name in least]
+    by_text = dict[str, list[str]]()
+    for name in least:
+        by_text.setdefault(gain_text(by_group[name], "fedavg").partition(" (")[0], []).append(name)
+    groups = [f"{join_words(names)}: {text}" for text, names in by_text.items()]
     text = gain_text(summary.overall, "fedavg", f" in {metric}", BASELINES["fedavg"])
     said = f"Whether clusters pay is {text}" if text.startswith("not decided") else f"Clusters {text}"
     return f"{said}; {', '.join(groups)}." if groups else f"{said}."
@@ -124,18 +130,19 @@ def of_groups(summary: Summary, metric: str) -> dict[str, float]:
     return {group: metrics[metric] for group, metrics in summary.by_group.items() if metric in metrics}
 
 
-def _chance(summary: Summary, kind: str) -> list[str]:
-    """Groups that are not shown to be better than always naming the class that is most frequent in training."""
+def chance_sentences(summary: Summary, kind: str = "images") -> list[str]:
+    """Name the groups where the models are not shown to beat the most frequent training class, without full stops."""
+    if not _complete(summary):
+        return []
     shares, accuracies, examples = (
         of_groups(summary, name) for name in ("most_frequent_class", "accuracy", "test_examples")
     )
     # The exact interval of a share of a group's test examples, as if one model served the group.
     measured = {name: Estimate.of_rate(accuracies[name], examples.get(name, 0)).among(len(shares)) for name in shares}
     near = {name: one for name, one in measured.items() if one.low <= shares[name]}
-    named = ", ".join(f"{name} ({one.text})" for name, one in near.items())
-    frequent = ", ".join(f"a share of {decimal(shares[name])} of the test {kind} of {name}" for name in near)
-    said = f"Test accuracy is not shown to be above chance, at 95 % confidence, for {named}"
-    return [f"{said}: the class that is most frequent in training makes up {frequent}"] if near else []
+    listed = ", ".join(f"{name} {one.text} against {decimal(shares[name])}" for name, one in near.items())
+    said = "The models are not shown to beat guessing, at 95 % confidence"
+    return [f"{said}: accuracy on test {kind} against always naming the most frequent class, {listed}"] if near else []
 
 
 def _epsilon(summary: Summary, *, found: bool) -> list[str]:

@@ -81,8 +81,10 @@ class Settings:
         exposed = [str(exposure.idxmax())] if len(exposure) else []
         shown = [key for shown in (*spec.tables.values(), *spec.figures.values()) for key in shown.y]
         measured = set(metrics_in(results, ("run", "seed", *statistics.axes)))
-        limits = "exceeded.total" if "exceeded.total" in measured else "violations.total"
-        keys = dict.fromkeys(["accuracy.overall", *fewest, *worst, *exposed, limits, *COSTS, *shown])
+        limits = ["exceeded.total" if "exceeded.total" in measured else "violations.total"]
+        if not results.get(limits[0], pd.Series(dtype=float)).any():
+            limits = []
+        keys = dict.fromkeys(["accuracy.overall", *fewest, *worst, *exposed, *limits, *COSTS, *shown])
         keys = [key for key in keys if key in measured][:MOST_METRICS]
         return Settings(statistics, labels, keys, "".join(exposed), next(iter(axes_that_vary(statistics)), None))
 

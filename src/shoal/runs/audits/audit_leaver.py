@@ -108,7 +108,7 @@ def audit_leaver(
         ('continue', 'recognisable')
     """
     # Here, so that what writes no page does not load matplotlib and jinja2.
-    from shoal.reports.audit.leaver_page import answers, leaver_page  # noqa: PLC0415
+    from shoal.reports.audit.leaver_page import headlines, leaver_page  # noqa: PLC0415
 
     run, asked = path_of("run", run), parse_gates(gates)
     references = integer("references", references, "such as 16", 0)
@@ -153,7 +153,7 @@ def audit_leaver(
         for name, table in (("records", records), ("others", others)):
             write_text(folder / f"{name}.csv", csv_text(table))
         write_text(folder / "audit.html", leaver_page(flat, notes))
-    return LeaverFiles(flat, answers(flat), folder / "audit.html", asked)
+    return LeaverFiles(flat, [found.text for found in headlines(flat)], folder / "audit.html", asked)
 
 
 def _against_never(

@@ -1,5 +1,6 @@
 """Audits of a simulation (with reference federations), of a score file, and of clients' updates."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -30,6 +31,8 @@ from shoal.simulation.distillation import apply_release
 from shoal.simulation.final_warnings import warn_of_small_clusters
 from shoal.simulation.play import SimulationState, move_to_engine
 from shoal.simulation.simulation import Simulation
+
+LOG = logging.getLogger(__name__)
 
 UPDATES_NOTE = (
     "attacks on recorded updates compare members with test examples of the same group and label from any client: where "
@@ -71,12 +74,19 @@ def audit_members(
     attacked = AttackedRun.from_run(simulation, state, progress.rows, engine, queries=queries)
     warn_of_records(attacked)
     clustered = (simulation.federation, attacked.deployed.assignment, simulation.min_clients)
-    small = warn_of_small_clusters(*clustered) if len(state.models) > 1 else []
+    warnings = [*warn_of_small_clusters(*clustered)] if len(state.models) > 1 else []
     require(
         len(attacked.records) >= 2,
         f"an attack needs at least two members; only {len(attacked.records)} of the exchangeable examples was used for "
         "training lately",
     )
+    copied = attacked.records.members_with_copies() if copies == "keep" else 0
+    if copied:
+        warnings.append(
+            f"{copied:,} of the {len(attacked.records):,} attacked members have copies in the data, which hide "
+            "exposure; '--leave-out-duplicates' attacks the other members only"
+        )
+        LOG.warning("%s", warnings[-1])
     group = attacked.records.group[: len(attacked.records)]
     names = simulation.federation.groups
     require_measurable(request.gates, {names[g]: int((group == g).sum()) for g in group.unique().tolist()})
@@ -125,7 +135,7 @@ def audit_members(
         seconds={**about.seconds, "seconds.references": seconds},
         pictures=_pictures(attacked, audit, records),
         kind=simulation.federation.kind,
-        warnings=small,
+        warnings=warnings,
     )
     return write_audit(place.out, audit, about, request, records)
 
