@@ -180,7 +180,7 @@ def audit_records(
 ) -> Audit:
     """Attack ``records`` with every attack that their scores allow.
 
-    No attack knows the attacked model's members, since thresholds come from `reference_thresholds`.
+    Thresholds come from `reference_thresholds`, without knowledge of the attacked model's members.
 
     Args:
         records: the attacked records, with at least two members and two non-members.

@@ -235,7 +235,7 @@ def draw_map(axes: Axes, points: pd.DataFrame) -> None:
 
 
 def draw_points(axes: Axes, updates: pd.DataFrame, x: str, y: str) -> None:
-    """Draw the same fraction of the updates with and without the property as points."""
+    """Draw updates as points, sampling updates with and without the property at equal rates."""
     for kind, style in ((0, WITHOUT), (1, WITH)):
         points = updates[updates["present"] == kind].sample(frac=min(1.0, MAX_POINTS / len(updates)), random_state=0)
         axes.plot(
