@@ -202,8 +202,9 @@ def rows_of(table: pd.DataFrame) -> list[dict[Hashable, Any]]:
 def headline(attacks: pd.DataFrame, view: View, scope: str = "all", name: str = "all") -> Mapping[Hashable, Any] | None:
     """Return the row of the attack that decides a scope's exposure to a view, or ``None`` if no attack was measured.
 
-    The candidates are all attacks that the view can carry out. `rank_attacks_for_view` chooses one without knowledge of
-    the attacked model's members, and `strongest` decides whether a different attack replaces the chosen one.
+    The candidates are all attacks that the view can carry out. `rank_attacks_for_view` chooses one attack without
+    knowledge of the attacked model's members, and `strongest` decides whether a different attack replaces the chosen
+    one.
 
     Args:
         scope: "all", "group", "model" or "client".

@@ -1,6 +1,6 @@
 """Model outputs and attack scores on training and test examples.
 
-Membership is known to the simulator only. Algorithms have no access to these scores, unless the red team's estimator is
+Membership is known to the simulator only. Algorithms have no access to membership, unless the red team's estimator is
 "audit". Test examples serve as non-members, weighted to the members' groups and labels.
 """
 

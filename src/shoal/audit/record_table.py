@@ -1,6 +1,6 @@
 """The table of attacked records, and the function that measures membership attacks.
 
-Property inference uses the same table; its "members" are the updates with the property.
+Property inference also uses `RecordTable`, where "members" are the updates with the property.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -248,8 +248,8 @@ def strongest(attacks: Mapping[str, MembershipMetrics]) -> tuple[str, float]:
 
     By default the first measured attack decides, because the maximum over many attacks is above chance even without a
     leak. A different attack decides if the lower end of its AUC is above 0.5 and above the first attack's AUC. The
-    intervals are simultaneous for all attacks (`at_once`). Among several such attacks, the attack with the highest
-    lower end decides.
+    intervals are simultaneous for all attacks (`at_once`). Among several attacks above both, the attack with the
+    highest lower end decides.
 
     Returns:
         The attack's name, and the lower end. The lower end is simultaneous for all attacks if the first attack is

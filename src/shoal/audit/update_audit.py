@@ -1,7 +1,7 @@
 """Attacks of an honest-but-curious server on clients' updates.
 
-A client's update reveals the groups and labels of its examples. Non-members are weighted to the same mix as the
-client's members, so that recognising the mix is no advantage:
+A client's update reveals the groups and labels of its examples. Non-members are weighted to the mix of groups and
+labels of client i's members:
 
     weight of a non-member x = (members of i with x's group and label) / (non-members with x's group and label)
 
@@ -125,8 +125,8 @@ class UpdateAudit:
 
     Args:
         unused: the metrics of members against records that no client trained on; these metrics decide the exposure.
-        other_clients: the metrics of members against other clients' records. FedMIA's null distribution contains the
-            owner's update for such records, which makes the attack look stronger.
+        other_clients: the metrics of members against other clients' records. FedMIA looks stronger against other
+            clients' records, because the null distribution contains the owner's update.
         by_client: the metrics of each client's members against records that no client trained on, by the client's id.
     """
 
@@ -232,8 +232,8 @@ def audit_server(
             unknown.
 
     Raises:
-        InputError: no record belongs to a recorded client, or no unused record has the group and label of such a
-            record.
+        InputError: no record belongs to a recorded client, or no unused record has the group and label of a recorded
+            client's record.
     """
     owned = scores.client >= 0
     require(bool(owned.any()), "no record belongs to a client with recorded updates")

@@ -1,7 +1,7 @@
 """Property inference by a client, which detects the rounds where another client trains on examples with a property.
 
-The attacker receives the models before and after each round. Differences between these models are the aggregated
-updates. The attacker simulates aggregated updates with and without the property on its own examples
+The attacker receives the models before and after each round. An aggregated update is the difference between a model
+after and before a round. The attacker simulates aggregated updates with and without the property on its own examples
 (`simulated_updates.py`). A random forest is trained on the simulated updates (`update_table.py`). An active attacker
 also sends malicious updates (`active_attacker.py`).
 
