@@ -248,8 +248,8 @@ def strongest(attacks: Mapping[str, MembershipMetrics]) -> tuple[str, float]:
 
     By default the first measured attack decides, because the maximum over many attacks is above chance even without a
     leak. A different attack decides if the lower end of its AUC is above 0.5 and above the first attack's AUC. The
-    intervals are simultaneous for all attacks (`at_once`). Among several attacks above both, the attack with the
-    highest lower end decides.
+    intervals are simultaneous for all attacks (`at_once`). Of several such attacks, the attack with the highest
+    lower end decides.
 
     Returns:
         The attack's name, and the lower end. The lower end is simultaneous for all attacks if the first attack is

@@ -146,7 +146,7 @@ def _called(rounds: pd.DataFrame) -> list[str]:
 def cluster_sizes(rounds: pd.DataFrame, groups: Sequence[str], at_end: Mapping[int, int]) -> plot.Figure:
     """Draw the number of clients that trained each cluster's model, one panel per cluster.
 
-    Colours show groups, unless clients have rows of several groups. Diamonds mark the cluster sizes after the last round.
+    Colours show groups, unless clients have rows of several groups. Diamonds mark cluster sizes after the last round.
 
     Args:
         rounds: the rows of rounds.csv, with one row per round and cluster.
