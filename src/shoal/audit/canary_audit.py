@@ -105,11 +105,9 @@ class OneRunAudit:
     """A lower bound on epsilon from guesses of the canaries that one training run used.
 
     Args:
-        epsilon: the lower bound, at least 0.
         delta: the delta of the tested (epsilon, delta).
         canaries: the number m of canaries.
         guesses: the number of guesses that gave the best bound.
-        correct: the number of correct guesses.
     """
 
     epsilon: float

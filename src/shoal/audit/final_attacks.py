@@ -58,9 +58,7 @@ class FinalAttacks:
     Args:
         fits: the scores of the deployed models per fit, by the attack's name. The configured attack comes first.
         shared: the scores of the clusters' models per fit of the configured attack.
-        titles: the attacks' titles, by name.
         references: the records attacked with reference models, or ``None`` if there are no reference models.
-        view: the view that decides the run's exposure.
     """
 
     predictions: Predictions
@@ -252,7 +250,6 @@ def exposure_of_clients(by_model: Sequence[ByAttack], trainers: Bools, federatio
     is leaked. ``exceeded`` means that ``exposure_low`` is above the client's limit.
 
     Args:
-        by_model: the attacks' metrics, per deployed model.
         trainers: the clients that trained each model, (N, S).
     """
     decisions = [strongest(attacks) for attacks in by_model]

@@ -205,10 +205,6 @@ def headline(attacks: pd.DataFrame, view: View, scope: str = "all", name: str = 
     The candidates are all attacks that the view can carry out. `rank_attacks_for_view` chooses one attack without
     knowledge of the attacked model's members, and `strongest` decides whether a different attack replaces the chosen
     one.
-
-    Args:
-        scope: "all", "group", "model" or "client".
-        name: the name of the group, model or client.
     """
     rows = rows_of_view(attacks, view, scope, name)
     needed: dict[str, View] = {attack: row["view"] for attack, row in rows.items()}
@@ -244,9 +240,6 @@ def every_attack(attacks: pd.DataFrame, scope: str) -> dict[str, list[Finding]]:
     The attack that decides comes first; the remaining attacks follow by descending balanced accuracy, unmeasured
     attacks last. Intervals are simultaneous for all findings of groups or for all models; a client's interval stands
     alone.
-
-    Args:
-        scope: "all", "group", "model" or "client".
     """
     rows = attacks[attacks["scope"] == scope]
     alone = {"model": rows["name"].nunique(), "client": 1}.get(scope)
@@ -368,7 +361,6 @@ def exposure_summary(found: Sequence[Finding], *, unasked: bool = True) -> str:
     """Summarise which groups are exposed to which views, in one phrase per verdict.
 
     Args:
-        found: one finding per view and group.
         unasked: whether to list the views without a finding.
 
     >>> ends = {"few": Estimate(0.7, 0.6, 0.8), "many": Estimate(0.51, 0.49, 0.53)}

@@ -76,7 +76,6 @@ def evaluate_models(
     is stored for all evaluated examples.
 
     Args:
-        models: the models' parameters, (K, P).
         clients: the clients whose examples each model is evaluated on, (N, K) bool.
         records: the records that the attacks were fitted on, per model; see `with_references`.
         members: the clients whose examples are members of each model, (N, K) bool, or ``None`` for ``clients``.
@@ -341,7 +340,6 @@ class ModelScores:
         Each example is scored on the model that its client trained last.
 
         Args:
-            g: the number of the group.
             mix: the proportions of the groups among the non-members, (G,), or ``None`` for group g only.
         """
         shares = np.eye(len(self.federation.groups))[g] if mix is None else mix

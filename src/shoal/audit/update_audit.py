@@ -227,7 +227,6 @@ def audit_server(
     accuracy of guessing each record's client, each client's group, and the half of the group with stricter limits.
 
     Args:
-        scores: the scores of the recorded rounds.
         preferences: the threshold and beta of each client, by the client's id, or ``None`` if preferences are
             unknown.
 

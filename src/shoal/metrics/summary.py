@@ -168,7 +168,6 @@ def split_key(key: str, groups: Collection[str] = ()) -> MetricKey:
     """Split a key of `summary.json` into its parts.
 
     Args:
-        key: a metric's key.
         groups: the names of groups with clients, needed only for keys with the names of two groups, such as
             ``mia_against_few.many``.
 

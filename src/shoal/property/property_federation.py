@@ -45,8 +45,6 @@ class PropertySchedule:
     Args:
         has_property: a mask of the clients' examples, (M,) bool.
         test_has_property: a mask of the test examples, (M',) bool.
-        victim: the victim's id.
-        attacker: the attacker's id.
         period: the number of rounds between two rounds with the property.
     """
 
@@ -66,7 +64,6 @@ class PropertySchedule:
 
         Args:
             clients: the shards with all examples.
-            ids: the clients' ids, (N,) int64.
         """
         indices = [clients.indices_of(i) for i in range(len(clients))]
         for i in torch.nonzero(ids == self.victim).flatten().tolist():
