@@ -35,16 +35,16 @@ Names = NDArray[np.object_]
 REFERENCE_ATTACKS: tuple[ReferenceAttack, ...] = (
     LossScore(), DifficultyCalibration(), OfflineLiRA(), LiRA(), OfflineRMIA(), RMIA(), BaVarIA(),
 )  # fmt: skip
-"""The attacks of every audit on a matrix of scores."""
+"""The default attacks of an audit on scores."""
 
 CHOSEN_WITHOUT_REFERENCES = (RMIA.name, OfflineRMIA.name, DifficultyCalibration.name, LossScore.name)
-"""The order of choice of the deciding attack where reference models are too few to find the strongest."""
+"""The order of choice of the deciding attack with fewer than `MIN_TO_CHOOSE` reference models."""
 
 MIN_TO_CHOOSE = 4
-"""Reference models needed to choose the deciding attack by their scores."""
+"""The number of reference models needed to choose the deciding attack by strength."""
 
 MIN_OF_CELL = 50
-"""Scores of members, and of non-members, that a cell needs for a threshold of its own."""
+"""The numbers of members and of non-members that a cell needs for a separate threshold."""
 
 
 @dataclass(frozen=True, eq=False)

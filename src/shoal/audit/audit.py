@@ -307,8 +307,7 @@ def attack_row(
 _AUC = re.compile(r"attacks\.([^.]+)\.(.+)\.auc")
 
 TWO_SIDED = (LiRA.name, BaVarIA.name)
-"""Attacks with two distributions, which scores of the wrong sign do not blind. They may be below chance by the numbers
-of IN and OUT scores alone (`leave_one_out_scores`)."""
+"""Attacks with two distributions, which a wrong sign of the scores does not weaken."""
 
 
 def wrong_sign(audit: Mapping[str, float | str]) -> dict[str, str]:

@@ -42,13 +42,13 @@ from shoal.metrics import MembershipMetrics
 from shoal.metrics.intervals import Bools, Floats
 
 OUTPUTS_AT_ONCE = 2**22
-"""Outputs on test examples, in numbers, that are held at once, unless one model has more: 16 MiB."""
+"""The number of outputs on test examples per batch of models (16 MiB)."""
 
 PAIRS_AT_ONCE = 2**20
-"""Pairs of a client and a model that are looked at at once."""
+"""The number of pairs of a client and a model per batch."""
 
 ByAttack = dict[str, MembershipMetrics]
-"""Metrics of several attacks on the same records, the attack that was chosen beforehand first."""
+"""Metrics of several attacks on the same records, where the attack chosen beforehand comes first."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,11 +25,11 @@ from shoal.models import ModelMetric
 from shoal.models.model import Loss, cross_entropy
 
 MAX_OUTPUTS = 2**24
-"""Numbers that are kept of what a model gives for training examples (64 MB) before those of members alone are."""
+"""The number of outputs on training examples per model (64 MB) above which only members' outputs are stored."""
 
 
 ROC_POINTS = 400
-"""Points kept of each ROC curve; more than a figure can show."""
+"""The number of points stored per ROC curve."""
 
 
 @dataclass(frozen=True, eq=False)

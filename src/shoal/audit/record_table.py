@@ -23,10 +23,10 @@ SERVER: View = "server"
 """The views of an attacker, from the narrowest to the widest; `VIEWS` lists them."""
 
 CHOSEN_OF_VIEW: Mapping[View, str] = {CLIENT: "span-models", SERVER: "span"}
-"""The chosen attack of a view if at least half of its calls are exact."""
+"""The chosen attack of a view if the attack claims certainty for at least half of the predicted members."""
 
 JOINT_OF_VIEW: Mapping[View, str] = {CLIENT: "joint-models", SERVER: "joint"}
-"""The chosen attack of a view if no span is exact and its AUC is certainly above 0.5."""
+"""The chosen attack of a view if the exact attack is not chosen and the AUC is significantly above 0.5."""
 
 AGAINST_CLIENTS = "-others"
 """The suffix of attacks whose non-members are other clients' examples."""

@@ -56,7 +56,7 @@ from shoal.metrics import MembershipMetrics
 from shoal.metrics.intervals import Bools, Floats, Ints
 
 UPDATE_ATTACKS: tuple[UpdateAttack, ...] = (FedMIALoss(), FedMIACosine(), GradCosine(), GradDifference())
-"""The attacks on updates that an audit asks."""
+"""The default attacks of an audit on updates."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +85,7 @@ class ScoredUpdates:
 
 
 AllAttacks = tuple[tuple[ReferenceAttack, ...], tuple[UpdateAttack, ...]]
-"""Attacks on a matrix of scores, and attacks on updates."""
+"""Attacks on scores, and attacks on updates."""
 
 
 def all_attacks(further: Sequence[object] = ()) -> AllAttacks:
@@ -211,7 +211,7 @@ WITHOUT_ROUNDS: Mapping[str, str] = dict.fromkeys(
     (ClusterIdentity().name, PreferenceInference().name),
     "needs recorded rounds, which the run has not (record.updates)",
 )
-"""Why an audit of a run without recorded rounds has no guesses from choices, by their names."""
+"""Reasons for missing guesses in an audit without recorded rounds, by name."""
 
 
 def audit_server(

@@ -29,7 +29,7 @@ from shoal.data.preferences import equal_preferences
 from shoal.data.shifts import draw_owners
 
 ATTACKER, VICTIM = 0, 1
-"""Ids of the two clients; any would do, since examples are assigned to clients at random."""
+"""The ids of the attacker and of the victim."""
 
 _ATTEMPTS = 1_000
 _GROUPS = (Group("all", 1.0),)

@@ -27,7 +27,7 @@ WITHOUT, WITH = plot.LineStyle(plot.WITHIN, "", "o"), plot.LineStyle(plot.OVER, 
 """Marks of updates without the property and with it, which differ in shape and in colour."""
 
 MAX_POINTS = 1200
-"""Points that a panel shows; beyond, they hide each other and the page grows for nothing."""
+"""The number of points that a panel shows."""
 
 SAMPLE = f"A panel shows at most {MAX_POINTS:,} updates, the same share of either kind."
 
