@@ -432,7 +432,7 @@ RUNS = {
     "no data set": (lambda: load_dataset(None), "unknown data source 'None'; known: "),
     "a folder of data": (lambda: load_dataset("mnist", data_dir=3), f"'data_dir' {PATH} 3"),
     "a shape of None": (lambda: create_model("mlp", None), "'shape' must be a Shape, VectorShape or TextShape"),
-    "a watch": (lambda: ran().audit(references=1, watch=3), "'watch' must be a function; got 3"),
+    "a watch": (lambda: ran().audit(references=1, watch=3), "'watch' must be a function (got 3)"),
     "records None": (lambda: audit_records(None, Stream(0)), "'records' must be an AuditRecords, such as"),
     "an engine of a network": (lambda: Engine(SHARED), "'model' must be a Model, such as Model(MyNetwork)"),
     "a stream of text": (lambda: Stream("0"), "'seed' must be an integer, such as 0; got '0'"),

@@ -94,7 +94,7 @@ def test_an_audit_asks_several_queries_from_the_command_line(toy_config, tmp_pat
     assert main(["audit", str(out), "--queries", "0", "--quiet"]) == 2
     assert "'queries' must be" in capsys.readouterr().err
     assert main(["audit", "--scores", str(tmp_path), "--queries", "18"]) == 2
-    assert "'--queries' asks a run's models" in capsys.readouterr().err
+    assert "'--queries' needs a run's directory" in capsys.readouterr().err
 
 
 def test_copies_of_what_is_no_image_are_one_sentence():

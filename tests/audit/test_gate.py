@@ -111,8 +111,8 @@ def test_a_limit_at_the_truth_is_rarely_decided_wrongly_at_any_look(truth, expre
         ("attacks.lira.minor.auc <= 0.6", "did you mean 'minority'?"),
         ("views.clients.minority.auc <= 0.6", "did you mean 'client'?"),
         ("lira.auc <= 0.6", "'attacks.ATTACK.GROUP.auc' or 'views.VIEW.GROUP.auc'"),
-        ("tpr_at_fpr_0.001 <= 0.6", "needs 3,000 non-members; there are 500"),
-        ("views.client.minority.tpr_at_fpr_0.01 <= 0.6", "needs 300 non-members; there are 100"),
+        ("tpr_at_fpr_0.001 <= 0.6", "needs 3,000 non-members"),
+        ("views.client.minority.tpr_at_fpr_0.01 <= 0.6", "needs 300 non-members"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_the_work(expression, sentence):
@@ -158,7 +158,7 @@ def test_a_judgement_names_the_worst_key_and_counts_the_others():
         ("views.client.a.tpr_at_fpr_0.01 <= 5", "always holds"),
         ("empirical_epsilon <= inf", "always holds, since 'empirical_epsilon' cannot exceed inf"),
         ("accuracy < 0", "never holds, since 'accuracy' is at least 0"),
-        (0.6, "such as 'tpr_at_fpr_0.01 <= 0.05'; got 0.6"),
+        (0.6, "such as 'tpr_at_fpr_0.01 <= 0.05' (got 0.6)"),
     ],
 )
 def test_an_expression_that_is_none_is_one_sentence(expression, sentence):
@@ -170,7 +170,7 @@ def test_an_expression_that_is_none_is_one_sentence(expression, sentence):
 
 def test_gates_are_a_list():
     assert parse_gates(["auc <= 0.9"]) == [Gate("auc", 0.9)]
-    with pytest.raises(InputError, match=r"'gates' must be a list, such as \['accuracy <= 0\.6'\]; got 'auc <= 0\.9'"):
+    with pytest.raises(InputError, match=r"'gates' must be a list, such as \['accuracy <= 0\.6'\]"):
         parse_gates("auc <= 0.9")
 
 
@@ -197,5 +197,5 @@ def test_no_gate_holds_where_an_attack_is_certainly_below_chance():
 def test_a_gate_on_what_was_not_measured_does_not_hold_silently():
     with pytest.raises(InputError, match=r"'tpr_at_fpr_0\.001' was not measured"):
         parse_gates(["tpr_at_fpr_0.001 <= 0.5"])[0].broken_by(AUDIT)
-    with pytest.raises(InputError, match="unknown attack, group or view"):
+    with pytest.raises(InputError, match="was not measured"):
         parse_gates(["attacks.lira.elsewhere.auc <= 0.5"])[0].broken_by(AUDIT)

@@ -252,7 +252,7 @@ def test_interrupted_while_it_loads_is_130_without_a_traceback(tmp_path):
 @pytest.mark.parametrize("source", ["--scores", "--trace"])
 def test_copies_are_left_out_of_audits_of_runs_alone(source, tmp_path, capsys):
     assert main(["audit", source, str(tmp_path), "--leave-out-duplicates"]) == 2
-    assert "'--leave-out-duplicates' compares the examples of a run" in capsys.readouterr().err
+    assert "'--leave-out-duplicates' needs a run's directory" in capsys.readouterr().err
 
 
 def test_without_a_command_there_is_the_help_alone(capsys):

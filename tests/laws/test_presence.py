@@ -129,7 +129,7 @@ def test_a_run_with_events_is_resumed_bit_for_bit_and_a_finished_one_gets_them(t
     leave = replace(whole, events=EVENTS[:1])
     prolonged = shoal.Run(leave, tmp_path / "short").train(resume=True)
     assert prolonged.state.models.equal(shoal.Run(leave).train().state.models)
-    with pytest.raises(InputError, match="holds a run with"):
+    with pytest.raises(InputError, match="has a run with"):
         shoal.Run(replace(leave, rounds=5, events=[Event(round=2, leave=(1,))]), tmp_path / "short").train(resume=True)
 
 

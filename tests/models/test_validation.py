@@ -349,7 +349,7 @@ def test_outputs_are_taken_out_of_what_a_network_gives(case, backend, tmp_path):
     result = trained(model, 4, backend=backend, out=tmp_path / "out")
     assert torch.equal(result.state.models, plain.state.models)
     Several(made).load_state_dict(result.models[0])
-    with pytest.raises(InputError, match=r"holds a run with simulation\.[\w.]*outputs = "):
+    with pytest.raises(InputError, match=r"has a run with simulation\.[\w.]*outputs = "):
         trained(
             Model(lambda: Several(made), outputs=partial(outputs)),
             4,

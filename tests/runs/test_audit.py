@@ -252,7 +252,7 @@ def test_the_distance_to_the_boundary_is_left_out_for_large_images(finished, tmp
     attacks = set(found.attacks["attack"])
     assert "label-only" in attacks
     assert "boundary-distance" not in attacks
-    assert found.omitted["boundary-distance"] == "is asked of images of at most 63 numbers; these have 64"
+    assert found.omitted["boundary-distance"] == "needs images of at most 63 numbers (got 64)"
 
 
 def test_label_attacks_are_left_out_for_records_that_are_no_images(tmp_path):
@@ -260,7 +260,7 @@ def test_label_attacks_are_left_out_for_records_that_are_no_images(tmp_path):
     result = simulate(rows_federation(), model, FedAvg(), LocalSGD(), rounds=1, red_team=team)
     found = result.audit(tmp_path / "audit", references=0)
     assert found.omitted["label-only"] == found.omitted["boundary-distance"]
-    assert "the records are not images" in found.omitted["label-only"]
+    assert "needs images" in found.omitted["label-only"]
     assert not {"label-only", "boundary-distance"} & set(found.attacks["attack"])
 
 
@@ -297,7 +297,7 @@ def test_sites_are_guessed_where_held_out_examples_have_clients_and_refused_else
 
 def test_a_gate_on_nobody_is_refused_before_the_work(finished, tmp_path, monkeypatch):
     monkeypatch.setattr(AttackedRun, "scores", lambda *_: pytest.fail("models were asked"))
-    with pytest.raises(InputError, match="names the group 'nobody'"):
+    with pytest.raises(InputError, match="got 'nobody'"):
         audit_run(finished, gates=["attacks.lira.nobody.auc <= 0.5"], out=tmp_path / "audit")
 
 
@@ -319,17 +319,17 @@ def test_the_gate_decides_the_exit_code(finished, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "shoal audit takes one of"),
+        ([], "--scores FILE, --trace DIR"),
         (["nowhere"], "nowhere: is not a finished run (no summary.json); the directory does not exist"),
         (
             ["a-sweep/sweep.toml"],
-            "sweep.toml: is not a finished run (no summary.json); it is a file; name the directory",
+            "sweep.toml: is not a finished run (no summary.json); name the directory",
         ),
         (["of-nobody"], "of-nobody: is not a finished run (no summary.json); name the directory of a run"),
-        (["a-sweep"], "a-sweep: is not a finished run (no summary.json); it is a sweep with its runs in the folder"),
+        (["a-sweep"], "a-sweep: is not a finished run (no summary.json); name a run in the folder 'runs'"),
         (["begun"], "begun: is not a finished run (no summary.json); finish it with shoal run --resume"),
         (["--scores", "nowhere.csv"], "cannot be read"),
-        (["nowhere", "--scores", "nowhere.csv"], "shoal audit takes one of"),
+        (["nowhere", "--scores", "nowhere.csv"], "--scores FILE, --trace DIR"),
     ],
 )
 def test_what_cannot_be_audited_is_one_sentence(arguments, sentence, tmp_path, monkeypatch, capsys):
@@ -352,7 +352,7 @@ def test_a_directory_that_cannot_be_made_is_found_before_anything_is_trained(fin
 
 def test_a_run_without_its_checkpoint_is_refused(finished, tmp_path):
     out = shutil.copytree(finished, tmp_path / "run", ignore=shutil.ignore_patterns("round-*"))
-    with pytest.raises(InputError, match="cannot be audited"):
+    with pytest.raises(InputError, match="has no checkpoint"):
         audit_run(out, references=1)
 
 
@@ -377,17 +377,17 @@ def written(folder, text):
         (
             ",score_ref_1,member_ref_1",
             ",score_ref_1,other",
-            "reference model 1 has only one of score_ref_1 and member_ref_1",
+            "reference model 1 needs both columns",
         ),
-        ("b,1,north,0,0.5", "b,1,north,0,nan", "line 3: 'score' must be a finite number; got 'nan'"),
-        ("c,2,south,1,1.5,0.5", "c,2,south,1,1.5,", "line 4: 'score_ref_0' must be a finite number; got ''"),
+        ("b,1,north,0,0.5", "b,1,north,0,nan", "line 3: 'score' must be a finite number"),
+        ("c,2,south,1,1.5,0.5", "c,2,south,1,1.5,", "line 4: 'score_ref_0' must be a finite number"),
         ("c,2,south,1,1.5", "c,2,south,1,inf", "line 4: 'score' must be a finite number"),
-        ("c,2,south,1", "c,2,south,yes", "line 4: 'member' must be 0 or 1; got 'yes'"),
+        ("c,2,south,1", "c,2,south,yes", "line 4: 'member' must be 0 or 1"),
         ("a,1,north,1,2.5,1.5,1", "a,,north,1,2.5,1.5,1", "line 2: a record without a client"),
-        ("b,1,north,0,0.5", "\nb,1,north,0,nan", "line 4: 'score' must be a finite number; got 'nan'"),
-        ("score_ref_1,member_ref_1", "score_ref_01,member_ref_01", "'score_ref_01' must end in a reference model's"),
-        ("c,2,south", "c,2,", "line 4: 'group' is empty; name the client's group"),
-        ("b,1,north", "a,1,north", "line 3: the record 'a' is a member and a non-member of one model"),
+        ("b,1,north,0,0.5", "\nb,1,north,0,nan", "line 4: 'score' must be a finite number"),
+        ("score_ref_1,member_ref_1", "score_ref_01,member_ref_01", "'score_ref_01' must end in a number"),
+        ("c,2,south", "c,2,", "line 4: 'group' is empty"),
+        ("b,1,north", "a,1,north", "line 3: the record 'a' is a member and a non-member"),
         ("north", "all", "'all' cannot be the name of one of several groups"),
     ],
 )
@@ -412,10 +412,7 @@ def test_a_record_may_be_a_member_of_one_model_and_none_of_another(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "sentence"),
     [
-        *(
-            ({"model": [0, 0, 0, wrong]}, "line 5: 'model' must be an integer, at least 0")
-            for wrong in (0.5, -1, 1e300)
-        ),
+        *(({"model": [0, 0, 0, wrong]}, "line 5: 'model' must be an integer") for wrong in (0.5, -1, 1e300)),
         ({"member": 0}, "has no member"),
         ({"member": 1}, "has no non-member"),
     ],
@@ -481,7 +478,7 @@ def test_pairs_of_a_score_file_must_be_a_member_and_a_non_member_of_one_client(t
         changed = table.astype({column: object})
         changed.loc[3, column] = wrong
         changed.to_csv(path, index=False)
-        with pytest.raises(InputError, match=r"scores.csv, line \d: the pair '[pq]' must be a member and a non-member"):
+        with pytest.raises(InputError, match=r"scores.csv, line \d: the pair '[pq]' must be one member"):
             read_scores(path)
 
 
@@ -564,7 +561,7 @@ def test_a_result_is_audited_as_the_run_of_its_directory_is(toy_config, tmp_path
     audit = result.audit(tmp_path / "audit", references=3)
     assert {path.name for path in (tmp_path / "audit").iterdir()} == FILES
     assert audit.flat() == from_file.audit.flat() == result.audit(references=3).flat()
-    with pytest.raises(InputError, match="was read from a directory"):
+    with pytest.raises(InputError, match="from a directory"):
         load(result.save(tmp_path / "saved")).audit(tmp_path / "again")
     with pytest.raises(InputError, match="or run and audit it in Python"):
         audit_run(tmp_path / "saved")

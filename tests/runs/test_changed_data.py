@@ -76,7 +76,7 @@ def test_other_examples_are_refused_by_audit_gate_trace_and_resume(given, change
         assert main(command) == 2
         error = capsys.readouterr().err
         assert error.count("\n") == 1
-        assert "its examples have changed since the run" in error
+        assert "examples must have the hash" in error
     assert {path: path.read_bytes() for path in before} == before
 
 

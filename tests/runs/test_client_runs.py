@@ -83,7 +83,7 @@ def test_data_shows_what_the_numbers_of_a_run_stand_for(table, capsys):
     assert main(["data", str(table), *changes]) == 0
     assert "inputs, standardised: 'dose'" in capsys.readouterr().out
     assert main(["data", *changes]) == 2
-    assert "name its file" in capsys.readouterr().err
+    assert "shoal data FILE" in capsys.readouterr().err
 
 
 def test_a_table_that_cannot_be_used_is_one_sentence_and_leaves_nothing(table, tmp_path, capsys):

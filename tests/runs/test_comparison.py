@@ -55,7 +55,7 @@ def test_results_compare_as_their_directories_do(first, changed):
 
 @pytest.mark.parametrize("runs", ["runs/a", None, 3, {"a": 1}], ids=str)
 def test_what_is_no_list_of_runs_is_one_sentence(runs):
-    with pytest.raises(InputError, match="'runs' must be a list of directories or results; got"):
+    with pytest.raises(InputError, match="'runs' must be a list of directories or results"):
         shoal.compare(runs)
 
 
@@ -120,8 +120,8 @@ def test_five_runs_are_two_tables_and_a_sentence_each(first, changed, capsys):
     ("damage", "said"),
     [
         (lambda text: "", r"clients\.csv: is damaged"),
-        (lambda text: text.replace("threshold", "limit"), "its columns lack threshold"),
-        (lambda text: text[: text.rstrip().rfind("\n") + 1], "it has 9 rows for 10 clients"),
+        (lambda text: text.replace("threshold", "limit"), "missing columns: threshold"),
+        (lambda text: text[: text.rstrip().rfind("\n") + 1], "10 rows .got 9."),
     ],
     ids=["empty", "another column", "truncated"],
 )

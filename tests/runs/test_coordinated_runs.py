@@ -85,7 +85,7 @@ def test_python_and_a_file_steer_alike(build, mlp):
     [
         ({"coordinator": None}, "coordinator"),
         ({"coordinator": coordinator(target=0.5)}, "coordinator"),
-        ({"coordinator": coordinator(penalty=0.1)}, "coordinator.l2 = 0.3, but this one has 0.1"),
+        ({"coordinator": coordinator(penalty=0.1)}, "coordinator.l2 = 0.3"),
     ],
     ids=["none", "target", "knob"],
 )

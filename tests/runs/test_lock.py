@@ -36,7 +36,7 @@ def holder(tmp_path):
 @pytest.mark.processes
 def test_a_run_beside_a_living_one_is_refused_and_a_killed_one_blocks_nobody(toy_config, tmp_path, holder):
     config, out = toy_config(algorithm__rounds=1), tmp_path / "out"
-    with pytest.raises(InputError, match="out: another run uses it"):
+    with pytest.raises(InputError, match="out: in use by another run"):
         run(config, out, resume=True)
     assert [path.name for path in out.iterdir()] == ["run.log"], "something was written"
     assert holder.end(signal.SIGKILL) == -signal.SIGKILL
@@ -58,7 +58,7 @@ def test_of_two_runs_of_one_configuration_one_goes_on_alone(toy_config, tmp_path
     run(config, out, watch=start_another)
     assert len(refused) == 6, "before the first round, and after both"
     assert all("exists already" in each for each in refused[::2])
-    assert all("another run uses it" in each for each in refused[1::2])
+    assert all("in use by another run" in each for each in refused[1::2])
     assert content(out) == content(whole)
 
 

@@ -47,7 +47,7 @@ def test_without_its_last_checkpoint_a_finished_run_stays_as_it_is(toy_config, t
     for path in (out / "checkpoint").iterdir():
         path.unlink()
     before = content(out)
-    with pytest.raises(InputError, match="cannot be extended"):
+    with pytest.raises(InputError, match="without the checkpoint"):
         run(toy_config(algorithm__rounds=2), out, resume=True)
     assert content(out) == before
 

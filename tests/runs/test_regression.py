@@ -225,7 +225,7 @@ def test_regressions_are_compared_by_their_metric(result, tmp_path):
     assert "MIA accuracy, up" in made.metrics.index
     assert "has minus squared error -0.0" in made.sentences[0]
     metric = simulated(shoal.Model(linear, squared_error, minus_absolute_error), rounds=2).save(tmp_path / "c")
-    with pytest.raises(shoal.InputError, match=r"reports minus absolute error, but .* minus squared error"):
+    with pytest.raises(shoal.InputError, match=r"must be minus squared error.*got minus absolute error"):
         compare([first, metric])
 
 

@@ -89,7 +89,7 @@ def test_a_pickled_result_is_as_one_read_from_a_directory(result):
     require_same(again, result)
     assert torch.equal(again.state.models, result.state.models)
     assert (again.simulation, again.engine) == (None, None)
-    with pytest.raises(shoal.InputError, match="was read from a directory or unpickled"):
+    with pytest.raises(shoal.InputError, match="from pickle"):
         again.audit(references=0)
 
 
@@ -196,9 +196,9 @@ def test_what_has_a_name_is_written_as_a_configuration_has_it(changes, unnamed, 
 
 
 def test_a_simulation_and_a_configuration_do_not_go_on_in_each_other_s_directories(saved, toy_config, toy_run):
-    with pytest.raises(shoal.InputError, match="holds a run of a simulation in Python, not of a configuration"):
+    with pytest.raises(shoal.InputError, match="has a run of a simulation in Python"):
         shoal.run(toy_config(), saved, resume=True)
-    with pytest.raises(shoal.InputError, match="holds a run of a configuration, not of a simulation in Python"):
+    with pytest.raises(shoal.InputError, match="has a run of a configuration"):
         simulated(out=toy_run(algorithm__rounds=1), resume=True)
     with pytest.raises(shoal.InputError, match="'resume' needs 'out'"):
         simulated(resume=True)
@@ -288,15 +288,15 @@ def test_names_of_strangers_are_no_formulas_in_a_run_s_tables_and_come_back(tmp_
     ("changes", "words"),
     [
         ({"rounds": 3}, "'algorithm.rounds' must be at least 4 to resume"),
-        ({"seed": 1}, "seed = 0, but this one has 1"),
-        ({"participation": 1.0}, "participation = 0.7, but this one has 1"),
-        ({"algorithm": shoal.IFCA(clusters=3)}, "algorithm.clusters = 2, but this one has 3"),
-        ({"local": shoal.LocalSGD(epochs=3)}, "local.epochs = 2, but this one has 3"),
-        ({"federation": federation(clients=5)}, "another 'simulation.federation'"),
-        ({"federation": federation(IMAGES.flip(3))}, "another 'simulation.examples'"),
-        ({"model": shoal.Model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 2)))}, "another 'simulation.network'"),
-        ({"defenses": [shoal.L2(0.1)]}, "defenses.l2 = None, but this one has 0.1"),
-        ({"precision": "bf16"}, "engine.precision = 'fp32', but this one has 'bf16'"),
+        ({"seed": 1}, "seed = 0"),
+        ({"participation": 1.0}, "participation = 0.7"),
+        ({"algorithm": shoal.IFCA(clusters=3)}, "algorithm.clusters = 2"),
+        ({"local": shoal.LocalSGD(epochs=3)}, "local.epochs = 2"),
+        ({"federation": federation(clients=5)}, "'simulation.federation'"),
+        ({"federation": federation(IMAGES.flip(3))}, "'simulation.examples'"),
+        ({"model": shoal.Model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 2)))}, "'simulation.network'"),
+        ({"defenses": [shoal.L2(0.1)]}, "defenses.l2 = None"),
+        ({"precision": "bf16"}, "engine.precision = 'fp32'"),
     ],
     ids=str,
 )
@@ -393,7 +393,7 @@ def test_a_start_that_is_resumed_is_never_killed(tmp_path, result):
     with pytest.raises(KeyboardInterrupt):
         simulated(rounds=2, start=result, out=tmp_path / "out", watch=stop_after(5))
     require_same(whole, simulated(rounds=2, start=result, out=tmp_path / "out", resume=True))
-    with pytest.raises(shoal.InputError, match=r"simulation.start.models = '\w+', but this one has None"):
+    with pytest.raises(shoal.InputError, match=r"simulation.start.models = '\w+'"):
         simulated(rounds=2, out=tmp_path / "out", resume=True)
 
 

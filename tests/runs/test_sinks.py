@@ -155,7 +155,7 @@ def test_an_absent_package_or_another_tracker_is_one_sentence_and_nothing_is_tra
 
 def test_a_run_without_a_directory_names_the_folder(tmp_path):
     about = LoggedRun("a title", "a = [1]", None, 0)
-    with pytest.raises(InputError, match="'folder' of TensorBoard is missing"):
+    with pytest.raises(InputError, match="TensorBoard needs a folder"):
         TensorBoard().open_log(about)
     writer = TensorBoard(tmp_path / "tb").open_log(about)
     writer.write(1, {"x": 2.5})

@@ -400,7 +400,7 @@ def test_a_damaged_run_is_told_and_the_others_are_shown(written, finished, tmp_p
     reasons = " ".join(outcome.failed.values())
     for damaged, name in ((first, "clients.csv"), (second, "summary.json")):
         assert f"{damaged / name}: cannot be read" in reasons
-        assert f"remove {damaged} to do the run again" in reasons
+        assert f"remove {damaged}" in reasons
         shutil.rmtree(damaged)
     assert len(pd.read_csv(copy / "results.csv")) == 2
     assert run_sweep(read_sweep(written), copy).finished == 4
@@ -433,7 +433,7 @@ def test_other_people_s_directories_are_left_alone(written, finished, tmp_path):
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     (foreign / "thesis.tex").write_text("years of work")
-    with pytest.raises(InputError, match=r"foreign: exists already and is not a sweep's; choose another --out"):
+    with pytest.raises(InputError, match=r"foreign: exists already and is not the directory of a sweep"):
         run_sweep(read_sweep(written), foreign)
     assert [path.name for path in foreign.iterdir()] == ["thesis.tex"]
     (tmp_path / "file").write_text("")
@@ -442,11 +442,11 @@ def test_other_people_s_directories_are_left_alone(written, finished, tmp_path):
     other = change(written, tmp_path, "A try", "Another try")
     base = tmp_path / "base.toml"
     base.write_text(base.read_text().replace("hidden = 16", "hidden = 17"))
-    with pytest.raises(InputError, match="is not a sweep's"):
+    with pytest.raises(InputError, match="is not the directory of a sweep"):
         run_sweep(read_sweep(other), tmp_path)
     assert "Another try" in other.read_text()
     before = content(finished)
-    with pytest.raises(InputError, match="holds a sweep of another base"):
+    with pytest.raises(InputError, match="has a sweep with another base"):
         run_sweep(read_sweep(other), finished)
     assert content(finished) == before
 
@@ -473,11 +473,11 @@ def test_a_sweep_is_shown_again_without_its_data(finished, tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (lambda out: (out / "results.csv").write_text("run,seed\nx,1\n"), "no local.learning_rate among its columns"),
+        (lambda out: (out / "results.csv").write_text("run,seed\nx,1\n"), "missing columns: local.learning_rate"),
         (lambda out: (out / "results.csv").unlink(), "has no results.csv"),
         (lambda out: (out / "timings.json").write_text("{"), "cannot be read"),
-        (lambda out: (out / "timings.json").write_text("[5]"), "must hold a table a run"),
-        (lambda out: (out / "results.csv").write_text("run,local.learning_rate,seed\nx,7,1\n"), "is never 7"),
+        (lambda out: (out / "timings.json").write_text("[5]"), "one table per run"),
+        (lambda out: (out / "results.csv").write_text("run,local.learning_rate,seed\nx,7,1\n"), "got 7"),
     ],
 )
 def test_a_damaged_sweep_is_told(finished, tmp_path, damage, said):

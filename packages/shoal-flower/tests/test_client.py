@@ -196,15 +196,15 @@ def test_a_personal_model_begins_where_all_do_also_where_its_noise_is_secret(tmp
 
 
 def test_a_node_runs_no_code_that_the_server_names():
-    with pytest.raises(InputError, match="names Python code of its own, 'os:system'"):
+    with pytest.raises(InputError, match=r"'allow-code' lacks .got 'os:system'"):
         run_config('[data]\nsource = "os:system"\nclients = 1')
-    with pytest.raises(InputError, match="names Python code of its own, 'os:system'"):
+    with pytest.raises(InputError, match=r"'allow-code' lacks .got 'os:system'"):
         run_config('[data]\nsource = "os:system"\nclients = 1', allow_code="mine:Mine, os:popen")
 
 
 def test_a_model_of_another_network_is_refused(tmp_path):
     offer = an_offer()
-    with pytest.raises(InputError, match="this network 650"):
+    with pytest.raises(InputError, match="must have 650 parameters"):
         training_reply(replace(offer, models=offer.models[:, :-1]), settings(tmp_path))
 
 
@@ -228,7 +228,7 @@ def test_a_client_trains_on_a_folder_of_its_own(tmp_path):
     assert client.federation.names == ("north",)
     assert sorted(client.federation.clients.y.unique().tolist()) == [0, 2]
     assert len(client.federation.clients.indices) == 11
-    with pytest.raises(InputError, match="classes 'dark', which the server's data have not"):
+    with pytest.raises(InputError, match="classes 'dark', which are missing in the server's data"):
         open_client(asked_run(config, node, ("grey", "light")))
     private = {"defenses": {"dp_sgd": {"noise_multiplier": 1.0}}, "algorithm": {"name": "fedsoft", "rounds": 1}}
     steered = {"red_team": {"every": 1, "estimator": "histogram"}, "coordinator": {"dp_sgd": {"noise_multiplier": 1.0}}}
@@ -271,7 +271,7 @@ def test_a_message_has_no_frozen_tensor_and_another_body_is_refused(tmp_path, mo
         training_reply(later, node)
     for content, digest, sentence in (
         (b"nonsense", offer.frozen, "cannot be read"),
-        (save({"x": torch.zeros(1)}), offer.frozen, "whose hash is"),
+        (save({"x": torch.zeros(1)}), offer.frozen, "must have the hash"),
         (save(dict(frozen)), "../x", "is not a hash"),
     ):
         with pytest.raises(InputError, match=sentence):

@@ -106,7 +106,7 @@ def test_the_servers_delta_does_not_change_what_a_spent_ledger_says(tmp_path, de
     spent = ledger_of(settings).epsilon(1e-5)
     settings = node(tmp_path, **{"epsilon-budget": spent * 1.01})
     offer = an_offer(number=2, defenses={"dp_sgd": {**noisy["dp_sgd"], "delta": delta}})
-    with pytest.raises(NotAllowedError, match="the privacy budget is spent"):
+    with pytest.raises(NotAllowedError, match="the privacy budget"):
         training_reply(offer, settings)
     assert accounting.composed_epsilon([(1.0, 0.5, 2)], 0.9) == 0, "it was below 0"
 
@@ -132,7 +132,7 @@ def test_noise_that_the_server_calls_the_sums_is_charged_as_the_clients_share():
 def test_a_node_with_a_budget_answers_nothing_that_has_no_finite_epsilon(tmp_path, ask, offer):
     any_answer = "histogram_epsilon = inf\nvote_epsilon = inf"
     settings = node(tmp_path, any_answer, **{"epsilon-budget": 1e6})
-    with pytest.raises(NotAllowedError, match="has no finite epsilon") as refused:
+    with pytest.raises(NotAllowedError, match="has infinite epsilon") as refused:
         ask(offer, settings)
     assert refused.value.reason == REFUSED
     assert ledger_of(settings) == Ledger()
@@ -155,7 +155,7 @@ def test_everything_that_leaves_is_charged_to_one_ledger_each_time_it_is_asked(t
         <= accounting.composed_epsilon(ledger.steps, 1e-5) + 3.5
     )
     tight = node(tmp_path, **{"epsilon-budget": ledger.epsilon(1e-5) + 0.2})
-    with pytest.raises(NotAllowedError, match=r"the privacy budget is spent: .* after a vote of round 1"):
+    with pytest.raises(NotAllowedError, match=r"the privacy budget .* after a vote of round 1"):
         vote_reply(vote, tight)
     assert ledger_of(settings) == ledger
 

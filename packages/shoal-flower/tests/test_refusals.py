@@ -192,8 +192,8 @@ def test_what_no_row_of_the_policys_reading_can_be_fails_for_every_question_alik
     [
         (COLUMNS, "policy needs 'classes'"),
         ('classes = ["no", "yes", "maybe"]', r"and \[columns\] for a table"),
-        ('columns = ["clinic", "age"]', r"\[columns\] client = .*, label = .*, inputs = .*; got a list"),
-        (COLUMNS + 'impute = "mean"', "words and empty cells need no key"),
+        ('columns = ["clinic", "age"]', r"\[columns\] client = .*, label = .*, inputs = .* .got a list."),
+        (COLUMNS + 'impute = "mean"', "'one_hot' and 'impute' are not allowed"),
         (COLUMNS.replace('"age"', '"ill"'), "'inputs' has the column 'ill'"),
     ],
 )
@@ -339,9 +339,9 @@ def limits(values: dict[str, object]) -> Limits:
 @pytest.mark.parametrize(
     ("read", "config", "words"),
     [
-        (NodeSettings.read, {}, "give either 'data-path' or 'partition-id'"),
-        (NodeSettings.read, {"data-path": "x"}, "needs a name"),
-        (node, {"data-path": "x"}, "give either 'data-path' or 'partition-id'"),
+        (NodeSettings.read, {}, "exactly one of 'data-path' and 'partition-id'"),
+        (NodeSettings.read, {"data-path": "x"}, "'client' is missing"),
+        (node, {"data-path": "x"}, "exactly one of 'data-path' and 'partition-id'"),
         (node, {"partition-id": -1}, "at least 0"),
         (node, {"partion-id": 1}, "unknown key 'partion-id'; did you mean 'partition-id'"),
         (node, {"alpha": 0.5, "beta": 0.6}, "must sum to 1"),

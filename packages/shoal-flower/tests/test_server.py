@@ -253,7 +253,7 @@ def test_a_map_that_is_not_what_its_hash_says_is_not_kept(tmp_path):
     inputs = torch.rand(9, 4, generator=torch.Generator().manual_seed(0))
     content = Features(("pca",), dimension=2).fit(inputs).to_bytes()
     for digest, given, words in (
-        ("0" * 64, content, "whose hash is"),
+        ("0" * 64, content, "must have the hash"),
         (hashlib.sha256(b"no").hexdigest(), b"no", "is damaged"),
         ("../../x", content, "is not a hash"),
     ):
@@ -379,11 +379,11 @@ def test_a_server_that_does_not_hold_the_directory_leaves_its_progress_alone(tmp
     given.out.mkdir()
     config = {"config": str(given.config), "out": str(given.out), "min-nodes": 3}
     with lock_folder(given.out):
-        with pytest.raises(InputError, match="another run uses it"):
+        with pytest.raises(InputError, match="in use by another run"):
             server_app.main(Nodes(tmp_path), SimpleNamespace(run_config=config))
         assert not (given.out / "progress.json").exists()
     (given.out / "config.toml").write_text(parse_config(TABLE, "test").toml())
-    with pytest.raises(InputError, match="holds a run with seed = 2"):
+    with pytest.raises(InputError, match="seed = 2"):
         server_app.main(Nodes(tmp_path), SimpleNamespace(run_config=config))
     assert not (given.out / "progress.json").exists()
 
@@ -423,17 +423,17 @@ def test_tables_are_standardised_by_the_servers_wherever_they_are(tmp_path):
     [
         ({"algorithm": {"name": "scaffold", "rounds": 2}}, "does not run on several machines"),
         ({"red_team": {"every": 1, "estimator": "audit"}}, "must be 'shadow' or 'histogram'"),
-        ({"canaries": {"per_client": 2}}, "works in simulations only"),
+        ({"canaries": {"per_client": 2}}, "is allowed in simulations only"),
         (
             {"events": [{"round": 2, "leave": [0]}]},
-            r"\[\[events\]\] works in simulations only; use 'leave' in the run",
+            r"\[\[events\]\] is allowed in simulations only; use 'leave' in the run",
         ),
         ({"forgetting": {"method": "exact"}}, r"must be 'continue' on several machines \(got 'exact'\); .* a new run"),
         (
             {"model": {"name": "logistic", "features": {"maps": ["torch.nn:Identity"]}}},
             "'model.features.maps' must be .*got 'torch.nn:Identity'",
         ),
-        ({"coordinator": {"pooling": 0.5}}, "'coordinator.pooling' works in simulations only"),
+        ({"coordinator": {"pooling": 0.5}}, "'coordinator.pooling' is allowed in simulations only"),
     ],
 )
 def test_what_a_server_cannot_do_is_said_before_anybody_is_asked(tmp_path, changes, words):
@@ -662,7 +662,7 @@ def test_too_few_clients_end_the_run_with_a_sentence(tmp_path):
 def test_another_runs_directory_is_not_touched(tmp_path):
     serve(Nodes(tmp_path), settings(tmp_path))
     (tmp_path / "run" / "summary.json").unlink()
-    with pytest.raises(InputError, match="holds a run with seed = 2"):
+    with pytest.raises(InputError, match="seed = 2"):
         serve(Nodes(tmp_path), settings(tmp_path, {**TABLE, "seed": 5}))
 
 

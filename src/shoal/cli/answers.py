@@ -1,4 +1,4 @@
-"""What a command answers, as sentences and tables or, with ``--json``, as one JSON document."""
+"""The answers of commands, printed as sentences and tables, or with ``--json`` as one JSON object."""
 
 import functools
 import inspect
@@ -23,10 +23,10 @@ class CommandResult:
     """A command's answer.
 
     Args:
-        document: the answer for programs; its keys are those of the files.
-        shown: the answer for a person: a text, or a function that prints it.
-        gates: limits on the document's figures; a broken one makes the exit code 3.
-        code: the exit code.
+        document: the answer for programs, with the keys of the written files.
+        shown: the answer for a person, as text or as a function that prints.
+        gates: limits on the document's figures; a broken gate makes the exit code 3.
+        code: the exit code without a broken gate.
     """
 
     document: Mapping[str, Any]
@@ -36,7 +36,7 @@ class CommandResult:
 
 
 def command(app: typer.Typer, example: str) -> Callable[[Callable[..., CommandResult]], Callable[..., None]]:
-    """Make a function a command of ``app``, with the option ``--json``; ``example`` ends its help."""
+    """Add a function as a command of ``app`` with the option ``--json``; ``example`` is the last line of the help."""
 
     def add(function: Callable[..., CommandResult]) -> Callable[..., None]:
         @functools.wraps(function)

@@ -1,9 +1,8 @@
 """The command line: ``shoal init``, ``data``, ``preflight``, ``run``, ``audit``, ``protect``, ``sweep`` and others.
 
-Exit codes: 0 done; 2 bad input, one sentence on stderr; 3 an audit's gate is broken; 1 failed; 130 interrupted.
+Exit codes: 0 success; 2 bad input, with one sentence on stderr; 3 a broken gate; 1 failure; 130 interrupted.
 
-Each command loads what it needs, and with it PyTorch, when it is called, so that ``--help``, ``--version`` and a wrong
-option answer at once.
+Each command imports PyTorch and other modules when it is called, because ``--help`` should answer immediately.
 """
 
 import atexit
@@ -38,33 +37,34 @@ _UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
 
 DataDir = Annotated[
     Path | None,
-    typer.Option("--data-dir", envvar="SHOAL_DATA", help="Where to look for data first.", show_default=False),
+    typer.Option("--data-dir", envvar="SHOAL_DATA", help="Folder to search first for data.", show_default=False),
 ]
 
 DeviceOption = Annotated[
     str | None,
-    typer.Option("--device", help="Where to train, as --set engine.device: cpu, cuda or cuda:1.", show_default=False),
+    typer.Option("--device", help="Device for training, such as cpu, cuda or cuda:1.", show_default=False),
 ]
 
 AllowCode = Annotated[
-    bool, typer.Option("--allow-code", help="Import code that a run's own files name (MODULE:NAME), which runs it.")
+    bool, typer.Option("--allow-code", help="Import and execute the code that a run's files name (MODULE:NAME).")
 ]
 
 Jobs = Annotated[
-    int, typer.Option("--jobs", metavar="N", help="Runs, or reference federations of one, at a time, each a process.")
+    int, typer.Option("--jobs", metavar="N", help="Number of processes for runs or reference federations.")
 ]
 
 Cluster = Annotated[
     str | None,
-    typer.Option("--cluster", metavar="ADDRESS", help=escape("Do them on a Ray cluster (needs the extra shoal[ray]).")),
+    typer.Option("--cluster", metavar="ADDRESS", help=escape("Ray cluster for the processes (needs shoal[ray]).")),
 ]
 
 ChangesOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key; can be repeated.")
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a configuration key; can be repeated.")
 ]
 
 Gates = Annotated[
-    list[str] | None, typer.Option("--gate", metavar="EXPRESSION", help="Exit with 3 unless it holds; can be repeated.")
+    list[str] | None,
+    typer.Option("--gate", metavar="EXPRESSION", help="Exit with 3 unless this limit holds; repeatable."),
 ]
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress; warnings and errors remain.")]
@@ -79,15 +79,13 @@ def _root(show_version: Annotated[bool, typer.Option("--version", help="Show the
 
 @command(app, "init mine.toml --data table --algorithm fedavg")
 def init(
-    file: Annotated[Path, typer.Argument(help="The TOML file to write; one that exists is left alone.")] = Path(
-        "run.toml"
-    ),
+    file: Annotated[Path, typer.Argument(help="The TOML file to write, which must not exist.")] = Path("run.toml"),
     data: Annotated[
-        str, typer.Option("--data", metavar="SOURCE", help="Which data; folder and table are your own.")
+        str, typer.Option("--data", metavar="SOURCE", help="Data source; folder and table read your own data.")
     ] = "digits",
-    algorithm: Annotated[str, typer.Option("--algorithm", metavar="NAME", help="Which algorithm.")] = "ifca-mir",
+    algorithm: Annotated[str, typer.Option("--algorithm", metavar="NAME", help="Algorithm's name.")] = "ifca-mir",
 ) -> CommandResult:
-    """Write a configuration to begin with, which says in comments what can be changed."""
+    """Write a first configuration, with comments that explain the keys."""
     from shoal.config.starter import write_starter
 
     write_starter(file, data, algorithm)
@@ -99,21 +97,21 @@ def init(
 def run(
     config: Annotated[Path, typer.Argument(help="The run's TOML file.")],
     *,
-    out: Annotated[Path | None, typer.Option("--out", help="Run directory; runs/NAME of the file by default.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Run directory; the default is runs/FILE-NAME.")] = None,
     changes: ChangesOption = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on in an existing run directory.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in an existing directory.")] = False,
     jobs: Jobs = 1,
     cluster: Cluster = None,
     device: DeviceOption = None,
     log: Annotated[
         list[str] | None,
-        typer.Option("--log", metavar="TRACKER", help="Log to tensorboard too."),
+        typer.Option("--log", metavar="TRACKER", help="Experiment tracker: tensorboard."),
     ] = None,
     data_dir: DataDir = None,
     allow_code: AllowCode = False,
     quiet: Quiet = False,
 ) -> CommandResult:
-    """Train one federation, attack it, and measure both: one run, one directory."""
+    """Train one federation, attack its models, and write the results into one directory."""
     from shoal.config.schema import read_config
     from shoal.core.processes import Workers
     from shoal.reports.run.run_verdict import answer
@@ -128,7 +126,7 @@ def run(
     end_soon_after_interrupt(directory / "config.toml", "the same command with --resume goes on")
     for name in log or []:
         elsewhere = "docs/use.md has classes to log to MLflow and W&B from Python"
-        require(name == "tensorboard", f"'--log' must be 'tensorboard'; got '{name}'; {elsewhere}")
+        require(name == "tensorboard", f"'--log' must be 'tensorboard' (got '{name}'); {elsewhere}")
     sinks = [TensorBoard()] if log else []
     settings = read_config(config, _with_device(changes, device), allow_code=allow_code or None)
     with Display(Console(stderr=True, quiet=quiet)) as display:
@@ -155,14 +153,14 @@ def _with_device(changes: list[str] | None, device: str | None) -> list[str]:
 @command(app, "sweep experiments/ifca-mir/small/figure-2.toml --jobs 2")
 def sweep(
     sweep: Annotated[Path, typer.Argument(help="The sweep's TOML file.")],
-    out: Annotated[Path | None, typer.Option("--out", help="Directory; runs/NAME of the file by default.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Directory; the default is runs/FILE-NAME.")] = None,
     jobs: Jobs = 1,
     cluster: Cluster = None,
     device: DeviceOption = None,
     data_dir: DataDir = None,
     quiet: Quiet = False,
 ) -> CommandResult:
-    """Do many runs, and show them in tables and figures; what is finished is never done twice."""
+    """Carry out many runs, and show their results in tables and figures; finished runs are not repeated."""
     from shoal.cli.displays import SweepDisplay
     from shoal.core.processes import Workers
     from shoal.sweeps import read_sweep, run_sweep
@@ -191,27 +189,25 @@ def sweep(
 def protect(
     config: Annotated[Path, typer.Argument(help="The TOML file of the run to protect.")],
     *,
-    limit: Annotated[float, typer.Option("--limit", help="Exposure that no group may have, 0.5 (chance) to 1.")] = 0.55,
+    limit: Annotated[float, typer.Option("--limit", help="Largest exposure of any group, 0.5 (chance) to 1.")] = 0.55,
     max_cost: Annotated[
         float,
         typer.Option(
-            "--max-cost", help="Accuracy that may be lost, as a share; in a regression minus the squared error."
+            "--max-cost", help="Largest loss of accuracy, as a fraction; in a regression, rise of the squared error."
         ),
     ] = 0.02,
-    view: Annotated[str, typer.Option("--view", help="Whose exposure: outsider, client or server.")] = "outsider",
-    references: Annotated[int, typer.Option("--references", metavar="R", help="Reference federations of a run.")] = 2,
-    choosing: Annotated[int, typer.Option("--choosing", metavar="N", help="Seeds that choose.")] = 2,
-    judging: Annotated[int, typer.Option("--judging", metavar="N", help="Other seeds that judge, at most.")] = 16,
+    view: Annotated[str, typer.Option("--view", help="Attacker's view: outsider, client or server.")] = "outsider",
+    references: Annotated[int, typer.Option("--references", metavar="R", help="Reference federations per run.")] = 2,
+    choosing: Annotated[int, typer.Option("--choosing", metavar="N", help="Seeds for choosing protections.")] = 2,
+    judging: Annotated[int, typer.Option("--judging", metavar="N", help="Largest number of seeds for the test.")] = 16,
     epsilon: Annotated[
-        float | None, typer.Option("--epsilon", help="Largest epsilon of differential privacy, where one must be kept.")
+        float | None, typer.Option("--epsilon", help="Largest epsilon, if differential privacy is required.")
     ] = None,
     promise: Annotated[
         bool,
-        typer.Option("--promise", help="The limit is on every attack, by differential privacy, not on those here."),
+        typer.Option("--promise", help="Require that differential privacy guarantees the limit for every attack."),
     ] = False,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Directory; runs/protect-NAME of the file by default.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Directory; the default is runs/protect-FILE-NAME.")] = None,
     jobs: Jobs = 1,
     cluster: Cluster = None,
     changes: ChangesOption = None,
@@ -219,7 +215,7 @@ def protect(
     allow_code: AllowCode = False,
     quiet: Quiet = False,
 ) -> CommandResult:
-    """Find the cheapest protection that keeps a limit: protected.toml and a page; resumes where it was interrupted."""
+    """Find the cheapest protection that keeps a limit on exposure; the same command resumes an interrupted search."""
     from shoal.cli.displays import SweepDisplay
     from shoal.config.schema import read_config
     from shoal.core.processes import Workers, Workplace
@@ -240,14 +236,12 @@ def protect(
 
 @command(app, 'audit runs/mir --references 8 --gate "tpr_at_fpr_0.01 <= 0.05"')
 def audit(
-    run: Annotated[
-        Path | None, typer.Argument(help="Directory of a finished run, of which reference federations are trained.")
-    ] = None,
+    run: Annotated[Path | None, typer.Argument(help="Directory of a finished run.")] = None,
     *,
     references: Annotated[
         int,
         typer.Option(
-            "--references", metavar="R", help="Reference federations, with --gate at most; each costs a run's training."
+            "--references", metavar="R", help="Number of reference federations; with --gate, the largest number."
         ),
     ] = 16,
     scores: Annotated[
@@ -258,33 +252,33 @@ def audit(
     ] = None,
     left: Annotated[
         str | None,
-        typer.Option("--left", metavar="CLIENT", help="Ask instead whether a client that left is forgotten."),
+        typer.Option("--left", metavar="CLIENT", help="Audit whether the run forgot this client, which left."),
     ] = None,
     gate: Gates = None,
     attack: Annotated[
         list[str] | None,
-        typer.Option("--attack", metavar="MODULE:NAME", help="Also ask an attack of yours; can be repeated."),
+        typer.Option("--attack", metavar="MODULE:NAME", help="Also run your own attack; can be repeated."),
     ] = None,
     leave_out_duplicates: Annotated[
-        bool, typer.Option("--leave-out-duplicates", help="Leave out records of which there are copies.")
+        bool, typer.Option("--leave-out-duplicates", help="Exclude records that have copies elsewhere.")
     ] = False,
     queries: Annotated[
-        int, typer.Option("--queries", metavar="Q", help="Copies in which each image is asked, at most 18.")
+        int, typer.Option("--queries", metavar="Q", help="Number of copies to query per image, at most 18.")
     ] = 1,
     site: Annotated[
         bool,
-        typer.Option("--site", help="Also ask which client a held-out example comes from, by its model's outputs."),
+        typer.Option("--site", help="Also infer which client a held-out example comes from."),
     ] = False,
     jobs: Jobs = 1,
     cluster: Cluster = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Where to write; beside what is audited by default.")
+        Path | None, typer.Option("--out", help="Directory of the audit; the default is the audited directory.")
     ] = None,
     data_dir: DataDir = None,
     allow_code: AllowCode = False,
     quiet: Quiet = False,
 ) -> CommandResult:
-    """Attack a run's members with every attack: audit.json and audit.html."""
+    """Attack a run's members with every attack, and write audit.json and audit.html."""
     from shoal.cli.displays import format_audit
     from shoal.config.kinds import create_from_table
     from shoal.runs.audits.audit_members import audit_scores, audit_trace
@@ -295,21 +289,21 @@ def audit(
     asked = {"gates": gate or [], "attacks": [create_from_table(name, "--attack") for name in attack or []], "out": out}
     require(
         [run, scores, trace].count(None) == 2,
-        "shoal audit takes one of a run's directory, --scores FILE and --trace DIR",
+        "shoal audit needs exactly one of these: a run's directory, --scores FILE, --trace DIR",
     )
     require(
         run is not None or not leave_out_duplicates,
-        "'--leave-out-duplicates' compares the examples of a run; leave it out with --scores and --trace",
+        "'--leave-out-duplicates' needs a run's directory; remove the option, --scores or --trace",
     )
-    require(run is not None or not site, "'--site' asks a run's models; leave it out with --scores and --trace")
-    require(run is not None or queries == 1, "'--queries' asks a run's models; leave it out with --scores and --trace")
+    require(run is not None or not site, "'--site' needs a run's directory; remove the option, --scores or --trace")
+    require(run is not None or queries == 1, "'--queries' needs a run's directory; remove --scores or --trace")
     if left is not None:
         from shoal.runs.audits.audit_leaver import audit_leaver
 
         given = {"--attack": attack, "--leave-out-duplicates": leave_out_duplicates, "--queries": queries != 1}
         others = [name for name, value in (given | {"--site": site, "no run": run is None}).items() if value]
         if run is None or others:
-            raise InputError(f"'--left' audits a run by attacks of its own; got {', '.join(others)}")
+            raise InputError(f"'--left' needs a run's directory and no other attack options (got {', '.join(others)})")
         asked = {"gates": gate or [], "out": out, "references": references, "jobs": jobs, "cluster": cluster}
         with LiveBar(Console(stderr=True, quiet=quiet), "federation") as display:
             asked |= {"data_dir": data_dir, "allow_code": allow_code, "watch": display.reference_federations}
@@ -343,13 +337,13 @@ def audit(
 
 @command(app, 'preflight experiments/control/bar-base.toml --gate "auc <= 0.6"')
 def preflight(
-    config: Annotated[Path, typer.Argument(help="The TOML file of a run to be.")],
+    config: Annotated[Path, typer.Argument(help="The TOML file of a planned run.")],
     changes: ChangesOption = None,
     gate: Gates = None,
     data_dir: DataDir = None,
     allow_code: AllowCode = False,
 ) -> CommandResult:
-    """Say before training who could recognise whose records by updates and models, and what would change it."""
+    """Estimate before training which records an attacker could recognise, and list protective settings."""
     from shoal.cli.displays import print_sections
     from shoal.config.build import build
     from shoal.config.schema import read_config
@@ -369,7 +363,7 @@ def preflight(
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Directories of finished runs.")], allow_code: AllowCode = False
 ) -> CommandResult:
-    """Show finished runs side by side: what was asked of each, what came out, and the differences in words."""
+    """Compare finished runs: their settings, their results, and the differences in sentences."""
     from shoal.cli.displays import print_comparison
     from shoal.runs.comparison import compare as compare_runs
 
@@ -381,10 +375,10 @@ def compare(
 
 @command(app, "report runs/mir")
 def report(
-    directory: Annotated[Path, typer.Argument(help="Directory of a finished run, or of a sweep.")],
+    directory: Annotated[Path, typer.Argument(help="Directory of a finished run or of a sweep.")],
     allow_code: AllowCode = False,
 ) -> CommandResult:
-    """Write the HTML report of a finished run again, or a sweep's tables, figures and page."""
+    """Rewrite the HTML report of a finished run, or the tables, figures and page of a sweep."""
     from shoal.runs.result import report_of
     from shoal.sweeps import is_sweep, report_of_sweep
 
@@ -397,11 +391,11 @@ def report(
 def card(
     run: Annotated[Path, typer.Argument(help="Directory of a finished run.")],
     out: Annotated[
-        Path | None, typer.Option("--out", help="Where to write; into the run's directory by default.")
+        Path | None, typer.Option("--out", help="Directory of the card; the default is the run's directory.")
     ] = None,
     allow_code: AllowCode = False,
 ) -> CommandResult:
-    """Write a privacy card, to go beside released models: what was asked and found, what is promised, and what not."""
+    """Write the privacy card of a finished run: the attacks, their findings, the guarantees, and the open questions."""
     from shoal.runs.audits.card import write_card
 
     end_soon_after_interrupt()
@@ -414,7 +408,7 @@ def card(
 @command(app, "data experiments/demo/digits.toml")
 def data(
     config: Annotated[
-        Path | None, typer.Argument(help="A run's TOML file, of whose data to show clients, classes and inputs.")
+        Path | None, typer.Argument(help="A run's TOML file, to show its clients, classes and inputs.")
     ] = None,
     changes: ChangesOption = None,
     data_dir: DataDir = None,
@@ -424,7 +418,7 @@ def data(
     ] = None,
     allow_code: AllowCode = False,
 ) -> CommandResult:
-    """Show which data sets are here, which are missing, and how to get them; or what the data of a run are."""
+    """List the data sets that are present or missing, with instructions to get them, or describe the data of a run."""
     from shoal.cli.displays import print_sources
     from shoal.config.build import load_data, resolve
     from shoal.config.schema import read_config
@@ -437,7 +431,7 @@ def data(
         description, warnings = [*resolved.description()], [*resolved.warnings]
         said = "\n".join([*description, *warnings])
         return CommandResult({"description": description, "warnings": warnings}, said)
-    require(not changes, "--set changes a configuration, which 'shoal data' shows the data of; name its file")
+    require(not changes, "'--set' needs the file of a configuration, as in 'shoal data FILE --set KEY=VALUE'")
     if wanted is not None:
         path = fetch(wanted, data_dir if data_dir is not None else user_cache())
         return CommandResult({"name": wanted, "path": path}, f"{wanted}: {path}")
@@ -446,7 +440,7 @@ def data(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line; returns the exit code. Unexpected errors keep their traceback (and exit with 1)."""
+    """Run a command line, and return the exit code. Unexpected errors keep their traceback, with exit code 1."""
     warnings = logging.StreamHandler()
     warnings.setLevel(logging.WARNING)
     logging.basicConfig(format="shoal: %(message)s", handlers=[warnings])
@@ -477,7 +471,7 @@ def _say(sentence: str, code: int) -> int:
 
 
 def script() -> None:
-    """The console script, once `end_at_once_on_interrupt` was called."""
+    """Run the console script; call `end_at_once_on_interrupt` first."""
     # Each search for reference cycles visits all of PyTorch: 0.9 s while modules load, 1.3 s at the end (measured).
     gc.set_threshold(10_000, 10, 10)
     atexit.register(gc.freeze)

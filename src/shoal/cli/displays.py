@@ -1,4 +1,4 @@
-"""Progress of ``shoal sweep``, and the tables and sentences that commands print."""
+"""The progress display of ``shoal sweep``, and the tables and sentences that commands print."""
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -32,9 +32,10 @@ _VERDICTS = {
 
 
 def format_audit(audit: Audit, stated: Mapping[str, Any] = {}) -> str:
-    """A row per view and group with its verdict, who is exposed to whom in a sentence, and the limits on any attack.
+    """Format an audit: a table of verdicts per view and group, a sentence on the exposure, and the bounds on any
+    attack.
 
-    ``stated`` has the run's "bound.*", beside other keys.
+    ``stated`` has the entries "bound.*" of the run's guarantee.
     """
     found = findings(audit.attacks)
     lines = [f"Check the scores: {wrong}." for wrong in [*wrong_sign(audit.figures()).values()][:1]]
@@ -54,11 +55,11 @@ def format_audit(audit: Audit, stated: Mapping[str, Any] = {}) -> str:
 
 
 class SweepDisplay(LiveBar):
-    """The runs of a sweep, or of a stage of a search; a `SweepWatch`.
+    """The display of the runs of a sweep, or of a step of `shoal protect`; a `SweepWatch`.
 
     Args:
-        console: the console to write to.
-        lines: number of lines in a log, per sweep or stage.
+        console: the console that shows the runs.
+        lines: the number of lines in a log, per sweep or step.
     """
 
     def __init__(self, console: Console, *, lines: int = 10) -> None:
@@ -66,7 +67,7 @@ class SweepDisplay(LiveBar):
         super().__init__(console, "run", lines=lines, refresh_per_second=1)
 
     def started(self, progress: Callable[[], SweepProgress]) -> None:
-        """Show the sweep before its first run, and keep how far it is."""
+        """Show the sweep before its first run, and store the function ``progress`` for later updates."""
         now, self._progress = progress(), progress
         self.begin("run", now.done * now.runs, now.runs)
         if now.finished and not self._console.is_terminal and self._lines > 1:
@@ -84,7 +85,7 @@ class SweepDisplay(LiveBar):
 
 
 def print_comparison(comparison: Comparison) -> None:
-    """Print both tables, with one column per run, and the sentences."""
+    """Print the settings, the metrics and the sentences of a comparison."""
     for title, frame in (("what differs", comparison.settings), ("", comparison.metrics)):
         if len(frame) > 0:
             _print_frame(title, frame)
@@ -107,7 +108,7 @@ def _print_frame(title: str, frame: pd.DataFrame) -> None:
 
 
 def print_sections(sections: Iterable[tuple[str, Iterable[str]]]) -> None:
-    """Print titles and their sentences on a terminal, with the verdicts of a preflight in colour."""
+    """Print titles and sentences on a terminal, with the verdicts of a preflight in colour."""
     console = Console()
     for title, sentences in sections:
         lines = Table.grid(padding=(0, 1))
@@ -120,7 +121,7 @@ def print_sections(sections: Iterable[tuple[str, Iterable[str]]]) -> None:
 
 
 def print_sources(sources: Iterable[Availability]) -> None:
-    """Print the shipped data sets, and how to get those that are missing."""
+    """Print the shipped data sets, and instructions to get missing data sets."""
     table = Table(box=None, pad_edge=False)
     for title in ("data set", "examples", "here", "how to get it"):
         table.add_column(title, overflow="fold")

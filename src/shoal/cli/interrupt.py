@@ -1,8 +1,7 @@
-"""Ctrl-C: the process ends in good order if it can do so at once, and is ended otherwise.
+"""Ctrl-C: the process stops in good order if it can within a second, and is killed otherwise.
 
-While it loads it has written nothing, and ends at once. Later Python raises `KeyboardInterrupt` between two of its
-instructions, and worker threads end with their item: while an attack's classifier is fitted, or shadow models are
-trained, either can take minutes. A run directory can be resumed wherever its process is ended.
+While the process loads, it has written no file and ends immediately. Later, Python raises `KeyboardInterrupt`, and
+worker threads stop after their present item, which can take minutes. Every run directory can be resumed after a kill.
 """
 
 import os
@@ -22,17 +21,14 @@ _resumable: list[tuple[str, str]] = []
 
 
 def say_interrupted() -> None:
-    """Print that the process was interrupted, and how to resume, where there is something to resume."""
+    """Print that the process was interrupted, and how to resume."""
     _reported.set()
     how = [f"; {advice}" for path, advice in _resumable if os.path.exists(path)]  # noqa: PTH110 (pathlib loads slowly)
     print("shoal: interrupted" + "".join(how), file=sys.stderr, flush=True)  # noqa: T201
 
 
 def end_at_once_on_interrupt() -> None:
-    """End this process with exit code 130 on SIGINT from now on, unless SIGINT has another handler.
-
-    A shell ignores Ctrl-C for its background processes, for example.
-    """
+    """Make SIGINT end this process immediately with exit code 130, unless SIGINT has another handler."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end_at_once)
 
@@ -43,11 +39,13 @@ def _end_at_once(*_: object) -> None:
 
 
 def end_soon_after_interrupt(begun: str | os.PathLike[str] = "", advice: str = "the same command resumes") -> None:
-    """After `end_at_once_on_interrupt`, end this process and its workers with 130 within `GRACE` seconds of SIGINT.
+    """Make SIGINT end this process and its workers with exit code 130 within `GRACE` seconds.
+
+    Call `end_at_once_on_interrupt` first.
 
     Args:
-        begun: a path that exists once there is something to resume; empty: the command cannot be resumed.
-        advice: how to resume.
+        begun: a path that exists as soon as the command can be resumed; empty if the command cannot be resumed.
+        advice: the instruction to resume.
     """
     _resumable[:] = [(os.fspath(begun), advice)] if begun else []
     if signal.getsignal(signal.SIGINT) is not _end_at_once:
@@ -76,7 +74,7 @@ def _end_after(received: int) -> None:
 
 
 def end_interrupted() -> NoReturn:
-    """End the workers and this process with exit code 130; what libraries do at a normal exit takes seconds."""
+    """Kill the workers and end this process with exit code 130, without the usual cleanup, which takes seconds."""
     import multiprocessing  # noqa: PLC0415 (a third of the time until the first line above is in force)
 
     for worker in multiprocessing.active_children():

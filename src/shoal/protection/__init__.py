@@ -1,6 +1,6 @@
-"""The search for a protection that pays: a ladder of settings, audited on some seeds and judged on others.
+"""The search for a protection: candidate settings are compared on some seeds, and the best are tested on other seeds.
 
-May import `sweeps` and below.
+May import `sweeps` and the packages below it.
 """
 
 from shoal.protection.judgement import Demand, Protection, sentences

@@ -1,4 +1,4 @@
-"""The judgement of protections by the figures of their runs, in verdicts and sentences."""
+"""The verdicts and sentences on protections, from the figures of their runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,16 +46,17 @@ class Demand:
     """The requirements on a protection.
 
     Args:
-        limit: the limit on the exposure of every group, a balanced accuracy in [0.5, 1]; strictly inside with
-            ``promise``.
-        max_cost: largest loss of accuracy over all clients, as a share; in a regression of minus the squared error.
-        view: the attacker of the exposure.
-        references: reference federations of each run.
-        choosing: number of seeds for choosing, from the configuration's own on.
-        judging: largest number of further seeds for judging, at least 2; fewer if these decide.
-        epsilon: largest epsilon of every client in this view; None: any.
-        promise: whether the limit is on the balanced accuracy of every possible attack, by differential privacy, rather
-            than on the measured one.
+        limit: the limit on the exposure of every group, a balanced accuracy in [0.5, 1]; with ``promise``, above 0.5
+            and below 1.
+        max_cost: the largest loss of accuracy over all clients, as a fraction. In a regression, accuracy means minus
+            the squared error.
+        view: the attacker's view for the exposure.
+        references: the number of reference federations per run.
+        choosing: the number of choosing seeds, which select protections, counted from the configuration's own seed.
+        judging: the largest number of judging seeds, which test the selected protections; at least 2.
+        epsilon: the largest allowed epsilon of every client in this view. ``None`` requires no epsilon.
+        promise: whether differential privacy must guarantee the limit for every possible attack. Otherwise the limit
+            applies to measured attacks.
 
     Example:
         >>> import shoal
@@ -74,29 +75,30 @@ class Demand:
     promise: bool = False
 
     def __post_init__(self) -> None:
-        require(self.limit >= 0.5, f"'limit' must be in [0.5, 1], where 0.5 is chance; got {self.limit:g}")
+        require(self.limit >= 0.5, f"'limit' must be from 0.5 (chance) to 1 (got {self.limit:g})")
         require(
             not self.promise or 0.5 < self.limit < 1,
-            f"with 'promise', 'limit' must be above 0.5 and below 1; got {self.limit:g}",
+            f"with 'promise', 'limit' must be above 0.5 and below 1 (got {self.limit:g})",
         )
-        require(self.judging >= 2, f"'judging' must be at least 2, for an interval; got {self.judging}")
+        require(self.judging >= 2, f"'judging' must be at least 2 (got {self.judging})")
 
     @property
     def mu(self) -> float | None:
-        """The largest mu of Gaussian mechanisms with the required guarantee; None without one."""
+        """The largest mu of Gaussian mechanisms with the required guarantee, or None without a required guarantee."""
         of_limit = [mu_of_accuracy(self.limit)] if self.promise else []
         return min([*of_limit, *([] if self.epsilon is None else [mu_of(self.epsilon, DELTA)])], default=None)
 
     def test_of(self, name: str) -> SeedTest:
-        """Return the test of a setting: half of the level for the unchanged federation, the rest for three protections.
+        """Return the sequential test of a protection.
 
-        So a search errs with a probability of at most `LEVEL`.
+        The error probability of a whole search is at most `LEVEL`: half for the unprotected federation, and half for
+        all `MAX_JUDGED` protections together.
         """
         return SeedTest(self.judging, LEVEL / 2 / (1 if name == UNPROTECTED.name else MAX_JUDGED))
 
     @property
     def limited(self) -> str:
-        """The figure that the limit is on, of `Figures.means` and `Protection`."""
+        """The limited figure, "bound" or "exposure", a column of `Figures.means`."""
         return "bound" if self.promise else "exposure"
 
 
@@ -105,24 +107,24 @@ class Protection:
     """The outcome of a search.
 
     Args:
-        rung: the name of the protection; "as it is" if none meets the price.
+        rung: the name of the protection; "as it is" means the unprotected federation.
         description: the protection's changes.
-        outcome: "within the limit", "above the limit" or "not decided": the worst verdict of the findings, or with a
-            promise the verdict of the bound.
-        findings: one per group on the judging seeds (`SeedTest`), the most exposed first, compared with the limit, or
-            with a promise, with chance.
-        before: the exposure of the most exposed group without the protection, on the same seeds, three at most.
-        accuracy, accuracy_before: the accuracy over all clients on the judging seeds, with and without the protection.
+        outcome: the verdict "within the limit", "above the limit" or "not decided", of the worst finding or, with
+            ``promise``, of the bound.
+        findings: one finding per group on the judging seeds, the most exposed group first.
+        before: the exposure of the most exposed group without the protection, on the same seeds, at most three.
+        accuracy: the accuracy over all clients on the judging seeds.
+        accuracy_before: the accuracy over all clients without the protection.
         payer: the group with the largest loss of accuracy.
-        payer_accuracy, payer_accuracy_before: the same accuracies of that group.
-        alone: the accuracy of training on the labelled shadow set without clients; NaN without such a set.
-        epsilon: the largest epsilon of the protected runs in the demand's view; NaN: none.
-        bound: the largest bound on the balanced accuracy of any attack in that view; NaN: none.
-        seeds: number of judging seeds.
-        hopeless: whether even all allowed seeds, with a mean lower by a standard error, could not show that a group is
-            within the limit.
+        payer_accuracy: the accuracy of the group ``payer``.
+        payer_accuracy_before: the accuracy of the group ``payer`` without the protection.
+        alone: the accuracy of training on the labelled shadow set without clients, or NaN without a shadow set.
+        epsilon: the largest epsilon of the protected runs in the demand's view, or NaN without an epsilon.
+        bound: the largest bound on the balanced accuracy of any attack in the demand's view, or NaN without a bound.
+        seeds: the number of judging seeds.
+        hopeless: whether all allowed seeds would leave a group undecided, even with a mean lower by one standard error.
         searched: whether other protections were tried.
-        metric: name of the reported accuracy.
+        metric: the name of the reported accuracy.
     """
 
     rung: str
@@ -150,7 +152,7 @@ class Protection:
 
     @property
     def json(self) -> dict[str, Any]:
-        """The fields, with those of the most exposed group, as protection.json has them."""
+        """The content of protection.json, with the fields and the figures of the most exposed group."""
         worst = self.findings[0]
         exposure = {"exposure": self.exposure, "exposure_low": worst.accuracy.low, "exposure_high": worst.accuracy.high}
         own = {key: value for key, value in vars(self).items() if key != "hopeless"}
@@ -165,13 +167,12 @@ class Protection:
 
 @dataclass(frozen=True, eq=False)
 class Figures:
-    """The figures of runs of a search, one row per run with its ``setting`` and ``seed``.
+    """The figures of a search's runs, one row per run with its ``setting`` and ``seed``.
 
     Args:
         attacked: the runs of protections, with exposures.
-        plain: runs of the unprotected federation on some of the same seeds, with exposures if a setting is judged.
-            Changes are paired on these seeds.
-        groups: groups with clients.
+        plain: the runs of the unprotected federation, paired with protected runs of the same seed.
+        groups: the names of groups with clients.
         view: the demand's view.
     """
 
@@ -182,12 +183,12 @@ class Figures:
 
     @property
     def exposures(self) -> pd.DataFrame:
-        """The groups' exposures, one row per run; 0.5 where nobody trained on a group's records."""
+        """The groups' exposures under protections, one row per run; 0.5 for a group without members."""
         return self._exposures_of(self.attacked)
 
     @property
     def exposures_before(self) -> pd.DataFrame:
-        """The same of the unprotected federation."""
+        """The groups' exposures without a protection, one row per run; 0.5 for a group without members."""
         return self._exposures_of(self.plain)
 
     def _exposures_of(self, runs: pd.DataFrame) -> pd.DataFrame:
@@ -196,7 +197,7 @@ class Figures:
 
     @property
     def deviations(self) -> pd.DataFrame:
-        """The standard deviations of the groups' exposures over records, one row per run, by their 95 % intervals."""
+        """The standard deviations of the groups' exposures over records, one row per run."""
         ends = [
             self.attacked.reindex(columns=[f"mia_{end}.{group}" for group in self.groups]).astype(float).to_numpy()
             for end in ("low", "high")
@@ -205,11 +206,16 @@ class Figures:
         return pd.DataFrame(widths, columns=[*self.groups], index=self.attacked.index).fillna(0.0)
 
     def means(self) -> pd.DataFrame:
-        """Means over seeds by setting.
+        """Return the means over seeds, one row per setting.
 
-        Columns: the number of ``seeds``, ``accuracy``, ``exposure`` of the most exposed group and its name, ``group``,
-        the largest ``epsilon`` and ``bound``, and, against the unprotected federation on the same seeds, ``change`` of
-        accuracy over all clients, and ``payer_change`` of the group that loses most, ``payer``.
+        Columns:
+
+        - ``seeds``: the number of seeds.
+        - ``accuracy``: the accuracy over all clients.
+        - ``exposure`` and ``group``: the exposure and name of the most exposed group.
+        - ``epsilon`` and ``bound``: the largest epsilon and bound.
+        - ``change``: the change of accuracy against the unprotected federation on the same seeds.
+        - ``payer`` and ``payer_change``: the group with the largest loss of accuracy, and its change of accuracy.
         """
         setting = self.attacked["setting"]
         exposures = self.exposures.groupby(setting, sort=False).mean()
@@ -246,7 +252,9 @@ class Figures:
 
 
 def affordable(figures: Figures, demand: Demand) -> list[str]:
-    """List the settings whose accuracy may be within the price on some seeds; with a promise, all."""
+    """List the settings whose loss of accuracy may be within `Demand.max_cost`. A required guarantee keeps all
+    settings.
+    """
     change = figures.means()["change"]
     if demand.mu is not None:
         return change.index.tolist()
@@ -254,7 +262,7 @@ def affordable(figures: Figures, demand: Demand) -> list[str]:
 
 
 def shortlist(figures: Figures, demand: Demand) -> list[str]:
-    """Return the settings that may be within limit and price, by one seed or more."""
+    """List the settings that may be within the limit and `Demand.max_cost`, cheapest first."""
     means = figures.means()
     return by_price(
         means[(means[demand.limited] <= demand.limit + SLACK) & means.index.isin(affordable(figures, demand))]
@@ -262,16 +270,17 @@ def shortlist(figures: Figures, demand: Demand) -> list[str]:
 
 
 def by_price(means: pd.DataFrame) -> list[str]:
-    """Order the settings of `Figures.means` by the payer's loss of accuracy, then by epsilon, then by exposure."""
+    """Order the settings in `Figures.means` by the payer's loss of accuracy, by epsilon, and by exposure."""
     keys = means.assign(payer_change=means["payer_change"].round(EQUAL), epsilon=means["epsilon"].fillna(inf))
     order = keys.sort_values(["payer_change", "epsilon", "exposure"], ascending=[False, True, True], kind="stable")
     return order.index.tolist()
 
 
 def candidates(figures: Figures, demand: Demand) -> list[str]:
-    """Return the settings within limit and price to be judged, in this order, by their means on all choosing seeds.
+    """List the settings to test, in order, by their means on all choosing seeds.
 
-    First the one that pays least (`by_price`), then those of the others that are less exposed than all before.
+    The first is the cheapest setting (`by_price`) within the limit and `Demand.max_cost`. Each further setting costs
+    more and is less exposed than all earlier settings.
     """
     means = _promised(figures, demand)
     within = means[(means["change"] >= -demand.max_cost) & (means[demand.limited] <= demand.limit)]
@@ -280,9 +289,9 @@ def candidates(figures: Figures, demand: Demand) -> list[str]:
 
 
 def least_exposed(figures: Figures, demand: Demand) -> str | None:
-    """Choose the setting to judge where none meets the limit: the least exposed within the price, or None.
+    """Choose the setting to test if no setting meets the limit: the least exposed affordable setting, or None.
 
-    With a promise it is the most accurate one that keeps it, at any price.
+    With a required guarantee, the choice is the most accurate setting that keeps the guarantee.
     """
     means = _promised(figures, demand)
     if demand.mu is not None:
@@ -303,10 +312,13 @@ def _promised(figures: Figures, demand: Demand) -> pd.DataFrame:
 
 
 def judgement_of(rung: Rung, figures: Figures, demand: Demand, alone: float = nan) -> Protection:
-    """Return the judgement of a rung by the ``figures`` of its runs on the judging seeds, beside the federation as it
-    is.
+    """Return the outcome for a protection on the judging seeds.
 
-    ``alone`` is the accuracy without any client.
+    Args:
+        rung: the protection.
+        figures: the figures of the protected and the unprotected runs.
+        demand: the requirements.
+        alone: the accuracy of training on the labelled shadow set without clients.
     """
     now: dict[Any, Any] = figures.means().loc[rung.name].to_dict()
     own = figures.attacked["setting"] == rung.name
@@ -351,13 +363,13 @@ def judgement_of(rung: Rung, figures: Figures, demand: Demand, alone: float = na
 
 
 def chosen(judgements: Sequence[Protection]) -> Protection:
-    """Return the first that is within the limit, or else the least exposed of them."""
+    """Return the first outcome within the limit, or the least exposed outcome if there is none."""
     within = [judgement for judgement in judgements if judgement.outcome == "within the limit"]
     return within[0] if within else min(judgements, key=lambda judgement: judgement.exposure)
 
 
 def sentences(best: Protection, demand: Demand) -> list[str]:
-    """List the change, the exposure and the accuracy after it, the accuracy without clients, and the caveats."""
+    """Describe the protection, the remaining exposure, the cost in accuracy, and the limits of the claim."""
     within, none = best.outcome == "within the limit", "no protection that was tried is shown to be within the limit"
     if best.rung == UNPROTECTED.name:
         what, before = f"{capitalize(none)} at this price.", ""

@@ -1,4 +1,4 @@
-"""The ladder of protections that a configuration allows, each as changes to its keys."""
+"""The protections that a configuration allows, each as changes to its keys."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -68,11 +68,11 @@ class Rung:
 
     Args:
         name: the name in tables.
-        description: the protection's change, as the rest of a sentence after "the federation with".
-        changes: new values, or whole tables, by dotted key.
-        rates: learning rates of local training to try; the most accurate one is used. Empty: that of ``changes``.
-        slow: whether the protection trains the configuration's own network or a larger one; quicker protections are
-            tried first.
+        description: the protection's change, as the end of a sentence after "the federation with".
+        changes: the new values or whole tables, by dotted key.
+        rates: the learning rates of local training to try; the search keeps the most accurate rate. An empty tuple uses
+            the learning rate in ``changes``.
+        slow: whether the protection trains the configuration's own network or a larger network.
 
     Example:
         >>> from shoal.protection import Rung
@@ -94,12 +94,12 @@ class Rung:
         return changed
 
     def extend_with(self, name: str, words: str, changes: Mapping[str, Any], rates: tuple[float, ...]) -> "Rung":
-        """Add further changes to the rung."""
+        """Return the protection with further changes."""
         name, words = (", ".join(filter(None, parts)) for parts in ((self.name, name), (self.description, words)))
         return Rung(name, words, {**self.changes, **changes}, rates)
 
     def at_rates(self) -> tuple["Rung", ...]:
-        """List the rung at each of its learning rates; without any, the rung itself."""
+        """List the protection at each of its learning rates, or the protection itself if it has none."""
         local = self.changes.get("local", {})
         at_rates = (
             self.extend_with(f"rate {rate:g}", "", {"local": {**local, "learning_rate": rate}}, ())
@@ -119,11 +119,11 @@ class Ladder:
     Args:
         config: the configuration to protect.
         inputs: the shape of an example.
-        clients: number of clients in a round.
-        smallest: number of clients of the smallest group in a round.
-        public: examples of the shadow set.
-        view: the attacker of a guarantee.
-        mu: largest mu of Gaussian mechanisms in the guarantee; None: no guarantee is required.
+        clients: the number of clients in a round.
+        smallest: the number of clients of the smallest group in a round.
+        public: the number of examples in the shadow set.
+        view: the attacker's view in a guarantee.
+        mu: the largest mu of Gaussian mechanisms in the guarantee, or ``None`` without a required guarantee.
     """
 
     config: Config
@@ -136,19 +136,21 @@ class Ladder:
 
     @property
     def images(self) -> bool:
-        """Whether wavelets can be taken of the inputs."""
+        """Whether the inputs are images that are large enough for wavelets."""
         return len(self.inputs) == 3 and min(self.inputs[1:]) >= SMALLEST_IMAGE
 
     @property
     def rungs(self) -> tuple[Rung, ...]:
-        """The rungs, from the mildest of each kind to the strongest; with a promise those with noise alone."""
+        """The protections, mildest first within each kind. A required guarantee keeps only the protections with noise
+        in sums.
+        """
         if self.mu is not None:
             return (*self._noise_in_sums(),)
         return (*self._on_features(), *self._noise_in_sums(), *self._of_the_network())
 
     @property
     def server_alone(self) -> tuple[Rung, ...]:
-        """The baseline of the shadow set and its labels without any client; empty without a shadow set."""
+        """The baseline that trains on the labelled shadow set without clients; empty without a shadow set."""
         if not self.public:
             return ()
         alone, most = {"algorithm": {"name": "server-only", "rounds": 1}, "red_team.every": 0}, self._most_components
@@ -273,7 +275,7 @@ class Ladder:
 
 
 def mu_of(epsilon: float, delta: float) -> float:
-    """Return the ``mu`` of Gaussian mechanisms with `gaussian_epsilon` equal to ``epsilon``.
+    """Return the ``mu`` of Gaussian mechanisms whose `gaussian_epsilon` is ``epsilon``.
 
     >>> round(gaussian_epsilon(mu_of(2.0, 1e-5), 1e-5), 6)
     2.0
@@ -286,7 +288,7 @@ def mu_of(epsilon: float, delta: float) -> float:
 
 
 def mu_of_accuracy(accuracy: float) -> float:
-    """Return the ``mu`` of Gaussian mechanisms that limits every attack to a balanced accuracy in (0.5, 1).
+    """Return the ``mu`` of Gaussian mechanisms that limits every attack to this balanced accuracy in (0.5, 1).
 
     >>> round(mu_of_accuracy(0.55), 3)
     0.251

@@ -1,11 +1,13 @@
-"""`shoal protect`: the cheapest protection that keeps a limit, chosen on some seeds and judged on others.
+"""The command `shoal protect`: a search for the cheapest protection that keeps a limit on exposure.
 
-base.toml               the measured configuration
-runs/                   the directories of its runs, from which an interrupted search resumes
-runs.csv                their figures, by setting and seed
-protected.toml          the configuration with the chosen protection
-protection.json         the figures of `Protection`
-protection.html         the page
+The directory of a search has these files:
+
+- base.toml: the measured configuration
+- runs/: the run directories, from which an interrupted search resumes
+- runs.csv: one row of figures per protection and seed
+- protected.toml: the configuration with the chosen protection
+- protection.json: the fields of `Protection`
+- protection.html: the page
 """
 
 import json
@@ -58,21 +60,25 @@ ATTACKED_TOGETHER = 4
 
 
 def protect(config: Config, place: Workplace[SweepWatch], demand: Demand) -> Protection:
-    """Search the ladder of ``config`` in the directory of ``place``, and write the result.
+    """Search the protections for ``config`` in the directory of ``place``, and write the result.
 
-    Without a required guarantee, the unchanged federation is judged first, and the search ends if it is within the
-    limit. Otherwise it has three steps. Screening: every rung is trained on the first choosing seed at each of its
-    learning rates; rungs above the price are dropped. Choosing: the others are attacked in groups, the most accurate
-    first, with reference federations under the same protection; those that may meet limit and price are attacked on the
-    other choosing seeds too. Judging: the `candidates` of a group are judged on other seeds. The first one within the
-    limit ends the search. Slow rungs are tried last. Seeds are added until `Demand.test_of` decides, or cannot decide
-    with all seeds.
+    Without a required guarantee, the unprotected federation is tested first. If the exposure of the unprotected
+    federation is within the limit, the search ends. Otherwise the search has three steps:
+
+    - Screening: train every protection on the first choosing seed at each learning rate, and drop those that cost too
+      much.
+    - Choosing: attack the remaining protections in groups on the choosing seeds, the most accurate group first.
+    - Judging: test the `candidates` of a group on the judging seeds. The first protection within the limit ends the
+      search.
+
+    Slow protections are tried last. Each test adds seeds until `Demand.test_of` decides, or shows that all seeds
+    together would not decide.
 
     Raises:
-        InputError: a federation that cannot be repeated, or the directory of a different search; nothing is written.
+        InputError: the federation cannot be repeated, or the directory has a different search; no file is written.
         ShoalError: a run failed; finished runs stay.
     """
-    require(config.property_attack is None, "'property_attack' cannot be protected against here; leave it out")
+    require(config.property_attack is None, "a search for a protection needs a run without [property_attack]")
     out = place.out
     _check_directory(out)
     data = load_data(config.data, place.data_dir)
@@ -91,7 +97,8 @@ def protect(config: Config, place: Workplace[SweepWatch], demand: Demand) -> Pro
     fitting = fitting_candidates(measured, data, ladder.rungs) if promised else []
     require(
         bool(fitting) or not promised,
-        f"this configuration allows no noise in sums, so no protection guarantees {' and '.join(promised)}",
+        f"no protection of this configuration guarantees {' and '.join(promised)}; choose a model and a number of "
+        "clients that allow noise in sums",
     )
     _write_base(out, measured)
     groups = [federation.groups[g] for g in federation.groups_with_clients]
@@ -150,7 +157,7 @@ def ladder_of(config: Config, federation: Federation, demand: Demand) -> Ladder:
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A rung at one of its learning rates, and the configuration that it makes."""
+    """A protection at one of its learning rates, with the protected configuration."""
 
     name: str
     rung: Rung
@@ -158,7 +165,7 @@ class Candidate:
 
 
 def fitting_candidates(config: Config, data: SourceData, rungs: Sequence[Rung]) -> list[Candidate]:
-    """List the rungs that fit the configuration and change it, at each of their learning rates."""
+    """List the protections that fit the configuration and change it, at each of their learning rates."""
     fitting, known, table = list[Candidate](), [config], config.table()
     for rung in rungs:
         try:
@@ -206,23 +213,25 @@ class _Search:
 
     @property
     def judging(self) -> range:
-        """All seeds that may judge."""
+        """The seeds for tests of protections."""
         first = self.config.seed + self.demand.choosing
         return range(first, first + self.demand.judging)
 
     @property
     def compared(self) -> range:
-        """The judging seeds on which the federation as it is is compared with a protection: those of the first look."""
+        """The judging seeds on which a protection is compared with the unprotected federation."""
         return self.judging[: self.demand.test_of(UNPROTECTED.name).looks[0]]
 
     @property
     def plain(self) -> Figures:
-        """The figures of the federation as it is on the seeds where it is compared."""
+        """The figures of the unprotected federation on the seeds in `compared`."""
         runs = self.runs({UNPROTECTED.name: self.config}, self.compared, attacked=True)
         return Figures(runs, runs, self.groups, self.demand.view)
 
     def runs(self, settings: Mapping[str, Config], seeds: Sequence[int], *, attacked: bool) -> pd.DataFrame:
-        """Return the figures of settings on seeds, a row per run; without ``attacked`` no reference federations."""
+        """Return the figures of ``settings`` on ``seeds``, one row per run. Without ``attacked``, no reference
+        federations are trained.
+        """
         off = {} if attacked else {"reference_federations": 0, "view": VIEWS[0]}
         points = [
             SweepPoint(
@@ -240,15 +249,15 @@ class _Search:
         return pd.DataFrame([{**self.rows[job.digest], **job.run.settings} for job in planned])
 
     def figures(self, attacked: Sequence[pd.DataFrame]) -> Figures:
-        """Return the figures of runs, beside the accuracy of the unprotected federation on their seeds."""
+        """Return the figures of runs, with the accuracy of the unprotected federation on their seeds."""
         runs = pd.concat(attacked, ignore_index=True)
         plain = self.runs({UNPROTECTED.name: self.config}, sorted({int(seed) for seed in runs["seed"]}), attacked=False)
         return Figures(runs, plain, self.groups, self.demand.view)
 
     def best(self, fitting: Sequence[Candidate], as_it_is: Protection | None) -> Protection:
-        """Return the first protection that is judged to be within the limit, or else the least exposed of those judged.
+        """Return the first protection within the limit, or the least exposed of the tested protections.
 
-        ``as_it_is`` is the judgement of the unprotected federation; None if the demand is a promise.
+        ``as_it_is`` is the test of the unprotected federation, or None if a guarantee is required.
         """
         judgements = [] if as_it_is is None else [as_it_is]
         most, attacked = MAX_JUDGED + len(judgements), list[pd.DataFrame]()
@@ -296,7 +305,7 @@ class _Search:
         return self.figures(attacked)
 
     def judge(self, name: str) -> Protection:
-        """Judge a candidate on the fewest judging seeds that decide, or that show that all would not."""
+        """Test a candidate, adding judging seeds until they decide or show that all seeds would not decide."""
         judgement, candidate = None, self.tried[name]
         for number in self.demand.test_of(name).looks:
             attacked = self.runs({name: candidate.config}, self.judging[:number], attacked=True)
@@ -308,7 +317,7 @@ class _Search:
         return judgement
 
     def accuracy_of(self, alone: Candidate) -> float:
-        """Return the mean accuracy of a candidate on the seeds where the federation as it is is compared."""
+        """Return the mean accuracy of a candidate on the seeds in `compared`."""
         runs = self.runs({alone.name: alone.config}, self.compared, attacked=False)
         return float(runs["accuracy.overall"].mean())
 
@@ -318,7 +327,7 @@ def _check_directory(out: Path) -> None:
     require(not out.exists() or out.is_dir(), f"{out}: is not a directory; choose another --out")
     names = {path.name for path in out.iterdir()} if out.exists() else set()
     ours = BASE in names and names.isdisjoint(("summary.json", "sweep.toml"))
-    require(not names or ours, f"{out}: exists already and holds no search; choose another --out")
+    require(not names or ours, f"{out}: exists already and is not the directory of a search; choose another --out")
 
 
 def _write_base(out: Path, config: Config) -> None:
@@ -326,7 +335,7 @@ def _write_base(out: Path, config: Config) -> None:
     base, text = out / BASE, tomli_w.dumps(config.table())
     require(
         not base.exists() or base.read_text(encoding="utf-8") == text,
-        f"{out}: holds a search of another configuration, view or number of references; choose another --out",
+        f"{out}: has a search with another configuration, view or number of references; choose another --out",
     )
     with file_errors(out, "; choose another --out", action="written"):
         (out / "runs").mkdir(parents=True, exist_ok=True)

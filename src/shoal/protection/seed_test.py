@@ -1,23 +1,23 @@
-"""A test of mean exposures over seeds that may stop as soon as it is decided.
+"""A sequential test of mean exposures over seeds, which may stop as soon as it decides.
 
 The exposure of a group on seed s is ``mu + b_s + e_s``: the mean over seeds, the seed's effect on training, and the
-effect of the finite number of records on the figure. The sums ``b_s + e_s`` are independent between seeds. They are
-taken to be normal, with an unknown variance, because a figure of one run is a mean over records. An interval for any
-distribution in [0, 1] would need more than fifty seeds.
+sampling error from the finite number of records. The sums ``b_s + e_s`` are independent between seeds. The test assumes
+normal sums with an unknown variance. A distribution-free interval for figures in [0, 1] would need more than fifty
+seeds.
 
-The figures are looked at after n_1 < ... < n_L seeds. At each look the ends of the interval
+The test computes an interval after n_1 < ... < n_L seeds:
 
     mean -+ t(n - 1; 1 - level n / (n_1 + ... + n_L)) max(s, w) / sqrt(n)
 
-are each wrong in at most ``level n / (n_1 + ... + n_L)`` of all cases (Student), so over all looks in at most ``level``
-of them (Bonferroni). Late looks, where Student's t is narrow, have more of the level. Therefore the test may stop at
-any look, for any reason, and look again after more seeds. ``s`` is the standard deviation over seeds. ``w`` is that of
-records within a run, by the interval of each run's figure. ``s`` has both sources of error, and ``w`` one of them, so
-the larger of the two only widens the interval. It prevents decisions from few records whose figures agree by chance.
+Each end of the interval is wrong with probability at most ``level n / (n_1 + ... + n_L)`` (Student), and with
+probability at most ``level`` over all intervals (Bonferroni). Later intervals have a larger fraction of the level,
+because Student's t is narrower with more seeds. The test may stop after any interval for any reason. ``s`` is the
+standard deviation over seeds. ``w`` is the standard deviation over records within a run, from the interval of each
+run's figure. The maximum of ``s`` and ``w`` prevents decisions from few records whose figures agree by chance.
 
-All groups together are within the limit if each group's upper end is. If one group is above the limit, only an error
-about this group can give "within", so upper ends need no correction for the number of groups. One group above the limit
-is enough for "above", so each of the lower ends of G groups gets 1 / G of the level.
+All groups together are within the limit if each group's upper end is within the limit. Upper ends need no correction
+for the number of groups, because only an error about a group above the limit can cause a wrong decision. One group
+above the limit decides "above", so the lower end of each of G groups gets 1 / G of the level.
 
 Source: repeated confidence intervals, Jennison and Turnbull 1989, JRSS B 51:305-361, with a Bonferroni boundary.
 """
@@ -40,11 +40,11 @@ FIRST_LOOK = 3
 
 @dataclass(frozen=True)
 class SeedTest:
-    """Intervals of mean exposures that hold at all looks at once.
+    """Confidence intervals of mean exposures that hold together at all numbers of seeds.
 
     Args:
         most: the largest number of seeds, at least 2.
-        level: the error probability of each end, over all looks.
+        level: the error probability of each end over all numbers of seeds.
 
     Example:
         >>> from shoal.protection.seed_test import SeedTest
@@ -60,7 +60,7 @@ class SeedTest:
 
     @property
     def looks(self) -> tuple[int, ...]:
-        """The numbers of seeds at which the figures are looked at: half as many more each time."""
+        """The numbers of seeds after which an interval is computed; each number is about 1.5 times the previous one."""
         numbers, seeds = list[int](), FIRST_LOOK
         while seeds < self.most:
             numbers.append(seeds)
@@ -71,7 +71,7 @@ class SeedTest:
         """Return the mean and interval of each group.
 
         Args:
-            values: figures of n seeds, by group.
+            values: the figures of n seeds, by group.
             within: the standard deviation of one run's figure over its records, by group.
         """
         return {group: self._estimate(figures, within[group], len(values)) for group, figures in values.items()}
@@ -82,7 +82,12 @@ class SeedTest:
         return Estimate(mean, max(mean - below, 0.0), min(mean + above, 1.0))
 
     def may_decide(self, gap: float, deviation: float) -> bool:
-        """Return whether all seeds would show a mean that is ``gap`` below the limit to be within it."""
+        """Return whether all seeds could show that a mean is within the limit, if the mean is ``gap`` below the limit.
+
+        Args:
+            gap: the distance of the mean below the limit.
+            deviation: the standard deviation of one seed's figure.
+        """
         return self._quantile(self.most) * deviation < gap * sqrt(self.most)
 
     def _quantile(self, seeds: int, groups: int = 1) -> float:

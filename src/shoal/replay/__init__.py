@@ -1,1 +1,1 @@
-"""A run repeated with other records: reference federations, and the attacks that they make possible."""
+"""Reference federations, and the attacks on a run that need a second training."""

@@ -1,6 +1,6 @@
-"""The records of a run whose membership is asked, and the attacks on them that no matrix of scores gives.
+"""The attacked records of a run, and the attacks on them that use no matrix of reference scores.
 
-Those are fitted on shadow models, read labels alone, or follow a record's loss over the rounds.
+These attacks are fitted on shadow models, read predicted labels, or follow a record's loss over the rounds.
 """
 
 from collections import Counter
@@ -54,7 +54,7 @@ _UsedModel = tuple[int, Tensor, Tensor]
 def records_of_run(
     attacked: AttackedRun, target: FederationScores, references: Sequence[FederationScores], engine: Engine
 ) -> AuditRecords:
-    """Return the records with the user's names, and their scores in the run and its reference federations."""
+    """Return the records under the user's names, with their scores in the run and in the reference federations."""
     paired, federation = attacked.records, attacked.simulation.federation
     client = paired.client
     names = _client_names(federation)
@@ -78,7 +78,13 @@ def records_of_run(
 
 
 def join_scores(attacked: FederationScores, references: Sequence[FederationScores], client: Tensor) -> ReferenceScores:
-    """Join the scores of the attacked and of R reference federations; ``client`` (2 Q,) is of the records."""
+    """Join the scores of the attacked federation and of R reference federations.
+
+    Args:
+        attacked: the scores in the attacked federation.
+        references: the scores in each reference federation.
+        client: the client's position of each record, (2 Q,).
+    """
     return ReferenceScores(
         score=attacked.score.numpy(),
         member=attacked.member.numpy(),
@@ -111,9 +117,14 @@ def _population(attacked: FederationScores, references: Sequence[FederationScore
 
 
 def attacks_without_references(attacked: AttackedRun, model: Tensor, engine: Engine) -> dict[str, RecordTable]:
-    """Return the run's own attack, the gap attack, and of images the two by labels alone; by their keys in audit.json.
+    """Return the scores of the attacks that need no reference federation, by key of audit.json.
 
-    ``model`` (N,) is the model of each client; see `FederationScores.model`.
+    The attacks are the configured attack and the gap attack, and two label-only attacks on images.
+
+    Args:
+        attacked: the attacked run.
+        model: one model per client, (N,); see `FederationScores.model`.
+        engine: the engine, with the run's network.
     """
     federation, configured = attacked.simulation.federation, attacked.simulation.red_team.attack
     used = list(_models_in_use(attacked, model))
@@ -132,17 +143,15 @@ def attacks_without_references(attacked: AttackedRun, model: Tensor, engine: Eng
 
 
 def left_out(attacked: AttackedRun) -> dict[str, str]:
-    """Return the attacks by labels alone that are not asked of these records, by their keys, and why."""
+    """Return the label-only attacks that cannot attack these records, by key of audit.json, with the reasons."""
     federation = attacked.simulation.federation
     shape = tuple(federation.clients.x.shape[1:])
     if federation.classes is None:
         return dict.fromkeys(LABEL_ATTACKS, "needs classes")
     if len(shape) != 3:
-        return dict.fromkeys(LABEL_ATTACKS, "changes images; the records are not images")
+        return dict.fromkeys(LABEL_ATTACKS, "needs images")
     if prod(shape) > MAX_INPUTS:
-        return {
-            "boundary-distance": f"is asked of images of at most {MAX_INPUTS:,} numbers; these have {prod(shape):,}"
-        }
+        return {"boundary-distance": f"needs images of at most {MAX_INPUTS:,} numbers (got {prod(shape):,})"}
     return {}
 
 
@@ -193,7 +202,7 @@ def _models_in_use(attacked: AttackedRun, model: Tensor) -> Iterator[_UsedModel]
 
 
 def trajectory_attack(attacked: FederationScores, references: Sequence[FederationScores]) -> RecordTable | None:
-    """Fit a regression of membership on losses over rounds; None without trajectories."""
+    """Fit a regression of membership on losses over rounds, or return None if a federation has no trajectory."""
     if not references or not all(len(scores.trajectory) == len(attacked.trajectory) > 0 for scores in references):
         return None
     losses = [_losses(scores.trajectory) for scores in references]
@@ -217,17 +226,18 @@ def trajectory_attack(attacked: FederationScores, references: Sequence[Federatio
 
 
 def site_figures(attacked: AttackedRun, engine: Engine) -> dict[str, float]:
-    """Return the figures of `SiteInference` on held-out examples of the `MOST_SITES` clients that have most, by key of
-    audit.json.
+    """Return the figures of `SiteInference` on held-out examples, by key of audit.json.
+
+    The attack covers the `MOST_SITES` clients with the most held-out examples.
 
     Raises:
-        InputError: a regression, or a federation whose held-out examples have no known clients.
+        InputError: the task is a regression, or the clients of the held-out examples are unknown.
     """
     federation, deployed = attacked.simulation.federation, attacked.deployed
     held_out, _, within = held_out_examples(federation)
-    require(federation.classes is not None, "site inference needs classes; leave out '--site'")
+    require(federation.classes is not None, "site inference needs a classification task; remove '--site'")
     said = within == "client" and held_out.client is not None
-    require(said, "site inference needs held-out examples of each client; leave out '--site'")
+    require(said, "site inference needs held-out examples of each client; remove '--site'")
     assert held_out.client is not None
     asked = torch.nonzero(held_out.client >= 0).flatten()
     counts = torch.bincount(torch.searchsorted(federation.ids, held_out.client[asked]))

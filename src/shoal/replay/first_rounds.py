@@ -1,8 +1,7 @@
-"""The first rounds of a run, or all, trained again: what a client and the server see, which no file of the run keeps.
+"""The first rounds of a run, repeated to collect what a client and the server receive in each round.
 
-A client is sent the models of all clusters in every round; the server also receives each client's update. Both are
-collected while a federation trains, so that the attacks on them cost a replay of these rounds without evaluation, and
-nothing in reference federations, which are trained anyway.
+A client receives the models of all clusters, and the server receives each client's update. No file of a run stores
+these models and updates.
 """
 
 from collections.abc import Iterator
@@ -28,15 +27,15 @@ updates."""
 
 @dataclass(eq=False)
 class FirstRounds:
-    """The moves of the first T rounds of a federation, collected during training.
+    """The models and updates of the first T rounds of a federation, collected during training.
 
     Args:
-        first: the number of the first of these rounds.
-        models: (K, P) each, the T + 1 models before the first round and after every round.
-        merged: the ids (n,) of the clients that sent updates, and their weights (K, n) in each model, per round.
-        updates: the updates as the server received them, after clients' defences, per round; of fewer rounds if updates
-            are large (`MAX_BYTES`).
-        senders: (m,) int64, the ids of the clients that sent an update in these rounds.
+        first: the number of the first collected round.
+        models: the models before the first round and after each round, T + 1 tensors (K, P).
+        merged: per round, the ids (n,) of the clients that sent updates and their weights (K, n) in each model.
+        updates: per round, the updates that the server received. Large updates fill the memory limit (`MAX_BYTES`), and
+            later rounds have no updates.
+        senders: the ids of the clients that sent an update in any collected round, (m,) int64.
         most: the largest T.
         with_updates: whether to keep updates.
     """
@@ -51,9 +50,9 @@ class FirstRounds:
     __repr__ = one_line
 
     def watched(self, training: Training, state: State, upto: int) -> Iterator[tuple[State, RoundReport]]:
-        """`Training.rounds`, whose first rounds are collected; no bit of training depends on it.
+        """Run `Training.rounds`, collecting the first rounds without affecting training.
 
-        Once models are made to forget clients that left, no more rounds are collected.
+        Collection stops when a client leaves and the forgetting method changes the models.
         """
         fitting = MAX_BYTES // (4 * state.models.numel())
         self.first, last = state.round + 1, min(upto, state.round + min(self.most, max(ROUNDS, fitting)))
@@ -78,10 +77,10 @@ class FirstRounds:
         yield from replace(training, record_every=0).rounds(state, upto)
 
     def moves(self) -> Tensor:
-        """(T + 1, R, P), the models before the first and after each round.
+        """Return the models before the first round and after each round, (T + 1, R, P).
 
-        Where their number changes, those of each number are rows of their own, which rest in other rounds. A single
-        model that became several, all the same, moved to them before.
+        If the number K of models changes, R is the sum over the different K. A model stays constant in rounds with
+        another K.
         """
         parts = [list(part) for _, part in groupby(self.models, key=len)]
         rows, done = list[Tensor](), 0
@@ -95,7 +94,7 @@ class FirstRounds:
         return torch.cat(rows, dim=1)
 
     def weights(self) -> list[tuple[Tensor, Tensor]]:
-        """`merged` with weights (R, n) of the rows of `moves`."""
+        """Return `merged` with weights (R, n), one row per model in `moves`."""
         counts = [len(models) for models in self.models]
         parts = [(count, len([*same])) for count, same in groupby(counts)]
         total, offsets = sum(count for count, _ in parts), list[int]()

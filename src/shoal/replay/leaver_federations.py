@@ -1,7 +1,7 @@
-"""Federations that had a client until it left, and federations that never had it.
+"""Reference federations that had a client until it left, and reference federations that never had the client.
 
-Both kinds begin at the run's first models, have its other clients and events, its forgetting method, and the risks and
-directives that it recorded. Cohorts, batches and noise are drawn anew.
+All reference federations start from the run's first models, and keep the run's other clients, events, forgetting
+method, recorded risks and recorded directives. Cohorts, batches and noise are drawn anew.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,11 +44,11 @@ class LeaverRun:
 
     Args:
         simulation: the simulation, with its data moved to the engine.
-        progress: the simulation's state after its last round.
-        state: the same state with the released models.
-        leaver: the client's position.
-        records: Q pairs of one of the leaver's training examples and a held-out example.
-        population: Z examples that nobody trained on.
+        progress: the simulation's state after the last round.
+        state: the state after the last round, with the released models.
+        leaver: the position of the client that left.
+        records: Q pairs, each of a training example of this client and a held-out example.
+        population: Z examples that no client trained on.
     """
 
     simulation: Simulation
@@ -61,32 +61,36 @@ class LeaverRun:
 
     @staticmethod
     def from_run(simulation: Simulation, progress: SimulationState, client: str, engine: Engine) -> "LeaverRun":
-        """The audit of a client of a finished simulation, by its name or number.
+        """Return the audit of a client, by name or number, in a finished simulation.
 
         Raises:
-            InputError: a client that is unknown, stays to the end, or was alone; models of one's own; or too few pairs.
+            InputError: the client is unknown, did not leave, was the only client in a round or has too few pairs; or
+                clients have personal models.
         """
         federation, presence, last = simulation.federation, simulation.presence, simulation.last_round
         position = federation.positions([client])
         leaver, names = int(position), federation.names or federation.ids.tolist()
         gone = [] if presence is None else torch.nonzero(presence.last < last).flatten().tolist()
-        hint = f"name one of {[names[i] for i in gone[:10]]}" if gone else "no client left this run"
-        require(leaver in gone, f"--left: client '{client}' is still in the federation; {hint}")
+        hint = f"name one of {[names[i] for i in gone[:10]]}" if gone else "audit a run that a client left"
+        require(leaver in gone, f"--left: client '{client}' did not leave the run; {hint}")
         assert presence is not None
         for number in (1, *(event.round for event in simulation.events)):
             some = len(presence.without(position).present(number)) > 0
-            require(some, f"--left: without client '{client}' nobody is there in round {number}")
+            require(some, f"--left: client '{client}' was the only client of round {number}; name another client")
         training, rest = simulation.on(engine), presence.present(last)
         state = apply_release(simulation.release, training, progress.state)
         shared = training.take(rest).deployed_models(state.take(rest))[0].models is state.models
-        require(shared, "--left: clients have models of their own, and the leaver's is gone with it")
+        require(shared, "--left: the clients have personal models; audit a run with shared models")
         stream = Stream(simulation.seed)("audit", "records")
         records = pair_records(federation.take(position), stream, simulation.duplicates)
-        require(len(records) > 1, f"--left: client '{client}' needs two examples with a held-out one of their label")
+        require(len(records) > 1, f"--left: client '{client}' needs two examples that have held-out partners")
         return LeaverRun(simulation, progress, state, leaver, records, population_of(simulation))
 
     def others(self, engine: Engine) -> AttackedRun | None:
-        """The attack on those who stay, with the score before the client left as a trajectory; None without records."""
+        """Return the attack on the remaining clients, with the score before the departure as the trajectory.
+
+        The result is None without attackable records.
+        """
         if self.departure is None:
             return None
         try:
@@ -99,29 +103,29 @@ class LeaverRun:
 
     @property
     def round(self) -> int:
-        """The first round without the client."""
+        """The first round without the client that left."""
         assert self.simulation.presence is not None
         return int(self.simulation.presence.last[self.leaver]) + 1
 
     @property
     def departure(self) -> Departure | None:
-        """None where the client never took part."""
+        """The recorded departure of the client, or None if the client never trained."""
         return next((each for each in self.progress.departures if self.leaver in each.clients.tolist()), None)
 
     def scores(self, engine: Engine) -> FederationScores:
-        """The scores of the run's final models."""
+        """Return the scores of the run's final models."""
         return self._scores([self.state.models], engine, member=True)
 
     def train_reference(self, number: int, engine: Engine, *, spans: object = ()) -> FederationScores:
-        """Train federation ``number`` and score the records; those of even numbers had the client.
+        """Train reference federation ``number`` and score the records. Reference federations with even numbers had the
+        client.
 
-        Records are scored by one model per round, the one of the highest mean confidence on them: clusters have other
-        numbers in other federations, and the client is nobody's member any more.
+        One model scores all records: the cluster model with the highest mean confidence on the records.
 
         Returns:
-            ``score`` of the final model; in ``trajectory`` (2, 2 Q) the mean over the models that were sent in the
-            first round without the client and at most `SNAPSHOTS` later ones, and the score of the last model before
-            the client left; ``population`` (3, Z) of all three.
+            The scores: ``score`` is the score by the final model. ``trajectory`` (2, 2 Q) has the mean score in the
+            rounds after the departure, at most `SNAPSHOTS` + 1 of them, and the score before the departure.
+            ``population`` (3, Z) has the final, the mean and the earlier scores of the population.
         """
         del spans
         simulation, member, last = self.simulation, number % 2 == 0, self.simulation.last_round
@@ -164,11 +168,12 @@ class LeaverRun:
         return best, scores[best]
 
     def pair_scores(self, engine: Engine) -> dict[str, Floats]:
-        """Scores (2 Q,) of whoever kept the models before the client left, by attack.
+        """Return the scores (2 Q,) of an attacker with the models before and after the departure, by attack.
 
-        The other models are those that forgetting gave; where it changed none, the final ones. ``drop`` is the
-        confidence that was lost, ``span-pair`` and ``joint-pair`` attack the difference as the sum of the client's
-        gradients, where the network has a dense layer. Empty without two such models.
+        The models after the departure are those that the forgetting method returned, or the final models if the method
+        changed nothing. ``drop`` is the loss of confidence. ``span-pair`` and ``joint-pair`` treat the difference of
+        the models as the client's update, if the network has a dense layer. Without two comparable models, the result
+        is empty.
         """
         departure = self.departure
         if departure is None:
@@ -208,15 +213,16 @@ class LeaverRun:
 
     @property
     def staying(self) -> Tensor:
-        """Positions (n,) of the clients that were there before the client left and stay to the end."""
+        """The positions of the clients that trained before the departure and stay to the end, (n,)."""
         assert self.simulation.presence is not None
         there, last = map(self.simulation.presence.present, (max(1, self.round - 1), self.simulation.last_round))
         return there[torch.isin(there, last)]
 
     def deployed_models(self, engine: Engine) -> tuple[Training, list[DeployedModels]]:
-        """The training of those who stay, and the models that they use: of the models before the client left and the
-        final ones. They choose among both by the rule and risks of the last round. Empty if the number of models
-        changed or the client never took part.
+        """Return the training of the remaining clients, and the models in use before the departure and at the end.
+
+        Clients choose from the models by the rule and risks of the last round. The list of models is empty if the
+        number of models changed or the client never trained.
         """
         departure, rest = self.departure, self.staying
         training, state = self.simulation.on(engine).take(rest), self.state.take(rest)

@@ -1,6 +1,4 @@
-"""Whether scores of federations that had a client differ from those of federations that never had it; and how the
-clients that stay fare.
-"""
+"""Attacks that separate federations with and without a client, and figures of the remaining clients."""
 
 from collections.abc import Mapping, Sequence
 
@@ -20,18 +18,18 @@ from shoal.simulation.round_metrics import metric_values
 
 
 def attacks_on_leaver(scores: Floats, population: Floats) -> dict[str, Estimate]:
-    """The AUC over federations of the plain score, RMIA and LiRA, by their names.
+    """Return the AUC over federations of the plain score, RMIA and LiRA, by attack name.
 
-    Federations 2 i had the client and 2 i + 1 never had it. RMIA and LiRA score the federations of each half with the
-    other half as references, and compare within a half. Left out one by one, a federation would have one more reference
-    of the other kind than of its own, which puts LiRA at 0.45 where nothing is left.
+    Federations 2 i had the client, and federations 2 i + 1 never had the client. RMIA and LiRA score each half of the
+    federations with the other half as references. Leaving out one federation at a time would bias LiRA to an AUC of
+    0.45.
 
     Args:
-        scores: (2 R, Q) logit-scaled confidences of the client's training examples; R is even, at least 8 for verdicts.
-        population: (2 R, Z) those of examples that no federation trained on; Z may be 0.
+        scores: logit-scaled confidences of the client's training examples, (2 R, Q); R is even.
+        population: logit-scaled confidences of examples that no federation trained on, (2 R, Z); Z may be 0.
 
     Returns:
-        An attack is missing where federations do not differ, so that it cannot be fitted.
+        The AUC by attack name, without attacks that cannot be fitted because all federations have equal scores.
     """
     number = np.arange(len(scores))
     had, second = number % 2 == 0, number // 2 % 2 == 1
@@ -62,11 +60,10 @@ def _half(
 
 
 def strongest_attack(attacks: Mapping[str, Estimate]) -> tuple[str, Estimate]:
-    """The attack that decides, with an interval that all attacks keep at once.
+    """Return the name and AUC of the decisive attack, with an interval that covers all attacks together.
 
-    An attacker reverses scores that are certainly below 0.5, as where forgetting overshoots. Where an attack is
-    certainly above it, the one of highest lower end decides; else the one that may reach most, so that
-    "indistinguishable" is said of all.
+    An AUC certainly below 0.5 is reversed. If an attack is certainly above 0.5, the attack with the highest lower end
+    decides. Otherwise the attack with the highest upper end decides.
     """
     wider = {name: estimate.among(len(attacks)) for name, estimate in attacks.items()}
     wider |= {name: Estimate(1 - e.value, 1 - e.high, 1 - e.low) for name, e in wider.items() if e.high < 0.5}
@@ -76,8 +73,9 @@ def strongest_attack(attacks: Mapping[str, Estimate]) -> tuple[str, Estimate]:
 
 
 def exposures_of_others(others: AttackedRun, trained: Sequence[FederationScores]) -> tuple[Floats, Floats]:
-    """The mean exposure (N,) of each client's records before the leaver left, and at the end; NaN of clients without
-    records. The same federations measure both.
+    """Return the mean exposure of each client's records before the departure and at the end, each (N,).
+
+    Clients without records have NaN.
     """
     count, member = len(others.records), np.stack([each.member.numpy() for each in trained], axis=1)
     client, one = others.records.client[:count].numpy(), np.zeros(2 * count, dtype=np.int64)
@@ -92,7 +90,9 @@ def exposures_of_others(others: AttackedRun, trained: Sequence[FederationScores]
 
 
 def client_accuracies(deployed: DeployedModels, federation: Federation, engine: Engine) -> Floats:
-    """(N,) the accuracy of each client's model on the client's own test examples, or else on those of its group."""
+    """Return the accuracy of each client's model, (N,), on the client's test examples, or on its group's if it has
+    none.
+    """
     test, found = federation.test, np.full(len(federation), np.nan)
     values = [metric_values(model, federation, engine) for model in deployed.models]
     for i, (k, g) in enumerate(zip(deployed.model.tolist(), federation.group.tolist(), strict=True)):

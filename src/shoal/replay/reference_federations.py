@@ -1,12 +1,10 @@
 """Reference federations: the whole run again, clustering included, with some examples exchanged.
 
-Attacks such as LiRA and RMIA compare a record's score with those of models with and without it. Here each such model is
-the result of a federation like the attacked one, so that a record's score includes its effect on the choice of
-clusters. Source: Carlini et al. 2022, arXiv:2112.03570, section IV, for
-centralised training.
+Attacks such as LiRA and RMIA compare a record's score on models with and without the record. In a reference federation
+the record also affects the choice of clusters. Reference federations reuse the risks and directives of the attacked
+run, because their own risks would change the defence.
 
-Risks and directives of the attacked run are replayed: steered by its own risks, a reference federation would train
-under a different defence.
+Source: Carlini et al. 2022, arXiv:2112.03570, section IV, for centralised training.
 """
 
 import time
@@ -70,19 +68,19 @@ POPULATION = 1_000
 
 @dataclass(frozen=True, eq=False)
 class FederationScores:
-    """Scores of the models of one trained federation on 2 Q records and on Z further examples.
+    """Scores of the models of one federation on 2 Q records and on Z further examples.
 
     Args:
-        score: (2 Q,) float64, the logit-scaled confidence of the model that the record's client trained last; if the
-            client trained none, of the model that it uses.
-        member: (2 Q,) bool, whether that model was trained on the record.
-        model: (N,) int64, that model of each client.
-        population: (S, Z) float64, the scores of every model on the further examples; S is 0 if clients have models of
-            their own, Z without a shadow set.
-        trajectory: (T, 2 Q) float64, the score after each of `AttackedRun.snapshot_rounds`; T is 0 if clients have
-            models of their own, if the number of models changed, or if no snapshot was taken.
-        spans: (2 Q,) float64, the scores of the span attacks on the first rounds, by name; NaN if an attack is
-            impossible.
+        score: the logit-scaled confidence of each record, (2 Q,) float64, by the model that the record's client trained
+            last, or by the client's deployed model if the client never trained.
+        member: whether the scoring model was trained on each record, (2 Q,) bool.
+        model: the number of the scoring model of each client, (N,) int64.
+        population: the scores of every model on the further examples, (S, Z) float64. S is 0 if clients have personal
+            models, and Z is 0 without a shadow set.
+        trajectory: the score after each round in `AttackedRun.snapshot_rounds`, (T, 2 Q) float64. T is 0 if clients
+            have personal models or if no snapshot was taken.
+        spans: the scores of the span attacks on the first rounds, (2 Q,) float64 by attack name, or NaN for records
+            that cannot be attacked.
         seconds: the wall time of training.
     """
 
@@ -96,28 +94,27 @@ class FederationScores:
 
     @property
     def personal(self) -> bool:
-        """True where clients have models of their own."""
+        """Whether clients have personal models."""
         return len(self.population) == 0
 
 
 @dataclass(frozen=True, eq=False)
 class AttackedRun:
-    """A run under attack, and the records that its reference federations exchange.
+    """An attacked run, and the records that its reference federations exchange.
 
     Args:
         simulation: the simulation, moved to the engine.
         state: the state after the simulation's last round, with the released models.
         deployed: the models in use at the end.
         risks: the published risks, by round.
-        directives: the coordinator's directives, by round; None without a coordinator.
-        records: the attacked records, of clients that are members of the model that they trained last; a pair of any
-            other client would count as two non-members.
+        directives: the coordinator's directives, by round, or ``None`` without a coordinator.
+        records: the attacked records, from clients that are members of the model they trained last.
         population: non-members of every model.
         notes: caveats about the records, in sentences without a full stop.
         rows: the rows of `rounds.csv`, to verify repeated rounds.
-        queries: number of copies of each record to query; trajectories use the record itself.
-        snapshots: rounds of trajectories, with the model that each client trained last by then; empty: evenly spaced
-            rounds, and the last model of each client.
+        queries: the number of copies per record that an attack queries; trajectories use the record itself.
+        snapshots: the rounds of a trajectory. The score of a round is by the model that each client had trained last.
+            An empty tuple means evenly spaced rounds and each client's final model.
     """
 
     simulation: Simulation
@@ -139,13 +136,13 @@ class AttackedRun:
         """Return the attack on a finished simulation with these ``rows`` of `rounds.csv`.
 
         Raises:
-            InputError: a property attack, whose victim changes its examples; no exchangeable example; or several
-                ``queries`` of data other than images.
+            InputError: the simulation has a property attack or no exchangeable example, or several ``queries`` are
+                given for data other than images.
         """
         queries = require_queries(queries, simulation.federation.clients.x.shape[1:])
         require(
             simulation.round_attack is None and simulation.malicious_clients is None,
-            "a run with a property attack cannot be repeated; audit a run without [property_attack]",
+            "the audit needs a run without [property_attack]",
         )
         stream, training = Stream(simulation.seed)("audit"), simulation.on(engine)
         deployed, _ = training.deployed_models(state)
@@ -158,7 +155,7 @@ class AttackedRun:
             notes.append(OTHER_CLIENTS)
         if not bool(member[present].all()):
             idle = f"{int((~member[present]).sum())} of {int(present.sum())} clients"
-            notes.append(f"{idle} did not train lately, and none of their records is asked about")
+            notes.append(f"{idle} did not train in the last rounds, and their records are not attacked")
         records = records.take(member[records.client[: len(records)]])
         for start in starts_before(simulation):
             if start.simulation is not None:
@@ -187,18 +184,18 @@ class AttackedRun:
         return Stream(self.simulation.seed)("audit")
 
     def scores(self, engine: Engine) -> FederationScores:
-        """Return scores of the attacked models, which trained on the first record of each pair."""
+        """Return the scores of the attacked models, which trained on the first record of each pair."""
         return self._scores(self.state, self.deployed, self._first, engine, self.simulation.member_rounds)
 
     def all_models(self, engine: Engine) -> Tensor:
-        """(2 Q, K) float64, the logit-scaled confidence of every cluster's model on every record."""
+        """Return the logit-scaled confidence of every cluster's model on every record, (2 Q, K) float64."""
         return self._of_all(self.state.models, engine, self.queries).T
 
     def exchanged(self, number: int) -> Tensor:
-        """Draw the pairs (Q,) bool whose second record reference federation ``number`` (from 0) trains on.
+        """Draw the pairs whose second record reference federation ``number`` (from 0) trains on, as a mask (Q,) bool.
 
-        Each pair is exchanged with probability 1/2. Federations 2 i and 2 i + 1 train on opposite records, so an even
-        number of federations has each record in half of them.
+        Each pair is exchanged with probability 1/2. Federations 2 i and 2 i + 1 train on opposite records, so each
+        record is in half of an even number of federations.
         """
         stream = self.stream("exchanged", number // 2)
         second = torch.rand(len(self.records), generator=stream.generator()) < 0.5
@@ -214,23 +211,23 @@ class AttackedRun:
 
     @cached_property
     def snapshot_rounds(self) -> list[int]:
-        """The rounds of a trajectory's scores: evenly spaced, with the last one."""
+        """The rounds with scores in a trajectory, by default evenly spaced with the last round."""
         if self.snapshots:
             return [*self.snapshots]
         first, last = self.stages[0].simulation.first_round, self.simulation.last_round
         return sorted({round(after) for after in np.linspace(first, last, SNAPSHOTS + 1)[1:]})
 
     def replay(self, engine: Engine) -> FederationScores:
-        """Return the attacked run once more, bit for bit on the same machine, with the trajectory of its scores."""
+        """Repeat the attacked run, bit for bit on the same machine, and return its scores with their trajectory."""
         nothing = torch.zeros(len(self.records), dtype=torch.bool)
         return self._train(nothing, None, engine, self.simulation.member_rounds, ())
 
     def train_reference(self, number: int, engine: Engine, *, spans: Collection[str] = SPAN_NAMES) -> FederationScores:
         """Train reference federation ``number`` and score the records.
 
-        It starts from the attacked run's initial models and offers the same risks and directives in the same rounds.
-        Cohorts, batches and noise are drawn anew. Members stay members after any number of rounds. The span attacks
-        ``spans`` take as long as dozens of rounds and do not concern outsiders; `with_spans` adds them later.
+        The federation starts from the attacked run's initial models and reuses its risks and directives. Cohorts,
+        batches and noise are drawn anew. A member stays a member after any number of rounds. The span attacks ``spans``
+        take as long as dozens of rounds, and `with_spans` can add them later.
         """
         stream = self.stream("reference federation", number)
         return self._train(self.exchanged(number), stream, engine, self.simulation.last_round, spans)
@@ -238,7 +235,7 @@ class AttackedRun:
     def with_spans(
         self, scores: FederationScores, number: int, engine: Engine, spans: Collection[str] = SPAN_NAMES
     ) -> FederationScores:
-        """Add scores of span attacks to those of reference federation ``number``, repeating its first rounds."""
+        """Add span-attack scores to the ``scores`` of reference federation ``number``, repeating its first rounds."""
         stream = self.stream("reference federation", number)
         seen, last = _first_rounds(spans), self.simulation.last_round
         for _, state, known in self._rounds(self.exchanged(number), stream, engine, seen):
@@ -247,10 +244,10 @@ class AttackedRun:
         return scores
 
     def spans(self, engine: Engine) -> SpansOfRun:
-        """Run the span and joint attacks on the run's rounds, which are repeated.
+        """Repeat the run's rounds and attack them by the span and joint attacks.
 
-        Without noise the span attacks need the first `ROUNDS` only. Unless they are exact, the joint attacks read all
-        rounds within `MAX_SECONDS` and memory.
+        Without noise, the span attacks read the first `ROUNDS` rounds. Joint attacks run only if a span attack is not
+        exact, and read all rounds within the limits on time and memory.
         """
         noisy = self._noisy
         seen, known = self.first_rounds(engine, self.simulation.rounds if noisy else ROUNDS)
@@ -284,10 +281,10 @@ class AttackedRun:
         return Knowledge(setup.first_local()).noisy or isinstance(setup.client_filter, LaplaceNoise)
 
     def first_rounds(self, engine: Engine, rounds: int = ROUNDS) -> tuple[FirstRounds | None, Knowledge]:
-        """Repeat the first rounds of the run after its ``start``; return them and the attacker's knowledge.
+        """Repeat the first rounds of the run after its ``start``, and return them with the attacker's knowledge.
 
-        None if the repeated rounds differ, as on a different machine. Training stops after `MAX_SECONDS`, but not
-        before `ROUNDS` rounds.
+        The rounds are None if they differ from the recorded rounds, for example on another machine. Training stops
+        after `MAX_SECONDS`, but runs at least `ROUNDS` rounds.
         """
         training = replace(self.simulation.on(engine), risk_estimator=self.risks, coordinator=self.directives)
         state, seen = initial_state(self.simulation, engine).state, FirstRounds(most=rounds)
@@ -324,7 +321,7 @@ class AttackedRun:
 
     @property
     def listed(self) -> dict[str, Candidates]:
-        """What is on the lists of the joint attacks beside the pairs, by their names."""
+        """The unpaired records on the list of each joint attack, by attack name."""
         lists = {name: self._on_list(shared=name == UpdateJoint.name) for name in JOINT_NAMES}
         return {name: others for name, others in lists.items() if others is not None}
 
@@ -448,7 +445,7 @@ class AttackedRun:
 
 
 def population_of(simulation: Simulation) -> GroupedExamples:
-    """At most `POPULATION` examples of the shadow set."""
+    """Draw at most `POPULATION` examples of the shadow set."""
     shadow, stream = simulation.federation.shadow, Stream(simulation.seed)("audit", "population")
     drawn = torch.randperm(len(shadow), generator=stream.generator())[:POPULATION]
     return shadow.take(drawn.to(shadow.y.device))
@@ -457,7 +454,7 @@ def population_of(simulation: Simulation) -> GroupedExamples:
 def confidence(
     model: Tensor, records: PairedRecords, engine: Engine, asked: Tensor | None = None, queries: int = 1
 ) -> Tensor:
-    """The logit-scaled confidence of a model (P,) on the records ``asked`` (m,), or on all (2 Q,)."""
+    """Return the logit-scaled confidence of a model (P,) on the records ``asked``, (m,), or on all records, (2 Q,)."""
     asked = torch.arange(2 * len(records)) if asked is None else asked
     x, rows = records.federation.clients.x, records.rows_on_device(asked)
     return mean_confidence(engine, model, x, records.labels[asked], rows, queries)

@@ -1,4 +1,4 @@
-"""Scores of reference federations in a folder: one file each, so that an audit or a run can be killed and resumed."""
+"""A folder with one file of scores per reference federation, from which a killed audit or run resumes."""
 
 import hashlib
 import logging
@@ -59,22 +59,22 @@ def reference_scores(
     rounds: bool = True,
     spans: Collection[str] = SPAN_NAMES,
 ) -> list[FederationScores]:
-    """Return the scores of the first ``count`` reference federations, training those that ``folder`` lacks.
+    """Return the scores of the first ``count`` reference federations, training the federations that ``folder`` lacks.
 
     Args:
-        attacked: the attacked run; a leaver's run without ``rounds``.
-        target: the attacked run's own scores.
-        count: R, the number of reference federations.
+        attacked: the attacked run, or the run that a client left, without ``rounds``.
+        target: the attacked run's scores.
+        count: the number of reference federations.
         engine: the engine, with the run's network.
-        folder: folder of the scores, made if missing. None: they stay in memory.
-        watch: function to call before the first training and after each.
-        workers: the processes that train the reference federations; results are the same.
-        rounds: whether attacks on rounds will follow: they need the repeated run (`replayed_scores`) and scores of the
+        folder: the folder of the scores. ``None`` keeps the scores in memory.
+        watch: a function that is called before the first training and after each.
+        workers: the processes that train the reference federations.
+        rounds: whether attacks on rounds will follow, which need the repeated run (`replayed_scores`) and scores of the
             span attacks ``spans``.
-        spans: names of span attacks; see `spans_to_repeat`.
+        spans: the names of span attacks; see `spans_to_repeat`.
 
     Raises:
-        InputError: a folder that cannot be written, or training that diverged.
+        InputError: the folder cannot be written, or training diverged.
         ShoalError: a worker process was ended from outside.
     """
     store, spans = _Store(folder, _digest(attacked, target)), tuple(spans) if rounds else ()
@@ -116,7 +116,7 @@ class _Store:
     attacked: str
 
     def read(self, number: int) -> FederationScores | None:
-        """Read the scores in a file; None where it is missing, damaged, or of other models."""
+        """Read the scores of federation ``number``, or None if the file is missing, damaged or of other models."""
         path = self._path(number)
         if path is None or not path.exists():
             return None
@@ -135,7 +135,6 @@ class _Store:
             return None
 
     def write(self, number: int, scores: FederationScores) -> None:
-        """Store the scores of a federation."""
         path, fields = self._path(number), {name: getattr(scores, name).contiguous() for name in _FIELDS}
         if path is not None:
             tensors = {**fields, **scores.spans}
@@ -185,12 +184,13 @@ def attack_with_references(
     watch: AuditWatch | None = None,
     workers: Workers = SEQUENTIAL,
 ) -> tuple[SimulationState, AttackedRecords | None]:
-    """Train a simulation's reference federations, and attack its members with their scores and in the simulation's
-    view.
+    """Train a simulation's reference federations, and attack its members with the federations' scores.
+
+    The attacks include all attacks that the simulation's view allows.
 
     Returns:
-        ``progress`` with the spent seconds, and the attacked records; None without reference federations for an
-        outsider, or with fewer than two members.
+        ``progress`` with the spent seconds, and the attacked records. The records are None with fewer than two members,
+        or if the view is an outsider's and no reference federation is configured.
     """
     view = simulation.widest_view
     if simulation.reference_federations == 0 and view == OUTSIDER:
@@ -256,18 +256,18 @@ def view_scores(
     folder: Path | None = None,
     spans: SpansOfRun | None = None,
 ) -> tuple[dict[str, RecordTable], dict[str, str]]:
-    """Return a view's attacks beyond an outsider's, by name, and reasons for missing ones.
+    """Return the scores of a view's attacks beyond an outsider's, by attack name, and the reasons for missing attacks.
 
-    The attacks use the run's rounds, which are repeated: a few rounds, or all with reference federations.
+    The attacks repeat the run's first rounds, or all rounds if there are reference federations.
 
     Args:
         attacked: the attacked run.
-        target: the run's own scores, which the repeated run must reproduce.
-        references: the scores of the run's reference federations, possibly none.
+        target: the run's scores, which the repeated run must reproduce.
+        references: the scores of the run's reference federations; may be empty.
         engine: the engine, with the run's network.
-        view: the view.
-        folder: folder of the repeated run's scores; None: they are not stored.
-        spans: the span attacks on the run (`AttackedRun.spans`), if computed already.
+        view: the attacker's view.
+        folder: the folder of the repeated run's scores. ``None`` keeps the scores in memory.
+        spans: the span attacks on the run (`AttackedRun.spans`). ``None`` computes them.
     """
     spans = attacked.spans(engine) if spans is None else spans
     omitted = dict(spans.omitted)
@@ -299,7 +299,14 @@ def _of_references(span: str, references: Sequence[FederationScores]) -> Floats 
 def replayed_scores(
     attacked: AttackedRun, target: FederationScores, engine: Engine, *, folder: Path | None
 ) -> FederationScores | None:
-    """Return the repeated run's scores with their trajectory, stored in ``folder``; None unless they are ``target``."""
+    """Return the repeated run's scores with their trajectory, or None if the scores differ from ``target``.
+
+    Args:
+        attacked: the attacked run.
+        target: the attacked run's scores.
+        engine: the engine, with the run's network.
+        folder: the folder that stores the repeated run's scores. ``None`` keeps the scores in memory.
+    """
     store = _Store(folder, _digest(attacked, target))
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)

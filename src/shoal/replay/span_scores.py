@@ -1,4 +1,4 @@
-"""The span and the joint attacks on a federation's rounds: of the server on updates, of a client on models' moves."""
+"""The span and joint attacks on a federation's rounds: the server attacks updates, a client attacks models."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -42,10 +42,10 @@ class SpansOfRun(NamedTuple):
     """The attacks on a run's rounds.
 
     Args:
-        scores: the scores of the possible attacks, by name.
-        omitted: reasons for missing attacks, by name.
+        scores: the scores of the possible attacks, by attack name.
+        omitted: the reasons for missing attacks, by attack name.
         notes: caveats about the attacks, in sentences without a full stop.
-        repeat: the names of the attacks that are worth repeating on reference federations.
+        repeat: the names of the attacks to repeat on reference federations.
     """
 
     scores: Mapping[str, RecordTable]
@@ -73,14 +73,20 @@ def span_scores(
     names: Collection[str] = SPAN_NAMES,
     listed: Mapping[str, Candidates] | None = None,
 ) -> SpansOfRun:
-    """Return the scores (M,) of each possible attack of `SPANS` and `JOINTS` with these ``names``, and reasons for
-    missing ones.
+    """Return the scores (M,) of each possible attack in ``names``, and the reasons for missing attacks.
 
-    A record is tested on its own client's updates. The span attack tests it on the moves of every cluster's model, as
-    an attacker who does not know the client's cluster would; the joint attack knows which clients trained which model.
-    A record has no score (NaN) if its client sent nothing in these rounds. ``listed`` has the other records on the list
-    of a joint attack, by name: the clients' other examples, and further non-members. Without records, ``asked`` is
-    None.
+    The span attack tests a record on the changes of every cluster's model, as an attacker would who does not know the
+    client's cluster. The joint attack knows which clients trained which model. A record has the score NaN if its client
+    sent no update in the attacked rounds.
+
+    Args:
+        seen: the attacked rounds.
+        asked: the attacked records, or ``None`` without records.
+        engine: the engine, with the run's network.
+        knowledge: the attacker's knowledge of training.
+        names: the names of attacks in `SPANS` and `JOINTS`.
+        listed: the unpaired records on the list of each joint attack, by attack name: the clients' other examples and
+            further non-members.
     """
     chosen = [attack for attack in (*SPANS, *JOINTS) if attack.name in names]
     if asked is None or asked.client is None or not bool(torch.isin(asked.client, seen.senders).any()):
@@ -119,19 +125,19 @@ def span_scores(
 
 
 def is_exact(scores: RecordTable | None) -> bool:
-    """Return whether an attack is exact of every record that it was asked of."""
+    """Return whether an attack is exact on every record that it scored."""
     return scores is not None and bool(scores.exact[~np.isnan(scores.score)].all())
 
 
 def joints_to_ask(found: Mapping[str, RecordTable]) -> tuple[str, ...]:
-    """Return the names of the joint attacks of views whose span attack is not exact of every record."""
+    """Return the names of the joint attacks for views whose span attack is not exact on every record."""
     return tuple(joint.name for span, joint in zip(SPANS, JOINTS, strict=True) if not is_exact(found.get(span.name)))
 
 
 def spans_to_repeat(spans: SpansOfRun, references: int) -> tuple[str, ...]:
-    """Return the names of the span attacks on reference federations too, for a `Stack` of attacks.
+    """Return the names of the span attacks to repeat on reference federations, for a `Stack` of attacks.
 
-    A stack needs several federations, and an attack that is exact on every record needs no stack.
+    A stack needs several federations. An attack that is exact on every record needs no stack.
     """
     if references < Stack.least:
         return ()
@@ -175,16 +181,16 @@ def _of_models(seen: FirstRounds, asked: Candidates, engine: Engine, knowledge: 
 
 
 def largest(found: SpanScores, candidates: Candidates) -> RecordTable:
-    """Return the largest of each record's scores by K models, its threshold, and whether that model's span is exact.
+    """Return each record's largest score over K models, its threshold, and whether that model's span is exact.
 
     Scores of different models are compared by their distance from those of known non-members, in standard deviations.
-    Residuals are compared by their number of digits, since exact residuals have five more than others. The largest of
-    several scores exceeds a threshold more often than one score does, so thresholds are those of the largest scores of
-    known records if spans are not exact.
+    Residuals are compared by their logarithms, because exact residuals are smaller by five orders of magnitude. Without
+    exact spans, thresholds are those of the known records' largest scores, because a maximum exceeds a threshold more
+    often than one score does.
 
     Args:
         found: the scores of ``candidates``.
-        candidates: the attacked records. Without known non-members they are compared by themselves.
+        candidates: the attacked records, used as the comparison if there are no known non-members.
     """
     of_model = np.flatnonzero(~np.isnan(found.score).all(axis=1))
     judged = ~np.isnan(found.known[of_model]).any(axis=0)
@@ -203,9 +209,9 @@ def largest(found: SpanScores, candidates: Candidates) -> RecordTable:
 
 
 def knowledge_of(training: Training, state: State) -> Knowledge:
-    """What everybody in a federation knows of how it trains from ``state`` on.
+    """Return the public knowledge of how a federation trains from ``state`` on.
 
-    Under a coordinator, whose directives differ between clusters and rounds, it is the first model's directives then.
+    Under a coordinator, the local settings are those of the first model in the next round.
     """
     sizes, parts = training.federation.clients.sizes.unique(), [*with_bases(training.algorithm)]
     local = training.local_of(replace(state, round=0), 0)

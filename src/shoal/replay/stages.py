@@ -1,5 +1,5 @@
-"""The simulations that led to trained models, where one went on from another, as they are to be replayed; and the risks
-that they published.
+"""The chain of simulations that led to trained models through warm starts, and the risks that each simulation
+published.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,14 +20,14 @@ from shoal.simulation.simulation import Simulation, WarmStart, require_known
 
 @dataclass(frozen=True, eq=False)
 class RecordedRisks:
-    """Gives each round's risks from a record; implements the engine's protocol `RiskEstimator`.
+    """A record of each round's risks, used as the engine's `RiskEstimator`.
 
-    For reference federations: the server told every client these risks, so an attacker knows them, and clients that
-    weigh risk choose as they did in the attacked run. Nothing is trained for it.
+    Clients of a reference federation choose by the risks that the attacked run published. No shadow model is trained.
 
     Args:
-        every: rounds from one estimate to the next; 0: never.
-        by_round: (K,) float64 of each round with an estimate. Where a round is missing, or K differs, risks stay.
+        every: the number of rounds from one estimate to the next; 0 for no estimates.
+        by_round: the risks of each round with an estimate, (K,) float64. A missing round keeps the earlier risks, and
+            so does a round with another number of models.
 
     Example:
         >>> from shoal.replay.stages import RecordedRisks
@@ -44,7 +44,7 @@ class RecordedRisks:
     def estimate(
         self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
     ) -> RiskEstimate:
-        """Return the recorded risks of the round that ``state`` has done, with unknown intervals."""
+        """Return the recorded risks of the last round in ``state``, with unknown intervals."""
         del federation, engine, local, stream
         recorded = self.by_round.get(state.round, state.risks)
         risks = recorded if recorded.shape == state.risks.shape else state.risks
@@ -52,7 +52,7 @@ class RecordedRisks:
 
     @staticmethod
     def from_rows(every: int, rows: Sequence[Mapping[str, float]]) -> "RecordedRisks":
-        """Risks in the rows of `rounds.csv`, one row per round and cluster, in order."""
+        """Read the risks from the rows of `rounds.csv`, one row per round and cluster, in order."""
         by_round: dict[int, list[float]] = {}
         for row in rows:
             by_round.setdefault(int(row["round"]), []).append(row["risk"])
@@ -61,14 +61,14 @@ class RecordedRisks:
 
 @dataclass(frozen=True, eq=False)
 class ChainLink:
-    """A simulation that led to attacked models: the attacked one, or one that it continued.
+    """A simulation that led to attacked models: the attacked simulation, or one of its predecessors.
 
     Args:
-        simulation: the simulation to be replayed.
-        engine: the engine of that simulation; None: the attacked run's.
+        simulation: the simulation to repeat.
+        engine: the engine of that simulation. ``None`` means the attacked run's engine.
         risks, directives: see `AttackedRun`.
         records: the attacked pairs as the simulation's clients have them.
-        pair: (E,) int64, the index of each of these pairs among the Q attacked pairs.
+        pair: the index of each pair of ``records`` among the Q attacked pairs, (E,) int64.
     """
 
     simulation: Simulation
@@ -80,7 +80,11 @@ class ChainLink:
 
 
 def warm_start_chain(simulation: Simulation, records: PairedRecords) -> list[ChainLink]:
-    """List the simulations before the ``start`` of ``simulation``, the first one first, for its attacked ``records``.
+    """List the simulations before the ``start`` of ``simulation``, in training order.
+
+    Args:
+        simulation: the attacked simulation.
+        records: the attacked records.
 
     Raises:
         InputError: the training of the start is unknown.
@@ -97,7 +101,7 @@ def warm_start_chain(simulation: Simulation, records: PairedRecords) -> list[Cha
 
 
 def starts_before(simulation: Simulation) -> list[WarmStart]:
-    """Return the starts of ``simulation``, the first one first; from models that are public on nothing is replayed."""
+    """List the warm starts of ``simulation`` in training order, after the last start from public models."""
     start = simulation.start
     if start is None or start.public:
         return []
@@ -105,7 +109,7 @@ def starts_before(simulation: Simulation) -> list[WarmStart]:
 
 
 def recorded_rules(simulation: Simulation, rows: Sequence[RoundRow]) -> tuple[RecordedRisks, RecordedDirectives | None]:
-    """Return the published risks and the coordinator's directives of a simulation, from the rows of rounds.csv."""
+    """Return the published risks and the coordinator's directives of a simulation, from the rows of `rounds.csv`."""
     coordinator, risks = simulation.coordinator, RecordedRisks.from_rows(simulation.red_team.every, rows)
     return risks, None if coordinator is None else RecordedDirectives.from_rows(
         coordinator, rows, Stream(simulation.seed)
@@ -114,7 +118,7 @@ def recorded_rules(simulation: Simulation, rows: Sequence[RoundRow]) -> tuple[Re
 
 @contextmanager
 def matching_engine(asked: Engine | None, engine: Engine) -> Iterator[Engine]:
-    """``engine`` where it computes as the one that is ``asked`` for, perhaps closed; else that one, opened again."""
+    """Yield ``engine`` if it computes like ``asked`` or if ``asked`` is None; otherwise yield ``asked``, reopened."""
     settings = ("model", "device", "dtype", "backend")
     if asked is None or all(getattr(asked, name) == getattr(engine, name) for name in settings):
         yield engine

@@ -1,4 +1,4 @@
-"""The span and joint attacks on the recorded rounds of a trace, where each record is asked of every client."""
+"""The span and joint attacks on the recorded rounds of a trace, which test each record for every client."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,9 +32,9 @@ def attacks_on_rounds(
     """Run the span and joint attacks on recorded rounds, and give a reason for each impossible attack.
 
     Args:
-        rounds: recorded updates, in order.
+        rounds: the recorded updates, in order.
         records: M records.
-        clients: (N,), the clients' ids, see `UpdateScores`.
+        clients: the ids of the clients, (N,); see `UpdateScores`.
         engine: the engine of the trained model.
         knowledge: the attacker's knowledge of training.
     """
@@ -89,7 +89,7 @@ class _RecordedRounds:
         return _RecordedRounds(kept, models, first, records, clients, engine, knowledge)
 
     def span_models(self) -> _Scores:
-        """Return the span attack on the models' moves."""
+        """Return the span attack on the changes of the models."""
         asked = self._candidates(self.records.client[self._asked], self._asked)
         moves = self._moving[: None if self.knowledge.noisy else ROUNDS + 1]
         scores = ModelSpan().score(torch.stack([*moves]), asked, self.engine, self.knowledge, self.first)
@@ -107,9 +107,9 @@ class _RecordedRounds:
         return self._table(places, found.score, found.threshold, found.exact[:, None])
 
     def joint_models(self) -> _Scores:
-        """Return the joint attack on the models' moves, which decides whether any client trained on a record.
+        """Return the joint attack on the changes of the models, which decides whether any client trained on a record.
 
-        Records of nobody are dealt out to the clients of their group. Updates are taken to be merged by numbers of
+        The attack assigns each non-member to a client of its group, and assumes that updates are weighted by numbers of
         examples.
         """
         owner, group = self.records.client.clone(), self.records.group
@@ -129,7 +129,9 @@ class _RecordedRounds:
         return self._table((slice(None), places.numpy()), *found, np.False_)
 
     def joint(self) -> _Scores:
-        """Return the joint attack on the clients' updates; each one's list has its own records and those of nobody."""
+        """Return the joint attack on the clients' updates; a client's list has the client's records and the
+        non-members.
+        """
         require(bool(self.kept), TOO_LARGE)
         owner = self.records.client[self._asked]
         lists = [self._asked[(owner == client) | (owner == NOBODY)] for client in self._sizes]
@@ -158,7 +160,7 @@ class _RecordedRounds:
 
     @property
     def _moving(self) -> Sequence[Tensor]:
-        require(len(self.models) > 1, "needs the models of rounds that follow each other")
+        require(len(self.models) > 1, "needs the models of at least two consecutive rounds")
         return self.models
 
     def _candidates(self, client: Tensor, places: Tensor) -> Candidates:

@@ -1,1 +1,1 @@
-"""One run as a directory: all its files. May import everything below, `reports` included."""
+"""A run's directory and all its files. May import `reports` and the packages below it."""

@@ -1,4 +1,4 @@
-"""Checkpoints: one file per round, with a hash in its name that reveals damage."""
+"""Checkpoints of a run, one file per round; the hash in a checkpoint's name reveals damage."""
 
 import hashlib
 import json
@@ -33,13 +33,13 @@ _FIGURES = tuple(
 def save_checkpoint(
     folder: Path, progress: SimulationState, observations: Mapping[int, Tensors] | None = None, frozen: str = ""
 ) -> None:
-    """Write a checkpoint and remove all but the newest two.
+    """Write a checkpoint, and keep only the newest two checkpoints.
 
     Args:
         folder: the folder of checkpoints.
         progress: the state to store.
-        observations: a round attack's observations since the last checkpoint, by round. They never change, so each is
-            written once, to a file that stays; `stored_observations` reads them all.
+        observations: the round attack's observations since the last checkpoint, by round. Observations are written to a
+            separate file, which later checkpoints keep.
         frozen: `Model.frozen_hash`.
     """
     state = progress.state
@@ -93,13 +93,13 @@ def save_checkpoint(
 
 
 def keep_newest_checkpoints(folder: Path, count: int) -> None:
-    """Remove all but the newest ``count`` checkpoints; observations stay."""
+    """Remove all but the newest ``count`` checkpoints, and keep all observations."""
     for old in _newest_first(folder)[count:]:
         old.unlink()
 
 
 def stored_observations(folder: Path) -> dict[int, Tensors]:
-    """Read all stored observations, by round."""
+    """Read all stored observations of a round attack, by round."""
     rounds: dict[int, dict[str, Tensor]] = {}
     for path in sorted(folder.glob("observations-*.safetensors")):
         for key, tensor in parse(path.read_bytes()).items():
@@ -109,9 +109,13 @@ def stored_observations(folder: Path) -> dict[int, Tensors]:
 
 
 def load_checkpoint(folder: Path, frozen: str | None = None) -> SimulationState | None:
-    """Load the newest undamaged checkpoint of ``folder``; None without checkpoints.
+    """Load the newest undamaged checkpoint in ``folder``, or return None if the folder has no checkpoint.
 
-    A damaged one is skipped with a warning. ``frozen`` is the present `Model.frozen_hash`; None: it is not compared.
+    A damaged checkpoint is skipped with a warning.
+
+    Args:
+        folder: the folder of checkpoints.
+        frozen: the present `Model.frozen_hash`. ``None`` skips the comparison with the stored hash.
 
     Raises:
         InputError: all checkpoints are damaged, or the frozen tensors have changed.
@@ -122,14 +126,14 @@ def load_checkpoint(folder: Path, frozen: str | None = None) -> SimulationState 
         if progress is not None:
             require(
                 frozen in (None, before),
-                f"{path}: the network's frozen tensors have changed (hash {before[:8] or 'none'} then, "
-                f"{(frozen or '')[:8] or 'none'} now); build the same network, or run in another directory",
+                f"{path}: the network's frozen tensors must have the hash {before[:8] or 'none'} (got "
+                f"{(frozen or '')[:8] or 'none'}); build the same network, or run in another directory",
             )
             _remove_observations(folder, progress.state.round)
             return progress
         LOG.warning("checkpoint %s is damaged; using the one before", path.name)
     if checkpoints:
-        raise InputError(f"{folder}: every checkpoint is damaged; run again in another --out")
+        raise InputError(f"{folder}: every checkpoint is damaged; repeat the run in another --out")
     _remove_observations(folder, 0)
     return None
 

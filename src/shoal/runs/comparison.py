@@ -1,4 +1,4 @@
-"""Finished runs side by side: their settings, their metrics, and their differences in sentences."""
+"""A comparison of finished runs: their settings, their metrics, and their differences in sentences."""
 
 import json
 import tomllib
@@ -42,13 +42,13 @@ ABSENT = "-"
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Finished runs side by side; both tables have one column per run.
+    """A comparison of finished runs; both tables have one column per run.
 
     Args:
-        settings: one row per key that differs between the configurations, without keys that only change the speed.
+        settings: one row per key that differs between the configurations, except keys that only change the speed.
         metrics: one row per metric of any run.
-        sentences: one for each run but the first, against the first; then a caveat.
-        summaries: the summary of each run, by the name of its column.
+        sentences: one sentence per run on its differences from the first run, and a caveat at the end.
+        summaries: the summary of each run, by column name.
 
     Example:
         >>> import shoal.toy
@@ -79,7 +79,8 @@ def compare(runs: Sequence[str | Path | Result], *, allow_code: bool = False) ->
         allow_code: see `shoal.load`.
 
     Raises:
-        InputError: fewer than two runs, an unfinished or damaged run, or runs with different data or metrics.
+        InputError: the list has fewer than two runs, a run is unfinished or damaged, or the runs have different data or
+            metrics.
 
     Example:
         >>> import shoal.toy
@@ -91,8 +92,8 @@ def compare(runs: Sequence[str | Path | Result], *, allow_code: bool = False) ->
         {'FedAvg': '0.500', 'IFCA': '1.000'}
     """
     several = isinstance(runs, Sequence) and not isinstance(runs, str)
-    require(several, f"'runs' must be a list of directories or results; got {describe(runs)}")
-    require(len(runs) >= 2, f"a comparison takes at least two runs; got {len(runs)}")
+    require(several, f"'runs' must be a list of directories or results (got {describe(runs)})")
+    require(len(runs) >= 2, f"a comparison needs at least two runs (got {len(runs)})")
     results = [run if isinstance(run, Result) else _read(path_of("runs", run), allow_code=allow_code) for run in runs]
     names = [f"run {i}" if isinstance(run, Result) else str(run) for i, run in enumerate(runs, 1)]
     summaries, metrics = [result.summary for result in results], [result.description.metric for result in results]
@@ -100,10 +101,10 @@ def compare(runs: Sequence[str | Path | Result], *, allow_code: bool = False) ->
     first, *rest = summaries
     for name, other in zip(names[1:], rest, strict=True):
         same = list(other.by_group) == list(first.by_group) and other.run["dataset"] == first.run["dataset"]
-        require(same, f"{name}: its data or groups differ from {names[0]}; compare runs of the same federation")
+        require(same, f"{name}: the data or groups differ from {names[0]}; compare runs of the same federation")
     for name, metric in zip(names, metrics, strict=True):
         fits = metric == metrics[0]
-        require(fits, f"{name}: reports {metric}, but {names[0]} {metrics[0]}; compare runs with the same metric")
+        require(fits, f"{name}: the metric must be {metrics[0]}, as in {names[0]} (got {metric})")
     algorithms, folders = (
         [result.description.algorithm_title for result in results],
         [Path(name).name for name in names],
@@ -130,7 +131,7 @@ def compare(runs: Sequence[str | Path | Result], *, allow_code: bool = False) ->
 def _read(out: Path, *, allow_code: bool) -> Result:
     result = read_tables(out, allow_code=allow_code)
     rows, clients = len(result.clients), result.summary.clients
-    require(rows == clients, f"{out / 'clients.csv'}: is damaged: it has {rows} rows for {clients} clients")
+    require(rows == clients, f"{out / 'clients.csv'}: is damaged; {clients} clients need {clients} rows (got {rows})")
     return result
 
 
@@ -197,9 +198,9 @@ def _verdicts(results: Sequence[Result]) -> dict[str, list[str]]:
 def describe_difference(
     first: Summary, other: Summary, accuracies: tuple[Estimate, Estimate], first_title: str, title: str, metric: str
 ) -> str:
-    """Describe how the second run's metric, exposure and limits differ from the first's.
+    """Describe how the second run's metric, exposure and limits differ from the first run's.
 
-    A difference counts when its simultaneous interval excludes 0.
+    A difference counts if its simultaneous interval excludes 0.
     """
     same_view = first.view == other.view
     exposed = {

@@ -1,4 +1,4 @@
-"""Run directories: creation, locking, logs, and the extension of a finished run to more rounds."""
+"""Run directories: creation, locks, logs, and the extension of a finished run to more rounds."""
 
 import logging
 import sys
@@ -36,12 +36,12 @@ RESULT_FILES = (
 
 
 def is_finished(out: Path) -> bool:
-    """Return whether the directory holds a finished run: its summary is written last."""
+    """Return whether the directory has a summary, the last file that a run writes."""
     return (out / "summary.json").exists()
 
 
 def is_begun(out: Path) -> bool:
-    """Return whether ``out`` holds config.toml, the first file of a run.
+    """Return whether ``out`` has a config.toml, the first file that a run writes.
 
     Raises:
         InputError: ``out`` is not the directory of a run.
@@ -57,18 +57,17 @@ def is_begun(out: Path) -> bool:
 
 
 def existing_directory_error(out: Path) -> InputError:
-    """Return the error of a new run in a directory that exists."""
+    """Return the error for a new run in an existing directory."""
     return InputError(
-        f"{out}: exists already; choose another directory, or resume the run in it with --resume (in Python: "
-        "resume=True)"
+        f"{out}: exists already; choose another directory, or resume the run with --resume (in Python: resume=True)"
     )
 
 
 @contextmanager
 def lock_folder(out: Path) -> Iterator[None]:
-    """Lock the run directory ``out`` against other runs, in this process too.
+    """Lock the run directory ``out`` against other runs.
 
-    The lock is on run.log, so it needs no file of its own, and the kernel releases it when a process is killed.
+    The lock is on run.log. The kernel releases the lock of a killed process.
 
     Raises:
         InputError: another run has the lock.
@@ -80,7 +79,7 @@ def lock_folder(out: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise InputError(f"{out}: another run uses it; wait until that ends, or choose another --out") from error
+            raise InputError(f"{out}: is in use by another run; wait for its end, or choose another --out") from error
         except OSError as error:
             # Some network file systems have no locks; runs there are allowed.
             LOG.warning("%s: cannot be locked (%s); start no second run in it", out, error.strerror)
@@ -91,15 +90,14 @@ def lock_folder(out: Path) -> Iterator[None]:
 def open_run_dir(
     out: Path, config: str, require_same: Callable[[], object], *, resume: bool, examples: str | None = None
 ) -> Iterator[Path]:
-    """Make or reopen a run directory and lock it; yield its folder of checkpoints.
+    """Make or reopen a run directory, lock it, and yield its folder of checkpoints.
 
     Args:
         out: the directory.
         config: the text of the run's config.toml.
-        require_same: function that raises unless ``out`` holds the same run; called under the lock, since a different
-            run may have started in the directory meanwhile.
+        require_same: a function that raises an error if ``out`` has a different run; called under the lock.
         resume: whether the directory may exist.
-        examples: the hash of the federation; None: the federation's examples are on other machines.
+        examples: the hash of the federation, or ``None`` if the examples are on other machines.
     """
     checkpoints = out / "checkpoint"
     with ExitStack() as stack:
@@ -125,28 +123,28 @@ def open_run_dir(
 
 
 def rounds_before(out: Path, description: RunDescription, rounds: int) -> int:
-    """Return the configured rounds of the run in the existing ``out``; ``rounds`` if it has no config.toml yet.
+    """Return the configured number of rounds of the run in ``out``, or ``rounds`` if ``out`` has no config.toml.
 
-    Keys that only change the speed may differ, data may have moved, and the run may have fewer rounds, since no round
-    depends on later ones.
+    The run in ``out`` may have fewer rounds than ``description``, another path of the data, and other settings that
+    only change the speed.
 
     Raises:
-        InputError: ``out`` holds a different run than ``description``, or a finished run with changed files.
+        InputError: ``out`` has a different run than ``description``, or a finished run with changed files.
     """
     if not is_begun(out):
         return rounds
     before, now = read_toml(out / "config.toml"), tomllib.loads(description.settings)
     kinds = ["a simulation in Python" if SIMULATION in table else "a configuration" for table in (before, now)]
-    require(kinds[0] == kinds[1], f"{out}: holds a run of {kinds[0]}, not of {kinds[1]}; choose another --out")
+    require(kinds[0] == kinds[1], f"{out}: has a run of {kinds[0]} (got {kinds[1]}); choose another --out")
     for key, (old, new) in differences(before, now).items():
         if key == "data.path" or (key == "algorithm.rounds" and isinstance(old, int) and old < rounds):
             continue
         if _concerns_later_rounds(key, before, now):
             continue
-        require(key != "algorithm.rounds", f"{out}: 'algorithm.rounds' must be at least {old} to resume; got {new}")
+        require(key != "algorithm.rounds", f"{out}: 'algorithm.rounds' must be at least {old} to resume (got {new})")
         short = len(f"{old}{new}") <= 120 and "\n" not in f"{old}{new}"
-        change = f"{key} = {old!r}, but this one has {new!r}" if short else f"another '{key}'"
-        raise InputError(f"{out}: holds a run with {change}; choose another --out")
+        change = f"with {key} = {old!r} (got {new!r})" if short else f"with another value of '{key}'"
+        raise InputError(f"{out}: has a run {change}; choose another --out")
     require_same_examples(out, description.examples)
     if is_finished(out):
         require_unchanged(out)
@@ -167,14 +165,14 @@ def _concerns_later_rounds(key: str, before: Mapping[str, Any], now: Mapping[str
 def extend_rounds(
     out: Path, description: RunDescription, progress: SimulationState | None, before: int, every: int
 ) -> SimulationState | None:
-    """Extend a run to more rounds; return its state as if it had been the longer run from the start.
+    """Extend a run to more rounds, and return the state that the longer run would have at this round.
 
     Args:
         out: the run's directory.
         description: the longer run's description.
-        progress: the shorter run's state; None without a checkpoint.
+        progress: the shorter run's state, or ``None`` without a checkpoint.
         before: the number of rounds of the shorter run.
-        every: rounds between evaluations.
+        every: the number of rounds between evaluations.
 
     Raises:
         InputError: the run is finished and its last checkpoint is missing.
@@ -182,7 +180,7 @@ def extend_rounds(
     if is_finished(out):
         require(
             progress is not None and progress.state.round == before,
-            f"{out}: cannot be extended without the checkpoint of its last round; choose another --out",
+            f"{out}: cannot resume without the checkpoint of the last round; choose another --out",
         )
         attack = () if description.attack_table is None else (f"{description.attack_table[0]}.csv",)
         for name in (*RESULT_FILES, *attack):
@@ -245,7 +243,7 @@ def collect_warnings() -> Iterator[list[str]]:
 
 @contextmanager
 def drop_repeated_warnings() -> Iterator[None]:
-    """Print each warning of many runs once, ignoring its numbers; the log of each run still has it."""
+    """Print a warning of many runs once, ignoring the numbers in its text; the log of each run keeps the warning."""
     filters = [(handler, _NewWarnings()) for handler in logging.getLogger().handlers]
     for handler, new in filters:
         handler.addFilter(new)

@@ -1,9 +1,8 @@
-"""Readers of a run's files, and hashes.json with SHA-256 hashes of its examples and files.
+"""Readers of a run's files, and hashes.json with SHA-256 hashes of the run's examples and files.
 
 In hashes.json ``examples`` is `shoal.data.fingerprint` of the federation: every client's inputs, labels, group and
-limit. A finished run also has ``files``, the hash of each file that later steps read, by its path in the run directory.
-The hash of config.toml covers the keys that decide the result, so the data may move. A checkpoint has its own hash in
-its name.
+limit. For a finished run, ``files`` maps the path of each file that later steps read to the file's hash. The hash of
+config.toml covers the keys that decide the result, except the path of the data.
 """
 
 import hashlib
@@ -66,35 +65,40 @@ def read_run(out: Path) -> FlatSummary:
     if (out / "config.toml").exists():
         instead = "finish it with shoal run --resume"
     elif (out / "sweep.toml").exists():
-        instead = "it is a sweep with its runs in the folder 'runs'"
+        instead = "name a run in the folder 'runs' of the sweep"
     else:
         instead = "name the directory of a run" if out.exists() else "the directory does not exist"
-        instead = "it is a file; name the directory of a run" if out.is_file() else instead
+        instead = "name the directory of a run, not a file" if out.is_file() else instead
     require(path.exists(), f"{out}: is not a finished run (no summary.json); {instead}")
     try:
         flat = read_json(path)
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from error
-    require(isinstance(flat, dict), f"{path}: is damaged: it must hold numbers under flat keys")
+    require(isinstance(flat, dict), f"{path}: is damaged; the file must be a JSON object of numbers and names")
     missing = [key for key in REQUIRED_KEYS if key not in flat]
-    require(not missing, f"{path}: is damaged: {', '.join(missing)} missing")
+    require(not missing, f"{path}: is damaged; missing keys: {', '.join(missing)}")
     numbers = [value for key, value in flat.items() if key not in TEXT_KEYS]
     numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in numbers)
-    require(numeric and isinstance(flat["algorithm"], str), f"{path}: is damaged: it must hold numbers under flat keys")
+    named = isinstance(flat["algorithm"], str)
+    require(numeric and named, f"{path}: is damaged; the file must be a JSON object of numbers and names")
     return flat
 
 
 def read_summary(out: Path) -> Summary:
-    """Read summary.json; raises as `read_run`."""
+    """Read summary.json.
+
+    Raises:
+        InputError: ``out`` is not the directory of a finished run.
+    """
     return parse_summary(read_run(out))
 
 
 def read_table(path: Path, columns: Sequence[str], *, empty: bool = False) -> pd.DataFrame:
-    """Read a CSV file of a run; only an empty cell is NaN, since a group may be called "NA".
+    """Read a CSV file of a run. Only empty cells become NaN, because "NA" may be a group's name.
 
     Args:
         path: the file.
-        columns: required columns.
+        columns: the required columns.
         empty: whether the file may have no rows.
 
     Raises:
@@ -105,20 +109,20 @@ def read_table(path: Path, columns: Sequence[str], *, empty: bool = False) -> pd
         frame = pd.read_csv(path, keep_default_na=False, na_values=[""], dtype=dict.fromkeys(TEXT_COLUMNS, str))
         frame = from_cells(frame, TEXT_COLUMNS)
     missing = [name for name in columns if name not in frame]
-    require(not missing, f"{path}: is damaged: its columns lack {', '.join(missing)}")
+    require(not missing, f"{path}: is damaged; missing columns: {', '.join(missing)}")
     numeric = [str(name) for name in frame if name not in TEXT_COLUMNS]
     if empty and len(frame) == 0:
         return frame.astype(dict.fromkeys(numeric, float))
     strange = [name for name in numeric if not pd.api.types.is_numeric_dtype(frame[name])]
-    require(not strange, f"{path}: is damaged: its columns {', '.join(strange)} hold more than numbers")
+    require(not strange, f"{path}: is damaged; columns that are not numeric: {', '.join(strange)}")
     gaps = [name for name in COMPLETE if name in frame and frame[name].isna().any()]
-    require(not gaps, f"{path}: is damaged: its columns {', '.join(gaps)} have gaps")
-    require(len(frame) > 0, f"{path}: is damaged: it has no rows")
+    require(not gaps, f"{path}: is damaged; columns with empty cells: {', '.join(gaps)}")
+    require(len(frame) > 0, f"{path}: is damaged; the table has no rows")
     return frame
 
 
 def read_warnings(path: Path) -> tuple[str, ...]:
-    """Read the warnings in a run's log, each once; none without a log."""
+    """Read the distinct warnings in a run's log; a missing log has no warnings."""
     if not path.exists():
         return ()
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -138,7 +142,7 @@ def read_samples(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def read_models(path: Path) -> tuple[dict[int, dict[str, Tensor]], tuple[str, ...]]:
-    """Read the tensors of models.safetensors by cluster and name, and the names of the frozen ones.
+    """Read models.safetensors: the tensors by cluster and name, and the names of the frozen tensors.
 
     Raises:
         InputError: the file is missing or damaged.
@@ -153,12 +157,12 @@ def read_models(path: Path) -> tuple[dict[int, dict[str, Tensor]], tuple[str, ..
                 frozen[name] = tensor
             else:
                 models.setdefault(int(cluster), {})[name] = tensor
-    require(sorted(models) == list(range(len(models))) and bool(models), f"{path}: is damaged: it lacks a model")
+    require(sorted(models) == list(range(len(models))) and bool(models), f"{path}: is damaged; a model is missing")
     return {k: frozen | tensors for k, tensors in sorted(models.items())}, tuple(frozen)
 
 
 def write_hashes(out: Path, examples: str, summary: str | None = None) -> None:
-    """Write hashes.json; ``summary``, the text of summary.json, marks a finished run."""
+    """Write hashes.json. ``summary``, the text of summary.json, adds the hashes of a finished run's files."""
     about: dict[str, Any] = {"examples": examples}
     if summary is not None:
         paths = [path for folder in (out, out / FOLDER) if folder.is_dir() for path in sorted(folder.iterdir())]
@@ -169,12 +173,12 @@ def write_hashes(out: Path, examples: str, summary: str | None = None) -> None:
 
 
 def stored_examples(out: Path) -> str:
-    """Return the hash of the examples of the run in ``out``; "" without one."""
+    """Return the stored hash of the examples of the run in ``out``, or "" without a hash."""
     return _read_hashes(out)["examples"]
 
 
 def stored_files(out: Path) -> Mapping[str, str]:
-    """Return the hashes of the files of the finished run in ``out``, by path."""
+    """Return the stored hash of each file of the finished run in ``out``, by path."""
     return _read_hashes(out).get("files", {})
 
 
@@ -183,14 +187,14 @@ def require_same_examples(out: Path, examples: str) -> None:
     before = stored_examples(out)
     require(
         before in ("", examples),
-        f"{out}: its examples have changed since the run (hash {before[:8]} then, {examples[:8]} now); restore the "
-        "data, or run in another directory",
+        f"{out}: the run's examples must have the hash {before[:8]} (got {examples[:8]}); restore the data, or run in "
+        "another directory",
     )
 
 
 def require_unchanged(out: Path) -> None:
-    """Raise `InputError` where a file of the finished run in ``out`` is missing or has changed."""
-    require((out / HASHES).exists(), f"{out}: has no {HASHES}, the hashes of its examples and files; run it again")
+    """Raise `InputError` if a file of the finished run in ``out`` is missing or has changed."""
+    require((out / HASHES).exists(), f"{out}: has no {HASHES}, the hashes of examples and files; repeat the run")
     for name, expected in stored_files(out).items():
         path, remedy = out / name, "restore it, or run in another directory"
         require(path.exists(), f"{path}: is missing; {remedy}")
@@ -207,7 +211,7 @@ def _read_hashes(out: Path) -> dict[str, Any]:
     valid = (
         isinstance(about, dict) and isinstance(about.get("examples"), str) and isinstance(about.get("files", {}), dict)
     )
-    require(valid, f"{out / HASHES}: is damaged: it must hold 'examples' and 'files'")
+    require(valid, f"{out / HASHES}: is damaged; the keys 'examples' and 'files' are required")
     return about
 
 
@@ -223,7 +227,7 @@ def _hash(path: Path) -> str:
 def decisive_settings(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a config.toml by dotted key, without the keys that change no result.
 
-    ``evaluation.baselines = false`` is left out too: older files lack the key.
+    ``evaluation.baselines = false`` is omitted too, because older files lack the key.
     """
     free = (
         "engine.threads", "record.max_megabytes", "checkpoint.every", "simulation.unnamed", "evaluation.min_clients",
@@ -233,7 +237,7 @@ def decisive_settings(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the keys in which two config.toml differ, with both values; None for a missing one."""
+    """Return the keys whose values differ between two config.toml, with both values, None for a missing value."""
     old, new = decisive_settings(before), decisive_settings(now)
     return {key: (old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)}
 

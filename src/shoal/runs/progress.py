@@ -1,4 +1,4 @@
-"""Progress of long commands: one line that updates on a terminal; elsewhere a line per ten percent."""
+"""Progress of long commands: one line that updates on a terminal, or one line per ten percent in a log."""
 
 import time
 from typing import Self
@@ -16,13 +16,13 @@ from shoal.simulation.simulation import Simulation
 
 
 class LiveBar:
-    """A count while it is open: one line that updates on a terminal, elsewhere at most ``lines`` lines per count.
+    """A progress count on the console: one line that updates on a terminal, or a few lines in a log.
 
     Args:
-        console: the console to write to.
-        unit: the name of what is counted.
+        console: the console that shows the count.
+        unit: the name of the counted unit.
         lines: the largest number of lines in a log.
-        refresh_per_second: the terminal's updates per second.
+        refresh_per_second: the number of updates per second on a terminal.
     """
 
     def __init__(self, console: Console, unit: str, *, lines: int = 10, refresh_per_second: int = 4) -> None:
@@ -49,7 +49,7 @@ class LiveBar:
         return self._bar
 
     def begin(self, unit: str, done: float, total: int) -> None:
-        """Begin a count; the ``done`` units took no time, so they do not count for the time left."""
+        """Begin a count of ``total`` units. The first ``done`` units do not affect the estimate of the time left."""
         self._unit, self._began, self._first = unit, time.perf_counter(), done
         self._line = int(self._lines * done / total) if total else 0
         self._bar.reset(self._task, total=total, completed=int(done), description=unit, remark="")
@@ -58,10 +58,10 @@ class LiveBar:
         """Show a count.
 
         Args:
-            done: units, a part of one included.
-            total: units.
+            done: the number of finished units, which may include a fraction of the present unit.
+            total: the number of all units.
             remark: further text at the end of the line.
-            completed: whole units; None: ``done``.
+            completed: the number of finished whole units. ``None`` means ``done``, rounded down.
         """
         completed = int(done) if completed is None else completed
         texts = [*filter(None, [remark, self._left(done, total)])]
@@ -82,7 +82,7 @@ class LiveBar:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def reference_federations(self, done: int, count: int) -> None:
-        """Show how many are trained, as `shoal.replay.reference_store.AuditWatch`."""
+        """Show how many reference federations are trained."""
         if not self._references:
             self._references = True
             self.begin("reference federation", done, count)
@@ -92,10 +92,10 @@ class LiveBar:
 
 
 class Display(LiveBar):
-    """The rounds of a run.
+    """A display of a run's rounds.
 
     Args:
-        console: the console to write to.
+        console: the console that shows the rounds.
     """
 
     def __init__(self, console: Console) -> None:
@@ -131,6 +131,6 @@ def _mean_accuracy(rows: tuple[RoundRow, ...]) -> str:
 
 
 def default_display() -> Display | None:
-    """Return a display of a simulation where somebody watches, in a terminal or a notebook; None: elsewhere."""
+    """Return a display in a terminal or a notebook, and None elsewhere."""
     console = Console(stderr=True)
     return Display(console) if console.is_terminal or console.is_jupyter else None

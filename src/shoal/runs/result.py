@@ -1,4 +1,4 @@
-"""The result of a simulation or a run, its directory, its page and its plot."""
+"""The result of a run, with its directory, its page and its plot."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -60,26 +60,27 @@ class Result:
 
     Args:
         summary: the metrics of `summary.json`.
-        clients: one row per client, as in `clients.csv`; also ``train_accuracy`` after a simulation in this process.
+        clients: one row per client, as in `clients.csv`, with the column ``train_accuracy`` if the simulation ran in
+            this process.
         rounds: one row per round and cluster, as in `rounds.csv`.
         roc: ROC curves of the configured attack by group, as in `roc.csv`.
-        models: the final model of each cluster, for `torch.nn.Module.load_state_dict`. With ``features`` their inputs
-            are features; ``torch.nn.Sequential(result.features, network)`` takes raw inputs.
-        frozen: the names of frozen tensors in ``models``, which are the same in all of them.
-        description: the settings for reports.
-        samples: test images (B, channels, height, width) uint8 of each group; empty where the data are not images.
-        state: the state after the last round, with the algorithm's tensors and the models before their release. Its
-            assignment is the cluster that each client trained last; `clients` has the one that it uses. None after
-            `load`, since a directory has no tensors of the algorithm.
-        updates: the rows of a round attack's table, such as `property.csv`; None without one.
-        canaries: one row per canary, as in `canaries.csv`; None without canaries.
-        presence: one row per client that left or joined, as in `presence.csv`; None without events.
-        recorded: clients' updates in the run's directory; None without them, or without a directory.
+        models: the final model of each cluster, for `torch.nn.Module.load_state_dict`. A model with a feature map needs
+            ``torch.nn.Sequential(result.features, network)`` for raw inputs.
+        frozen: the names of the frozen tensors, which are equal in all models.
+        description: the run's settings for reports.
+        samples: test images (B, channels, height, width) uint8 of each group; empty if the data are not images.
+        state: the state after the last round, with the models before their release and the cluster that each client
+            trained last. The state is ``None`` after `load`.
+        updates: the rows of the round attack's table, such as `property.csv`, or ``None`` without a round attack.
+        canaries: one row per canary, as in `canaries.csv`, or ``None`` without canaries.
+        presence: one row per client that left or joined, as in `presence.csv`, or ``None`` without events.
+        recorded: the rounds and size of recorded updates in the run's directory, or ``None`` without recorded updates.
         warnings: the sentences of the run's warnings.
-        features: the fitted feature map before the models; None without one, or after `load` if it has a user's module.
-        audit_in_directory: the audit of these models in the run's directory; None without one.
-        simulation: the simulation with its examples; None after `load` or unpickling.
-        engine: the engine that computed it, perhaps closed; None like ``simulation``.
+        features: the fitted feature map before the models, or ``None`` without a feature map, or after `load` if the
+            map has a user's module.
+        audit_in_directory: the audit in the run's directory, or ``None`` without an audit.
+        simulation: the simulation with its examples, or ``None`` after `load` or unpickling.
+        engine: the engine of the simulation, which may be closed, or ``None`` after `load` or unpickling.
 
     Example:
         >>> import shoal.toy
@@ -126,11 +127,12 @@ class Result:
         return Result(**attributes | {"simulation": self.simulation, "engine": self.engine})
 
     def start(self, *, public: bool = False) -> WarmStart:
-        """Return these models as the ``start`` of a new `Simulation`.
+        """Return the models as the ``start`` of a new `Simulation`.
 
         Args:
-            public: whether the models were trained without that simulation's clients, as on public data. Then only the
-                models are taken over, and reference federations start from them too.
+            public: whether the models were trained without the new simulation's clients, for example on public data. If
+                true, the new simulation and its reference federations start from the models alone, without the rest of
+                the state.
         """
         require_instance("public", public, bool, "True or False")
         state = self.state
@@ -161,12 +163,10 @@ class Result:
         return shorten(f"Result({', '.join(f'{key}={value}' for key, value in figures.items() if '.' not in key)})")
 
     def save(self, directory: str | Path) -> Path:
-        """Write a run directory for `shoal report`, `shoal compare` and `load`; return its path.
-
-        The table ``[simulation]`` in config.toml lists the parts without a name in a file; `shoal run` asks for them.
+        """Write a run directory for `shoal report`, `shoal compare` and `load`, and return the directory's path.
 
         Raises:
-            InputError: ``directory`` exists or cannot be written; nothing stays behind.
+            InputError: ``directory`` exists or cannot be written; an incomplete directory is removed.
         """
         out = path_of("directory", directory)
         require(not out.exists(), f"{out}: exists already; save to another directory")
@@ -175,7 +175,7 @@ class Result:
         return out
 
     def report(self, path: str | Path) -> Path:
-        """Write the HTML page, replacing an older one; return its path.
+        """Write the HTML page, replacing an older page, and return the page's path.
 
         Raises:
             InputError: ``path`` cannot be written.
@@ -217,8 +217,7 @@ class Result:
         """Attack the members with every attack, as `shoal audit` does.
 
         Args:
-            out: directory of the audit's files, made if missing. The directory stores the scores of reference
-                federations, so that an interrupted audit resumes. None: no files are written.
+            out: the directory of the audit's files. An interrupted audit in ``out`` resumes. ``None`` writes no files.
             references, duplicates, queries, jobs, cluster, watch, attacks: see `shoal.audit_run`.
 
         Raises:
@@ -228,10 +227,10 @@ class Result:
         references = integer("references", references, "such as 16", 0)
         request = AuditRequest((), attacks, references, duplicates, queries)
         workers = Workers(integer("jobs", jobs, "such as 2", 1), cluster)
-        require(watch is None or callable(watch), f"'watch' must be a function; got {describe(watch)}")
+        require(watch is None or callable(watch), f"'watch' must be a function (got {describe(watch)})")
         if self.simulation is None or self.state is None or self.engine is None:
             raise InputError(
-                "the result was read from a directory or unpickled and has no examples; audit the run's directory with "
+                "a result from a directory or from pickle has no examples; audit the run's directory with "
                 "shoal.audit_run"
             )
         about = AboutAudited(f"Audit of {self.description.title}", stated_guarantee(self.summary.overall))
@@ -242,7 +241,7 @@ class Result:
             return audit_members(self.simulation, progress, engine, request, place, about).audit
 
     def plot(self) -> "NDArray[Any] | list[Axes]":
-        """Draw accuracy, exposure and size of each cluster by round.
+        """Draw the accuracy, exposure and size of each cluster by round.
 
         Returns:
             Three matplotlib axes of one figure, ``axes[0].figure``.
@@ -258,15 +257,15 @@ def named_models(model: Model, state: State) -> dict[int, dict[str, Tensor]]:
 
 
 def load(directory: str | Path, *, allow_code: bool = False) -> Result:
-    """Load the result in the directory of a finished run, of `shoal run`, `simulate` or `Result.save`.
+    """Load the result in the directory of a finished run.
 
     Args:
-        directory: the run's directory.
-        allow_code: whether to import, and so run, the code that its configuration names (``module:Name``); only for
-            your own runs or those of people you trust.
+        directory: the directory that `shoal run`, `simulate` or `Result.save` wrote.
+        allow_code: whether to import the code that the run's configuration names (``module:Name``). Importing executes
+            the code, so allow code only in directories from people you trust.
 
     Raises:
-        InputError: not the directory of a finished run, or one of its files is missing or damaged.
+        InputError: ``directory`` is not the directory of a finished run, or a file is missing or damaged.
     """
     out = path_of("directory", directory)
     path = out / FEATURES
@@ -277,7 +276,7 @@ def load(directory: str | Path, *, allow_code: bool = False) -> Result:
 
 
 def read_tables(out: Path, *, allow_code: bool = False) -> Result:
-    """Load a result without the models, which may be large; see `load`."""
+    """Load a result without its models, which may be large; see `load`."""
     summary, description = read_summary(out), read_description(out, allow_code=allow_code)
     clients_by_group = [f"clients.{name}" for name in description.groups_with_clients]
     table, columns = description.attack_table or ("", ())
@@ -299,12 +298,16 @@ def read_tables(out: Path, *, allow_code: bool = False) -> Result:
 
 
 def report_of(out: Path, *, allow_code: bool = False) -> Path:
-    """Write report.html of the finished run in ``out``; return its path. Arguments and errors are those of `load`."""
+    """Write report.html of the finished run in ``out``, and return the page's path.
+
+    Raises:
+        InputError: ``out`` is not the directory of a finished run, or a file is missing or damaged.
+    """
     return read_tables(out, allow_code=allow_code).report(out / "report.html")
 
 
 def _audit_in(out: Path, summary: Summary) -> pd.DataFrame | None:
-    """The rows of audit.csv in a run's directory; None without an audit after the same rounds."""
+    """The rows of audit.csv in a run's directory, or None without an audit after the same rounds."""
     try:
         rounds = read_json(out / "audit.json").get("rounds")
         words = dict.fromkeys(("view", "attack", "scope", "name", "title"), str)
@@ -317,7 +320,7 @@ def _audit_in(out: Path, summary: Summary) -> pd.DataFrame | None:
 
 
 def write_files(out: Path, result: Result) -> None:
-    """Write all files of a finished run; summary.json last, since it marks the run as finished."""
+    """Write all files of a finished run, with summary.json last, because it marks the run as finished."""
     if not (out / "config.toml").exists():
         write_text(out / "config.toml", result.description.settings)
     if result.warnings and not (out / "run.log").exists():
@@ -344,7 +347,7 @@ def write_files(out: Path, result: Result) -> None:
 
 
 def write_models(out: Path, models: Mapping[int, Mapping[str, Tensor]], frozen: Collection[str] = ()) -> Path:
-    """Write models.safetensors, ``frozen`` tensors once; return its path."""
+    """Write models.safetensors, with each frozen tensor once, and return the file's path."""
     stored, addresses = dict[str, Tensor](), set[int]()
     for k, tensors in models.items():
         for name, tensor in tensors.items():
@@ -359,7 +362,7 @@ def write_models(out: Path, models: Mapping[int, Mapping[str, Tensor]], frozen: 
 
 
 def samples_of(federation: Federation) -> dict[str, NDArray[Any]]:
-    """Return a few test images of each group; empty where the examples are not images."""
+    """Return a few test images of each group, or an empty mapping if the examples are not images."""
     samples = {}
     for g, name in enumerate(federation.groups):
         images = federation.test.of_group(g).x[:SAMPLES]

@@ -1,4 +1,4 @@
-"""A run: the training and measurement of a simulation, in memory or in a directory from which a killed run resumes."""
+"""A run: the training and measurement of a simulation, in memory or in a directory."""
 
 import json
 import logging
@@ -60,22 +60,23 @@ class Run:
 
     Args:
         simulation: the settings that decide the outcome.
-        out: a run directory to make, with checkpoints for resuming. None: nothing is written.
-        engine: the engine's settings; by default the processor, with one thread per core.
-        watch: a function to call before the first round and after each; a tracker to log to, such as `TensorBoard`; or
-            a list of these. Without a function, a terminal or a notebook shows the progress and the time left.
-        watch_references: function of the finished and of all reference federations, called before the first one and
-            after each.
-        workers: the processes that train reference federations, such as ``Workers(jobs=2)``; results are the same.
-        checkpoint_every: rounds between checkpoints.
-        max_megabytes: limit on the size of recorded updates.
-        description: the run's description in reports. None: a description of a simulation in Python.
-        notes: lines on the data for run.log.
+        out: the run directory, with checkpoints that allow resuming. ``None`` writes no files.
+        engine: the engine's settings; the default uses the CPU with one thread per core.
+        watch: a function that is called before the first round and after each round, a tracker such as `TensorBoard`,
+            or a list of functions and trackers. Without a function, a terminal or a notebook shows the progress.
+        watch_references: a function of two counts: finished federations and all federations. The run calls the function
+            before the first reference federation and after each.
+        workers: the processes that train reference federations, such as ``Workers(jobs=2)``.
+        checkpoint_every: the number of rounds between checkpoints.
+        max_megabytes: the limit on the size of recorded updates, in 10^6 bytes.
+        description: the run's description in reports. ``None`` derives the description from the simulation.
+        notes: notes on the data for run.log.
         warnings: warnings about the data, logged before the first round.
-        cluster_number: the automatic choice of the number of clusters; None without one.
+        cluster_number: the automatic choice of the number of clusters, or ``None`` if the number was not chosen
+            automatically.
 
     Raises:
-        InputError: recorded updates without a directory, or larger than ``max_megabytes``.
+        InputError: recorded updates have no directory, or are larger than ``max_megabytes``.
 
     Example:
         >>> from pathlib import Path
@@ -112,30 +113,29 @@ class Run:
         require_instance("engine", self.engine, EngineSettings, "such as EngineSettings(threads=1)")
         for watch in self._watches:
             fits = callable(watch) or isinstance(watch, Sink)
-            require(fits, f"'watch' must be a function or a tracker, such as TensorBoard(); got {describe(watch)}")
+            require(fits, f"'watch' must be a function or a tracker, such as TensorBoard() (got {describe(watch)})")
         if self.out is not None:
             object.__setattr__(self, "out", path_of("out", self.out))
         recorded = self.simulation.record_updates
-        require(self.out is not None or not recorded, "'record_updates' needs 'out', the directory for the updates")
+        require(self.out is not None or not recorded, "'record_updates' needs 'out', the directory of the run")
         integer("checkpoint_every", self.checkpoint_every, "such as 1", 1)
         most, needed = integer("max_megabytes", self.max_megabytes, "such as 1000"), megabytes(self.simulation)
         require(
             needed <= most,
             f"'max_megabytes' must be at least {ceil(needed):,}, the size of the recorded updates (got {most:,}); "
-            "raise it or record fewer rounds",
+            "raise the limit or record fewer rounds",
         )
 
     def train(self, *, resume: bool = False) -> Result:
         """Train and measure the simulation.
 
         Args:
-            resume: whether ``out`` may exist, with the same simulation or one of fewer rounds. Training continues after
-                the last checkpoint and gives the result of an uninterrupted run, bit for bit; the result of a finished
-                run is read.
+            resume: whether ``out`` may have the same simulation, or one with fewer rounds. Training continues after the
+                last checkpoint, and the result equals an uninterrupted run's bit for bit. The result of a finished run
+                is read.
 
         Raises:
-            InputError: the directory exists, cannot be written, holds a different run, or is in use by one; or training
-                diverged, and the last good checkpoint stays.
+            InputError: the directory exists, cannot be written, has a different run or is in use; or training diverged.
             MeasurementError: the final models, an attribute of the error, cannot be measured.
         """
         require(self.out is not None or not resume, "'resume' needs 'out', the directory of the run")
@@ -294,8 +294,7 @@ def simulate(
 ) -> Result:
     """Train a federation and measure it, as `shoal run` does.
 
-    Short for ``Run(Simulation(federation, ..., rounds=rounds), out, engine).train(resume=resume)``. `Simulation` and
-    `Run` have further settings, such as a coordinator, canaries or a warm start.
+    `Simulation` and `Run` have further settings, such as a coordinator, canaries or a warm start.
 
     Args:
         federation, model, algorithm, local, rounds, seed, participation, red_team, defenses, reference_federations: see
@@ -304,7 +303,7 @@ def simulate(
         resume: see `Run.train`.
 
     Raises:
-        InputError: settings that do not fit each other, or see `Run.train`.
+        InputError: the settings do not fit together, or see `Run.train`.
         MeasurementError: see `Run.train`.
 
     Example:
@@ -340,21 +339,21 @@ def run(
     watch_references: AuditWatch | None = None,
     workers: Workers = SEQUENTIAL,
 ) -> Path:
-    """Run a configuration in the directory ``out``; return ``out``.
+    """Run a configuration in the directory ``out``, and return ``out``.
 
     `shoal.runs.result.report_of` writes the page.
 
     Args:
         config: the configuration.
-        out: the run's directory; nothing is written before the configuration is checked against its data.
+        out: the run's directory, which is made after the configuration is checked against its data.
         resume: see `Run.train`.
-        data_dir: the first folder in which to look for data.
-        dataset: the examples of [data], if they are loaded already.
-        watch: see `Run`; None: nothing is shown.
+        data_dir: the folder that is searched first for the data.
+        dataset: the examples of [data]. ``None`` loads the examples.
+        watch: see `Run`; ``None`` shows no progress.
         watch_references, workers: see `Run`.
 
     Raises:
-        InputError: settings that do not fit each other or the data, or see `Run.train`.
+        InputError: the settings do not fit together or the data, or see `Run.train`.
         MeasurementError: see `Run.train`.
 
     Example:
@@ -374,7 +373,7 @@ def run(
     require_instance("config", config, Config, "such as read_config('run.toml') gives")
     out = path_of("out", out)
     fits = dataset is None or isinstance(dataset, SourceData)
-    require(fits, f"'dataset' must come from load_dataset; got {type(dataset).__name__}")
+    require(fits, f"'dataset' must come from load_dataset (got {type(dataset).__name__})")
     if not resume and out.exists():
         raise existing_directory_error(out)
     resolved = resolve(config, load_data(config.data, data_dir) if dataset is None else dataset)

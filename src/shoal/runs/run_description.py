@@ -1,7 +1,7 @@
 """The config.toml of a run, from a configuration or from a simulation in Python.
 
-The file of a simulation has a table ``[simulation]``: facts for reports, hashes of the parts without a name in a file,
-and ``unnamed``, the keys that a command must set to run the file again.
+The file of a simulation in Python has a table ``[simulation]`` with facts for reports and hashes of the parts that a
+file cannot name. The key ``unnamed`` lists the configuration keys that are missing in the file.
 """
 
 import re
@@ -47,7 +47,7 @@ def describe_simulation(simulation: Simulation, engine: EngineSettings) -> RunDe
 
     Args:
         simulation: the simulation, before its data are moved to the engine.
-        engine: the engine's settings, with its backend decided.
+        engine: the engine's settings, with the backend resolved.
     """
     federation, model, attack = simulation.federation, simulation.model, simulation.round_attack
     canaries, start, coordinator = simulation.canaries, simulation.start, simulation.coordinator
@@ -134,13 +134,13 @@ def _table(make: Callable[[], object]) -> dict[str, Any] | None:
 def _network(simulation: Simulation) -> Network:
     model, features = simulation.model, simulation.features
     if not isinstance(model.build, NamedBuild) or model != Model(model.build) or isinstance(features, FeatureMap):
-        raise InputError("the network has no name")
+        raise InputError("a file cannot describe a network without a name")
     return replace(model.build.network, features=features)
 
 
 def _privacy_section(preferences: Preferences) -> PrivacySection:
     limits, betas = preferences.threshold.tolist(), preferences.beta.tolist()
-    require(len(set(limits)) == 1, "clients have different limits")
+    require(len(set(limits)) == 1, "a file cannot describe clients with different limits")
     view = None if preferences.view is None else tuple(preferences.views("outsider"))
     return PrivacySection((limits[0], limits[0]), betas[0] if len(set(betas)) == 1 else tuple(betas), view)
 
@@ -150,7 +150,7 @@ def _defenses(defenses: Sequence[Defense]) -> DefensesSection:
     shipped: dict[str, Any] = {keys[type(defense)]: defense for defense in defenses if type(defense) in keys}
     custom = {f"own{i}": defense for i, defense in enumerate(defenses) if type(defense) not in keys}
     section = DefensesSection(**shipped, custom=custom or None)
-    require(section.all() == tuple(defenses), "a file applies the defences in another order")
+    require(section.all() == tuple(defenses), "a file cannot describe this order of the defences")
     return section
 
 
@@ -158,7 +158,7 @@ def _coordinator(coordinator: LimitController) -> CoordinatorSection:
     knobs = coordinator.knobs
     require(
         "pooling" not in knobs and not coordinator.min_clients,
-        "'pooling' and 'min_clients' of the coordinator need a wrapper of the algorithm in a file",
+        "a file cannot describe 'pooling' or 'min_clients' of the coordinator",
     )
     shipped: dict[str, Any] = {name: knob.defense for name, knob in knobs.items() if name in PRIOR_EFFECTS}
     custom: dict[str, Any] = {name: knob.defense for name, knob in knobs.items() if name not in shipped}
@@ -167,7 +167,8 @@ def _coordinator(coordinator: LimitController) -> CoordinatorSection:
     law = replace(coordinator, knobs={})
     section = CoordinatorSection(**shipped, custom=custom or None, law=law, relief=relief, cost=cost)
     restored = section.coordinator()
-    require(restored == coordinator and [*restored.knobs] == [*knobs], "a file orders the knobs in another way")
+    same = restored == coordinator and [*restored.knobs] == [*knobs]
+    require(same, "a file cannot describe this order of the coordinator's knobs")
     return section
 
 
@@ -192,7 +193,7 @@ def read_description(out: Path, *, allow_code: bool = False) -> RunDescription:
             description = RunDescription.of(read_config(path, allow_code=allow_code))
         return replace(description, examples=stored_examples(out))
     except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path}: is damaged: its table [{SIMULATION}] lacks {error}") from error
+        raise InputError(f"{path}: is damaged; the table [{SIMULATION}] lacks {error}") from error
 
 
 def rebuild_simulation(
@@ -201,7 +202,7 @@ def rebuild_simulation(
     """Build the configuration of the run in ``out`` and its simulation, with features.
 
     Raises:
-        InputError: the run was made from Python; its data or the files of a finished run have changed; or it names code
+        InputError: the run was made from Python, its data or files have changed, or its configuration names code
             without ``allow_code``.
     """
     config = read_config(out / "config.toml", allow_code=allow_code)

@@ -34,12 +34,13 @@ def train(
     every: int,
     watch: Watch | None,
 ) -> tuple[SimulationState, dict[int, Tensors]]:
-    """Run the remaining rounds, with a checkpoint every ``every`` rounds and after the last.
+    """Run the remaining rounds, with a checkpoint every ``every`` rounds and after the last round.
 
-    Updates of recorded rounds are written beside the folder ``checkpoints``; without it nothing is written.
+    Recorded updates are written to the parent directory of ``checkpoints``. Without ``checkpoints``, no file is
+    written.
 
     Returns:
-        The state after the last round, and the observations of its round attack by round.
+        The state after the last round, and the round attack's observations by round.
     """
     if simulation.record_updates:
         LOG.info("updates: %s MB in %s/ at the end", f"{megabytes(simulation):,.1f}", FOLDER)
@@ -88,7 +89,7 @@ def _log_line(progress: SimulationState, report: RoundReport) -> str:
 
 
 class MeasurementError(InputError):
-    """A failure while measuring the final models, perhaps in a user's own network, loss or attack.
+    """A failure to measure the final models, for example in a user's network, loss or attack.
 
     Attributes:
         models: the trained tensors of each cluster by name, for `torch.nn.Module.load_state_dict`.
@@ -125,19 +126,19 @@ def measure_trained(
     watch: AuditWatch | None = None,
     workers: Workers = SEQUENTIAL,
 ) -> FinalMeasurement:
-    """Measure the models after the last round, with reference federations if the simulation has some.
+    """Measure the models after the last round, with reference federations if the simulation has them.
 
     Args:
         simulation: the simulation, moved to the engine.
         engine: the engine, with the simulation's network.
         progress: the simulation's state after the last round.
-        observations: a round attack's observations, by round.
-        out: the run's directory; models.safetensors is written there first. None: nothing is written.
-        watch: function to call before the first reference federation and after each.
+        observations: the round attack's observations, by round.
+        out: the run's directory, where models.safetensors is written first. ``None`` writes no files.
+        watch: a function that is called before the first reference federation and after each.
         workers: the processes that train reference federations.
 
     Raises:
-        MeasurementError: anything except the operating system failed; the message says where the models are.
+        MeasurementError: the measurement failed for any reason except an error of the operating system.
     """
     began = time.perf_counter()
     progress = replace(progress, state=apply_release(simulation.release, simulation.on(engine), progress.state))

@@ -1,7 +1,7 @@
-"""Experiment trackers, such as TensorBoard, to which a run logs after each round and at its end.
+"""Experiment trackers, such as TensorBoard, that log a run after each round and at its end.
 
-Figures of a round are called as the columns of `rounds.csv`, with the suffix ``/cluster K``, or ``/all`` and ``/GROUP``
-for means over clients. NaN is left out, and so are risks in rounds without an estimate.
+A round's figures have the column names of `rounds.csv` and a suffix: ``/cluster K``, or ``/all`` and ``/GROUP`` for
+means over clients. NaN is omitted, and so are the risks of rounds without an estimate.
 """
 
 import logging
@@ -35,13 +35,13 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """The run behind a log.
+    """The run that a tracker logs.
 
     Args:
         title: the title of the run's page.
         settings: the text of the run's config.toml.
-        out: the run's directory; None without one.
-        rounds: the number of finished rounds, logged by an earlier process.
+        out: the run's directory, or ``None`` without a directory.
+        rounds: the number of rounds that an earlier process finished and logged.
     """
 
     title: str
@@ -52,7 +52,7 @@ class LoggedRun:
 
     @property
     def parameters(self) -> Mapping[str, object]:
-        """The values of its config.toml by dotted key, without those that change no result."""
+        """The values of the run's config.toml by dotted key, without the keys that change no result."""
         return decisive_settings(tomllib.loads(self.settings))
 
 
@@ -64,28 +64,28 @@ class Writer(Protocol):
         ...
 
     def close(self, summary: FlatSummary | None, /) -> None:
-        """Log the metrics of `summary.json` (None: the run did not finish), and close the log."""
+        """Log the metrics of `summary.json`, and close the log. ``summary`` is None for an unfinished run."""
         ...
 
 
 @runtime_checkable
 class Sink(Protocol):
-    """A tracker, for `watch` of a `Run`."""
+    """A tracker for the argument `watch` of a `Run`."""
 
     def open_log(self, run: LoggedRun, /) -> Writer:
-        """Open the log of a run, or continue the one of its first rounds."""
+        """Open the log of a run, or continue the log of its earlier rounds."""
         ...
 
 
 class OpenSinks:
-    """The open logs of a run, a watch of its rounds.
+    """The open logs of a run, used as a watch of its rounds.
 
-    A round is logged after its checkpoint, so a killed run logs repeated rounds once. A failing tracker is dropped.
+    A round is logged after its checkpoint, so a resumed run logs no round twice. A failing tracker is dropped.
 
     Args:
         sinks: the trackers.
         run: the run to log.
-        every: rounds between checkpoints.
+        every: the number of rounds between checkpoints.
     """
 
     def __init__(self, sinks: Sequence[Sink], run: LoggedRun, every: int) -> None:
@@ -115,7 +115,7 @@ class OpenSinks:
             self._write()
 
     def end(self, summary: FlatSummary | None) -> None:
-        """Log the metrics of a finished run, or None, and close."""
+        """Log the metrics of a finished run, and close the logs. ``summary`` is None for an unfinished run."""
         self._write()
         for name, writer in [*self._writers.items()]:
             self._try(name, lambda writer=writer: writer.close(summary))
@@ -170,13 +170,13 @@ def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
 
 @settings
 class TensorBoard:
-    """A sink for TensorBoard: ``tensorboard --logdir FOLDER`` shows it (``pip install 'shoal[tensorboard]'``).
+    """A TensorBoard log, shown by ``tensorboard --logdir FOLDER`` (``pip install 'shoal[tensorboard]'``).
 
-    Rounds are steps. The metrics of `summary.json` follow under ``summary/`` at the last step. The configuration is a
-    text, and its keys are the hyper-parameters of the page HPARAMS.
+    Rounds are steps. The last step has the metrics of `summary.json` under ``summary/``. The configuration is logged as
+    text and as the hyper-parameters of the page HPARAMS.
 
     Args:
-        folder: folder of the event files; None: ``tensorboard`` in the run's directory.
+        folder: the folder of the event files. ``None`` means ``tensorboard`` in the run's directory.
 
     Raises:
         InputError: TensorBoard is not installed.
@@ -200,12 +200,12 @@ class TensorBoard:
         spec = find_spec("tensorboard")
         # Python also imports a folder of logs with that name; it has no origin.
         installed = spec is not None and spec.origin is not None
-        require(installed, "TensorBoard: its package is missing; install it with pip install 'shoal[tensorboard]'")
+        require(installed, "TensorBoard: the package is missing; run pip install 'shoal[tensorboard]'")
 
     def open_log(self, run: LoggedRun) -> "_EventFile":
-        """Open an event file, a new one for a resumed run."""
+        """Open an event file. A resumed run gets a new file."""
         folder = self.folder or (None if run.out is None else run.out / "tensorboard")
-        require(folder is not None, "'folder' of TensorBoard is missing, and the run has no directory; set one of them")
+        require(folder is not None, "TensorBoard needs a folder; set its 'folder' or the run's 'out'")
         folder = Path(str(folder))
         folder.mkdir(parents=True, exist_ok=True)
         # TensorBoard reads the files of a folder in the order of their names as one log.

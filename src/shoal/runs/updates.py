@@ -1,7 +1,7 @@
-"""The clients' updates in RUN/updates: one file per recorded round.
+"""Recorded updates of clients in RUN/updates, one file per recorded round.
 
 round-0007.safetensors has the fields of `RoundUpdates` for round 7: ``clients`` (n,) int64, ``assignment`` (n,) int64,
-``models`` (K, P) float32 and ``updates`` (n, P) float32. A round that is repeated after a kill writes the same bytes.
+``models`` (K, P) float32 and ``updates`` (n, P) float32.
 """
 
 import re
@@ -42,16 +42,22 @@ def write_updates(out: Path, updates: RoundUpdates) -> None:
 
 
 def read_updates(path: Path) -> RoundUpdates:
-    """Read the file of a round; `InputError` where it is missing or damaged."""
+    """Read a round's file of updates.
+
+    Raises:
+        InputError: the file is missing or damaged.
+    """
     with file_errors(path, damage=(SafetensorError,)):
         tensors = parse(path.read_bytes())
     missing = [name for name in _FIELDS if name not in tensors]
-    require(not missing, f"{path}: is damaged: it lacks {', '.join(missing)}")
+    require(not missing, f"{path}: is damaged; missing tensors: {', '.join(missing)}")
     return RoundUpdates(round_of(path), **{name: tensors[name] for name in _FIELDS})
 
 
 def find_updates(out: Path) -> RecordedUpdates | None:
-    """Return the rounds and the size of the updates in the run directory ``out``; None without any."""
+    """Return the recorded rounds and the size of all updates in the run directory ``out``, or None if no round was
+    recorded.
+    """
     folder = out / FOLDER
     if not any(round_of(path) for path in folder.glob("round-*.safetensors")):
         return None
@@ -60,17 +66,21 @@ def find_updates(out: Path) -> RecordedUpdates | None:
 
 
 def round_files(folder: Path, *suffixes: str) -> list[Path]:
-    """List the files of the rounds in ``folder`` in order: round-N with one of ``suffixes``, one per round."""
+    """List the files round-N in ``folder`` that have one of ``suffixes``, ordered by round.
+
+    Raises:
+        InputError: the folder has no such file, or two files of the same round.
+    """
     paths = [path for path in folder.glob("round-*") if path.suffix in suffixes and round_of(path) > 0]
-    require(bool(paths), f"{folder}: has no file of a round; add files such as round-0001{suffixes[0]}")
+    require(bool(paths), f"{folder}: has no rounds; add files such as round-0001{suffixes[0]}")
     by_round: dict[int, Path] = {}
     for path in sorted(paths):
         other = by_round.setdefault(round_of(path), path)
-        require(other == path, f"{path}: has the same round as {other.name}; remove one of them")
+        require(other == path, f"{path}: has the same round as {other.name}; remove one of the two files")
     return [by_round[number] for number in sorted(by_round)]
 
 
 def round_of(path: Path) -> int:
-    """Return the round in a file's name; 0 without one."""
+    """Return the round in a file's name, or 0 if the name has no round."""
     match = re.fullmatch(r"round-(\d+)", path.stem)
     return int(match[1]) if match else 0

@@ -1,4 +1,4 @@
-"""Many runs from one file: what varies, running it on many processors, and tables and figures of the outcome."""
+"""Sweeps: many runs from one file, on many processors, with tables and figures of their results."""
 
 from shoal.core.processes import Workers
 from shoal.sweeps.plan import SweepProgress

@@ -1,6 +1,6 @@
-"""A sweep's runs with everything decided, each named by what it runs, so that no run is done twice.
+"""The runs of a sweep, resolved, checked and named by a hash of what they compute.
 
-Threads and checkpoints are not in the name: they only decide how fast a run goes.
+The hash omits threads and checkpoints, because they only affect the speed.
 """
 
 import hashlib
@@ -26,13 +26,13 @@ LOADED_DATASETS = 2
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run that can be started.
+    """A checked run that can be started.
 
     Args:
-        run: the run's place in the sweep.
-        config: the configuration to run, with everything decided.
+        run: the run's settings and seed in the sweep.
+        config: the resolved configuration.
         digest: the name of the run's directory.
-        examples: training examples of all clients in total.
+        examples: the number of training examples of all clients.
     """
 
     run: SweepPoint
@@ -42,16 +42,20 @@ class PlannedRun:
 
 
 def plan_runs(sweep: Sweep, data_dir: Path | None = None) -> tuple[PlannedRun, ...]:
-    """Check every run of a sweep before any is started.
+    """Check every run of a sweep before the first run starts.
 
     Raises:
-        InputError: a run that cannot be, or two runs that would be the same.
+        InputError: a run is impossible, or two runs are the same.
     """
     return planned_runs(sweep.runs, sweep.name, data_dir)
 
 
 def planned_runs(runs: Sequence[SweepPoint], name: str, data_dir: Path | None = None) -> tuple[PlannedRun, ...]:
-    """Return the ``runs`` of something with a ``name``, checked; errors are those of `plan_runs`."""
+    """Check ``runs`` before the first run starts; ``name`` is the prefix of error sentences.
+
+    Raises:
+        InputError: a run is impossible, or two runs are the same.
+    """
     # The files may have changed since another sweep of this process.
     forget_datasets()
     planned: dict[str, PlannedRun] = {}
@@ -66,16 +70,16 @@ def planned_runs(runs: Sequence[SweepPoint], name: str, data_dir: Path | None = 
         # Files of a path may be others by the next time; those of a named set are not.
         digest = digest_of(config, "" if config.data.path is None else _fingerprint_once(_key(run.config, data_dir)))
         if digest in planned:
-            raise InputError(f"{name}: '{planned[digest].run}' and '{run}' are the same run; leave one out")
+            raise InputError(f"{name}: '{planned[digest].run}' and '{run}' are the same run; remove one of them")
         planned[digest] = PlannedRun(run, config, digest, int(resolved.simulation.federation.clients.sizes.sum()))
     return tuple(planned.values())
 
 
 def dataset_of(config: Config, data_dir: Path | None) -> SourceData:
-    """Return the data set of a configuration, loaded once for all runs that a process does on it.
+    """Return the data set of a configuration, loaded once for all runs of this process on the data set.
 
     Raises:
-        InputError: data that are missing or damaged.
+        InputError: the data are missing or damaged.
     """
     key = _key(config, data_dir)
     return _load_once(_loaded_as.get(key, key))
@@ -112,7 +116,7 @@ def forget_datasets() -> None:
 
 
 def digest_of(config: Config, examples: str = "") -> str:
-    """64 bits that name what a resolved configuration computes, and the hash of its ``examples``."""
+    """Hash a resolved configuration and the hash of its ``examples`` to 16 hexadecimal digits."""
     text = json.dumps(decisive_settings(config.table()), sort_keys=True) + examples
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -122,11 +126,11 @@ class SweepProgress:
     """The progress of a sweep.
 
     Args:
-        runs: the number of runs in total.
-        finished: the number of finished runs, before and now.
-        failed: the number of runs that failed now.
-        done: the finished fraction of the work, in [0, 1]: rounds (of an unfinished run, those up to its last
-            checkpoint, and those of its reference federations), each weighted by its training examples.
+        runs: the number of all runs.
+        finished: the number of finished runs.
+        failed: the number of runs that failed since the start of this command.
+        done: the finished fraction of the work, in [0, 1]. The work is the number of rounds, reference federations
+            included, each weighted by its training examples.
 
     Example:
         >>> from shoal.sweeps import SweepProgress

@@ -1,4 +1,4 @@
-"""Results of a sweep: one row per finished run, on disk as results.csv and, of wall times, timings.json."""
+"""The results of a sweep, one row per finished run, in results.csv, with wall times in timings.json."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,10 +20,10 @@ TIMES = "seconds."
 
 
 def row_of(out: Path, settings: Mapping[str, Value], seed: int) -> dict[str, Value]:
-    """Return a finished run as a row: its directory's name, its settings, its seed, and every figure.
+    """Return a finished run as a row: its directory's name, its settings, its seed, and all figures.
 
-    Beside the summary's figures, those of ``clusters.<k>`` under names that do not depend on k: of the ``larger``
-    and the ``smaller`` cluster, and of ``model.<group>``, the model that most clients of a group chose.
+    The figures of ``clusters.<k>`` appear again as those of the ``larger`` and the ``smaller`` cluster, and as those of
+    ``model.<group>``, the model that most clients of a group chose.
 
     Raises:
         InputError: a file of the run is damaged.
@@ -38,9 +38,10 @@ def row_of(out: Path, settings: Mapping[str, Value], seed: int) -> dict[str, Val
 
 
 def by_size(figures: FlatSummary) -> dict[str, Value]:
-    """Return figures of the cluster with most and of that with fewest clients, whatever their numbers.
+    """Return the figures of the cluster with the most clients and of the cluster with the fewest clients.
 
-    Of equals, the one with the higher accuracy is the larger, then the one with the higher MIA accuracy.
+    Among clusters of equal size, the cluster with the higher accuracy counts as the larger, and after that the cluster
+    with the higher MIA accuracy.
 
     >>> by_size({"clusters.0.clients": 3, "clusters.1.clients": 7, "clusters.1.mia": 0.5})
     {'larger.clients': 7, 'larger.mia': 0.5, 'smaller.clients': 3}
@@ -73,7 +74,7 @@ def _prefixed(name: str, metrics: Metrics) -> dict[str, Value]:
 
 
 def write_results(out: Path, rows: Sequence[Mapping[str, Value]]) -> None:
-    """Write results.csv and timings.json; the same runs give the same bytes of results.csv."""
+    """Write results.csv and timings.json. The same runs give the same bytes of results.csv."""
     frame = pd.DataFrame([{key: value for key, value in row.items() if not key.startswith(TIMES)} for row in rows])
     times = {row["run"]: {key: value for key, value in row.items() if key.startswith(TIMES)} for row in rows}
     write_text(out / "results.csv", frame.to_csv(index=False) if len(frame) else "run\n")
@@ -81,13 +82,13 @@ def write_results(out: Path, rows: Sequence[Mapping[str, Value]]) -> None:
 
 
 def read_results(out: Path, axes: Axes) -> pd.DataFrame:
-    """Return the finished runs of a sweep's directory: ``run``, a column an axis, ``seed``, and every figure.
+    """Read the finished runs in a sweep's directory: ``run``, one column per axis, ``seed``, and all figures.
 
     Raises:
-        InputError: the directory holds no sweep, or its files are damaged.
+        InputError: the directory has no results, or its files are damaged.
     """
     path = out / "results.csv"
-    require(path.exists(), f"{out}: has no results.csv; finish the sweep with shoal sweep")
+    require(path.exists(), f"{out}: has no results.csv; run shoal sweep to finish the sweep")
     text = dict.fromkeys(("run", "view", *axes), str)
     try:
         frame = pd.read_csv(path, keep_default_na=False, na_values=[""], dtype=text)
@@ -96,16 +97,16 @@ def read_results(out: Path, axes: Axes) -> pd.DataFrame:
         raise InputError(f"{path}: cannot be read: {' '.join(str(error).split())}") from error
     require(
         isinstance(times, dict) and all(isinstance(time, dict) for time in times.values()),
-        f"{out / 'timings.json'}: is damaged: it must hold a table a run",
+        f"{out / 'timings.json'}: is damaged; the file must have one table per run",
     )
     if frame.empty:
         return pd.DataFrame(columns=["run", *axes, "seed"])
     missing = [name for name in ("run", *axes, "seed") if name not in frame]
-    require(not missing, f"{path}: is damaged: no {', '.join(missing)} among its columns")
+    require(not missing, f"{path}: is damaged; missing columns: {', '.join(missing)}")
     for axis, settings in axes.items():
         values = {str(value): value for value in settings}
         strange = [text for text in frame[axis] if text not in values]
-        require(not strange, f"{path}: is damaged: '{axis}' is never {strange[0] if strange else ''}")
+        require(not strange, f"{path}: is damaged; '{axis}' has an unknown value (got {strange[0] if strange else ''})")
         frame[axis] = pd.Series([values[text] for text in frame[axis]], dtype=object)
     timed = pd.DataFrame.from_dict(times, orient="index").rename_axis("run").reset_index()
     return frame.merge(timed, on="run", how="left")

@@ -1,6 +1,6 @@
-"""A sweep as a directory: finished runs are kept, broken ones resumed, then tables, figures and a page are written.
+"""The execution of a sweep in a directory: finished runs stay, interrupted runs resume, and a page shows the results.
 
-Its files are in docs/sweeps.md.
+docs/sweeps.md lists the files.
 """
 
 import tomllib
@@ -34,12 +34,12 @@ UNFINISHED = "not finished"
 
 @dataclass(frozen=True)
 class SweepResult:
-    """A sweep that ended.
+    """The outcome of a sweep.
 
     Args:
         report: the path of the sweep's page.
         finished: the number of finished runs.
-        failed: the reason for each run that failed, by its settings and seed in words.
+        failed: the reason for each failed run, by the run's settings and seed in words.
     """
 
     report: Path
@@ -51,7 +51,7 @@ class SweepWatch(Protocol):
     """A display of a sweep's progress."""
 
     def started(self, progress: Callable[[], SweepProgress], /) -> None:
-        """Show the sweep before its first run; ``progress`` returns how far it is at the time of the call."""
+        """Show the sweep before its first run; ``progress`` returns the present progress at each call."""
         ...
 
     def run_ended(self, now: SweepProgress, /) -> None:
@@ -67,17 +67,17 @@ def run_sweep(
     data_dir: Path | None = None,
     watch: SweepWatch | None = None,
 ) -> SweepResult:
-    """Do the unfinished runs of a sweep in the directory ``out``, then write its tables, figures and page.
+    """Carry out the unfinished runs of a sweep in the directory ``out``, and write the tables, figures and page.
 
     Args:
-        sweep: the sweep to run.
-        out: the sweep's directory; if it exists already, its runs are kept.
-        workers: the processes that carry out the runs; by default this process, one run at a time.
-        data_dir: the first directory to search for data.
-        watch: the watch that shows the progress.
+        sweep: the sweep.
+        out: the sweep's directory; finished runs in an existing directory stay.
+        workers: the processes that carry out the runs; the default is this process, one run at a time.
+        data_dir: the folder that is searched first for data.
+        watch: the display of the progress.
 
     Raises:
-        InputError: a sweep that cannot be run; nothing has been written then.
+        InputError: a run is impossible, and no file is written.
 
     Example:
         >>> from pathlib import Path
@@ -115,7 +115,7 @@ def run_sweep(
 
 @dataclass(frozen=True)
 class FinishedRuns:
-    """The finished ones of the planned runs.
+    """The finished and the unfinished runs of a plan.
 
     Args:
         rows: the rows of results.csv, one per finished run.
@@ -128,7 +128,7 @@ class FinishedRuns:
     failed: Mapping[str, str]
 
     def require_all(self) -> None:
-        """Raise `ShoalError` for the first that failed."""
+        """Raise `ShoalError` for the first failed run."""
         for name, reason in self.failed.items():
             raise ShoalError(f"{name}: failed: {' '.join(reason.split())}")
 
@@ -139,10 +139,13 @@ _Work = Callable[[Workplace[Watch], tuple[Config, str]], tuple[str, str | None]]
 def finish_runs(
     planned: Sequence[PlannedRun], place: Workplace[SweepWatch], *, work: _Work | None = None
 ) -> FinishedRuns:
-    """Do those of the ``planned`` runs that are not finished in the folder of a workplace.
+    """Carry out the unfinished runs of ``planned`` in the folder of a workplace.
 
-    ``work`` leaves the runs' pages out. Calls with the same ``work`` share worker processes, which take seconds to
-    start.
+    Args:
+        planned: the runs.
+        place: the folder, the workers and the display.
+        work: the function that carries out one run without a page. ``None`` uses `run_one` with pages. Calls with the
+            same ``work`` share worker processes.
     """
     pages = work is None
     failed, runs, watch = dict[str, str](), place.out, place.watch
@@ -167,7 +170,7 @@ def finish_runs(
                 rows.append(row_of(directory, settings, job.run.seed))
                 continue
             except InputError as error:
-                failed[job.digest] = f"{error}; remove {directory} to do the run again"
+                failed[job.digest] = f"{error}; remove {directory} to repeat the run"
         missing.append(({**settings, "seed": job.run.seed}, failed.get(job.digest, UNFINISHED)))
     names = {job.digest: str(job.run) for job in planned}
     return FinishedRuns(rows, missing, {names[digest]: reason for digest, reason in failed.items()})
@@ -176,7 +179,11 @@ def finish_runs(
 def run_all(
     planned: Sequence[PlannedRun], place: Workplace[SweepWatch], work: _Work
 ) -> Iterator[tuple[str, str | None]]:
-    """Do the runs in the folder of ``place``; yields the digest of each as it ends, and the reason if it failed."""
+    """Carry out runs in the folder of ``place``.
+
+    Yields:
+        Each run's digest as the run ends, with the reason of a failure or None.
+    """
     workers, runs, data_dir = place.workers.at_most(len(planned)), place.out, place.data_dir
     items = [(job.config, job.digest) for job in planned]
     # All workers train the reference federations of a run that is alone.
@@ -190,12 +197,17 @@ def run_all(
 
 
 def run_one(place: Workplace[Watch], item: tuple[Config, str], *, pages: bool = True) -> tuple[str, str | None]:
-    """Do or finish one run, a configuration and its digest, in the folder of ``place``, and its page.
+    """Carry out or resume one run in the folder of ``place``, and write its page.
 
-    A lock keeps two processes out of one run, such as a worker whose sweep was killed and the next sweep's.
+    A lock keeps other processes out of the run's directory.
+
+    Args:
+        place: the folder and the workers.
+        item: the configuration and its digest.
+        pages: whether to write the page.
 
     Returns:
-        The digest, and the reason if it failed.
+        The digest, and the reason of a failure or None.
     """
     (config, digest), runs = item, place.out
     out = runs / digest
@@ -207,7 +219,7 @@ def run_one(place: Workplace[Watch], item: tuple[Config, str], *, pages: bool = 
                 report_of(out, allow_code=True)
         except InputError as error:
             foreign = out.exists() and not (out / "config.toml").exists()
-            return digest, f"{error}; or remove {out} to do the run again" if foreign else str(error)
+            return digest, f"{error}; or remove {out} to repeat the run" if foreign else str(error)
         except Exception as error:
             # The other runs go on.
             write_text(runs / f"{digest}.error.txt", traceback.format_exc())
@@ -221,12 +233,14 @@ def _threads(config: Config, most: int) -> Config:
 
 
 def report_of_sweep(out: Path, *, allow_code: bool = False) -> Path:
-    """Write the tables, figures and page of a sweep again, from its directory alone; returns the path of the page.
+    """Rewrite the tables, figures and page of a sweep from its directory, and return the page's path.
 
-    ``allow_code`` is as of `shoal.load`.
+    Args:
+        out: the sweep's directory.
+        allow_code: see `shoal.load`.
 
     Raises:
-        InputError: ``out`` holds no sweep, or one of its files is missing or damaged.
+        InputError: ``out`` is not a sweep's directory, or a file is missing or damaged.
     """
     with _lock(out):
         sweep = read_sweep(out / "sweep.toml", allow_code=allow_code)
@@ -241,7 +255,7 @@ def report_of_sweep(out: Path, *, allow_code: bool = False) -> Path:
 
 
 def is_sweep(out: Path) -> bool:
-    """Return whether a directory is a sweep's."""
+    """Return whether ``out`` is the directory of a sweep."""
     return (out / "sweep.toml").exists()
 
 
@@ -276,9 +290,9 @@ def _open(out: Path, sweep: Sweep) -> Path:
         # A sweep that was killed at its start may have written base.toml alone.
         ours = base.exists() and (out / "runs").is_dir()
         foreign = [path for path in out.iterdir() if path.name != "runs" and not path.name.startswith(".")]
-        require(ours or not foreign, f"{out}: exists already and is not a sweep's; choose another --out")
+        require(ours or not foreign, f"{out}: exists already and is not the directory of a sweep; choose another --out")
         require(
-            not ours or read_toml(base) == sweep.base, f"{out}: holds a sweep of another base; choose another --out"
+            not ours or read_toml(base) == sweep.base, f"{out}: has a sweep with another base; choose another --out"
         )
     runs = out / "runs"
     with file_errors(out, "; choose another --out", action="written"):

@@ -1,4 +1,4 @@
-"""A sweep's file: a base, what varies, the seeds, and what is shown of the outcome; from there to its runs.
+"""The file of a sweep: a base configuration, the settings that vary, the seeds, and the tables and figures to show.
 
 docs/sweeps.md has an example of every key.
 """
@@ -34,7 +34,7 @@ SettingChanges = Mapping[str, Any]
 
 @settings
 class SweepSection:
-    """The whole file."""
+    """The keys of a sweep's file."""
 
     base: str
     seeds: Annotated[list[Count], Field(min_length=1)]
@@ -42,7 +42,7 @@ class SweepSection:
     title: str = ""
     changes: dict[str, Any] = field(default_factory=dict)
     shown: str | None = None
-    """A file beside this one with further tables, figures and labels, which several sweeps may share."""
+    """The path of a shared file with further tables, figures and labels."""
     tables: dict[str, Any] = field(default_factory=dict)
     figures: dict[str, Any] = field(default_factory=dict)
     labels: dict[str, Any] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class SweepPoint:
     """One run of a sweep.
 
     Args:
-        settings: the run's place on each axis.
+        settings: the run's setting on each axis.
         seed: the run's seed.
         config: the configuration to run.
     """
@@ -76,10 +76,10 @@ class Sweep:
         title: the question of the sweep.
         axes: the settings that vary, in the order of the file.
         seeds: the seeds of each setting.
-        runs: the product of the axes and the seeds.
+        runs: every combination of the axes' settings and the seeds.
         shown: the requested tables and figures.
-        base: the table that all runs change.
-        asked: the file's own table, with the tables and figures that it takes over from a different file.
+        base: the table of the base configuration.
+        asked: the table of the sweep's file, with the tables and figures of the shared file.
     """
 
     name: str
@@ -92,17 +92,20 @@ class Sweep:
     asked: Mapping[str, Any]
 
     def toml(self, base: str) -> str:
-        """Return the file again, for a directory where ``base`` is the name of the base."""
+        """Return the text of the sweep's file, with ``base`` as the name of the base configuration's file."""
         return tomli_w.dumps(dict(self.asked) | {"title": self.title, "base": base})
 
 
 def read_sweep(path: Path, changes: Iterable[str] = (), *, allow_code: bool = True) -> Sweep:
-    """Return the sweep in a TOML file, with ``changes`` such as "engine.device=cuda" made to its base.
+    """Read the sweep in a TOML file.
 
-    ``allow_code`` decides whether they may name code (``module:Name``), which is then imported.
+    Args:
+        path: the file.
+        changes: changes to the base configuration, such as "engine.device=cuda".
+        allow_code: whether the file may name code (``module:Name``), which is then imported.
 
     Raises:
-        InputError: the file or its base cannot be read, or asks for runs, tables or figures that cannot be.
+        InputError: the file or its base cannot be read, or requests impossible runs, tables or figures.
     """
     asked = read_toml(path)
     where = str(path)
@@ -115,7 +118,7 @@ def read_sweep(path: Path, changes: Iterable[str] = (), *, allow_code: bool = Tr
     table = with_data_path(table, base.parent)
     with locate_errors("--set"):
         set_keys(table, dict(map(parse_change, changes)))
-    require(len(section.grid) > 0, f"{where}: 'grid' is empty; name at least one key and its values")
+    require(len(section.grid) > 0, f"{where}: 'grid' is empty; add at least one key with a list of values")
     twice = [seed for seed in section.seeds if section.seeds.count(seed) > 1]
     require(not twice, f"{where}: 'seeds' has {twice[0] if twice else ''} twice")
     axes = {name: _read_axis(name, settings, where) for name, settings in section.grid.items()}
@@ -143,10 +146,10 @@ def _with_shown(asked: Mapping[str, Any], path: Path) -> dict[str, Any]:
     require(not strange, f"{path}: unknown key '{strange[0] if strange else ''}'; known: figures, labels, tables")
     merged = {key: value for key, value in asked.items() if key != "shown"}
     for key, names in shared.items():
-        require(isinstance(names, dict), f"{path}: '{key}' must be a table; got {names!r}")
+        require(isinstance(names, dict), f"{path}: '{key}' must be a table (got {names!r})")
         stated = merged.get(key, {})
         twice = [name for name in names if name in stated]
-        require(not twice, f"{path}: '{key}.{twice[0] if twice else ''}' is in the sweep's own file too")
+        require(not twice, f"{path}: '{key}.{twice[0] if twice else ''}' is also in the sweep's file; remove one")
         merged[key] = names | stated
     return merged
 
@@ -165,25 +168,25 @@ def _runs(
 
 def _read_axis(name: str, asked: object, where: str) -> dict[Value, SettingChanges]:
     """The changes that each setting of an axis makes."""
-    hint = "list seeds in 'seeds'" if name == "seed" else "results have a column of that name; give it another"
+    hint = "list seeds in 'seeds'" if name == "seed" else "rename the axis, because results.csv has this column"
     taken = name in RESERVED or name.startswith(("larger.", "seconds.", "smaller."))
     require(not taken, f"{where}: 'grid.{name}' cannot be an axis; {hint}")
     if not isinstance(asked, list | dict):
         raise InputError(
-            f"{where}: 'grid.{name}' must be a list of values, or a table of settings; got {spell_value(asked)}"
+            f"{where}: 'grid.{name}' must be a list of values or a table of settings (got {spell_value(asked)})"
         )
-    require(len(asked) > 0, f"{where}: 'grid.{name}' is empty; give it at least one value")
+    require(len(asked) > 0, f"{where}: 'grid.{name}' is empty; add at least one value")
     if isinstance(asked, dict):
         wrong = [setting for setting, changes in asked.items() if not isinstance(changes, dict)]
         require(
             not wrong,
-            f"{where}: 'grid.{name}.{wrong[0] if wrong else ''}' must be a table of keys and values; "
-            'a dotted key stands in quotes, as in "data.clients" = [10, 20], and {} changes nothing',
+            f"{where}: 'grid.{name}.{wrong[0] if wrong else ''}' must be a table of keys and values, such as "
+            '{"data.clients" = 10}, or {} for no change',
         )
         for text in (name, *asked):
             require(
                 bool(text) and not any(ord(letter) < 32 for letter in text),
-                f"{where}: {text!r} in 'grid.{name}' is not a name; write letters on one line",
+                f"{where}: 'grid.{name}' needs names without line breaks or control characters (got {text!r})",
             )
         return {setting: changes for setting, changes in asked.items()}  # noqa: C416 (for the type of the keys)
     settings = {}
@@ -191,7 +194,7 @@ def _read_axis(name: str, asked: object, where: str) -> dict[Value, SettingChang
         try:
             setting = value if isinstance(value, Value) else json.dumps(value)
         except TypeError as error:
-            raise InputError(f"{where}: 'grid.{name}' has a date or a time, which no key takes") from error
+            raise InputError(f"{where}: 'grid.{name}' has a date or a time; use numbers, texts or booleans") from error
         require(setting not in settings, f"{where}: 'grid.{name}' has {setting} twice")
         settings[setting] = {name: value}
     return settings
@@ -207,13 +210,13 @@ def _check_apart(changes: SettingChanges, axes: Mapping[str, Mapping[Value, Sett
     for owner, keys in owners.items():
         for key in dict.fromkeys(keys):
             parts = key_parts(key)
-            require(bool(parts), f"{where}: {key!r} is not a key; write one such as data.clients")
+            require(bool(parts), f"{where}: {key!r} is not a key; write a key such as data.clients")
             require(parts != ["seed"], f"{where}: '{owner}' sets 'seed'; list seeds in 'seeds'")
             for other, other_parts in seen:
                 both = min(len(parts), len(other_parts))
                 require(
                     other == owner or parts[:both] != other_parts[:both],
-                    f"{where}: '{key}' is set by '{owner}' and by '{other}'; one of them must go",
+                    f"{where}: '{key}' is set by '{owner}' and by '{other}'; remove one of them",
                 )
             seen.append((owner, parts))
 
@@ -249,5 +252,5 @@ def _fill_last_share(table: Mapping[str, Any], changes: SettingChanges, where: s
         return
     # Rounded, since 1 - 0.1 - 0.2 is not 0.7 in binary, and the written share should be.
     rest = round(1 - sum(share for name, share in shares.items() if name != last[0]), 12)
-    require(rest > 0, f"{where}: the shares of the other groups leave nothing for '{last[0]}'")
+    require(rest > 0, f"{where}: the shares must leave more than 0 for the group '{last[0]}' (got {rest:g})")
     groups[last[0]]["share"] = rest

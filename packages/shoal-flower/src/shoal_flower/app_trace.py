@@ -1,6 +1,6 @@
-"""The trace of an existing Flower app: a mod that records the models which its clients receive and send.
+"""The trace of an existing Flower app, recorded by a mod that stores the models which clients receive and send.
 
-FOLDER/round-0001/client-3.npz   what client 3 received in round 1 and what it sent, as `docs/trace.md` flattens them
+The file FOLDER/round-0001/client-3.npz has the model that client 3 received in round 1 and the model that it sent.
 """
 
 import copy
@@ -31,14 +31,14 @@ from shoal.runs.updates import round_files, round_of
 
 @dataclass(frozen=True)
 class AppRecorder:
-    """A mod of Flower's `ClientApp` that records the models a client receives and sends, and changes nothing.
+    """A mod of Flower's `ClientApp` that records the models which a client receives and sends.
 
-    It is for an app of either interface whose messages have one model, and for a simulation, where all clients write
-    into one folder: ``app = ClientApp(mods=[AppRecorder("/tmp/trace")])``. Clients are numbered by Flower's
-    ``partition-id``, or else by ``node_id``. `app_trace` reads the folder.
+    The recorder works in simulations, where all clients write into one folder, and with messages that have one model:
+    ``app = ClientApp(mods=[AppRecorder("/tmp/trace")])``. Clients are numbered by Flower's ``partition-id``, or by
+    ``node_id`` without a partition. `app_trace` reads the folder.
 
     Args:
-        folder: an absolute path, since Flower runs clients in folders of its own.
+        folder: the folder of the trace, an absolute path, because Flower starts clients in other folders.
 
     Example:
         >>> from shoal_flower import AppRecorder
@@ -71,7 +71,7 @@ class AppRecorder:
 def _flat(content: Any) -> NDArray[np.float32]:  # noqa: ANN401
     """The numbers of a message's model in the order of its tensors."""
     records = [*content.array_records.values()]
-    require(len(records) == 1, f"AppRecorder records messages with one model; this one has {len(records)}")
+    require(len(records) == 1, f"AppRecorder needs messages with one model (got {len(records)})")
     return np.concatenate([array.numpy().ravel() for array in records[0].values()]).astype(np.float32)
 
 
@@ -79,7 +79,7 @@ def _round(message: Any) -> int:  # noqa: ANN401
     """The round, from Flower's configuration or, in the older interface, from the group of messages."""
     stated = [record["server-round"] for record in message.content.config_records.values() if "server-round" in record]
     number = stated[0] if stated else message.metadata.group_id
-    require(bool(re.fullmatch(r"\d+", str(number))), "AppRecorder needs the number of the round, as strategies send it")
+    require(bool(re.fullmatch(r"\d+", str(number))), "AppRecorder needs the round's number in the message's config")
     return int(number)
 
 
@@ -91,19 +91,19 @@ def app_trace(
     *,
     local: LocalSGD | None = None,
 ) -> Trace:
-    """The trace that `AppRecorder` wrote, with the records to be attacked, for `audit_trace`.
+    """Return the trace that `AppRecorder` wrote, with the records to attack, for `audit_trace`.
 
     Args:
         folder: the recorder's folder.
-        model: the app's network, or a `Model` of it with its loss.
-        members: each client's training examples, by its number: a pair (x, y), a `torch.utils.data.Dataset` of pairs,
-            or a `DataLoader` of pairs or of dictionaries with ``label``.
-        others: examples in the same form that no client trained on, as many as you have.
-        local: the clients' local training, where it is known; the span attack then subtracts weight decay.
+        model: the app's network, or a `Model` with the network and its loss.
+        members: each client's training examples, by the client's number: a pair (x, y), a `torch.utils.data.Dataset` of
+            pairs, or a `DataLoader` of pairs or of dictionaries with ``label``.
+        others: examples that no client trained on, in the same form as ``members``.
+        local: the clients' local training, which lets the span attack subtract weight decay, or ``None`` if unknown.
 
     Raises:
-        InputError: the folder has no trace, or one of several runs; or a client without members, or examples that the
-            network cannot take.
+        InputError: the folder has no trace or the traces of several runs, a client has no members, or the network
+            cannot take the examples.
     """
     folder = path_of("folder", folder)
     if isinstance(model, nn.Module):
@@ -112,7 +112,7 @@ def app_trace(
     require_instance("model", model, Model, "the app's network or a shoal.Model of it")
     mapped = isinstance(members, Mapping)
     listed = mapped or (isinstance(members, Sequence) and not isinstance(members, str))
-    require(listed, f"'members' must be a list of examples, or a dictionary by client; got {describe(members)}")
+    require(listed, f"'members' must be a list of examples or a dictionary by client (got {describe(members)})")
     by_client = dict(members.items() if mapped else enumerate(members))
     records = _records({**by_client, NOBODY: others}, model)
     files = round_files(folder, "")
@@ -133,12 +133,12 @@ def _records(examples: Mapping[int, object], model: Model) -> OwnedRecords:
 def _read_round(path: Path, *, model: Model, network: nn.Module) -> RoundUpdates:
     """What all clients received and sent in a round; models are the different ones that they received."""
     files = {int(file.stem.removeprefix("client-")): file for file in path.glob("client-*.npz")}
-    require(bool(files), f"{path}: has no file of a client, such as client-0.npz")
+    require(bool(files), f"{path}: has no client; add files such as client-0.npz")
     arrays = {
         who: parse_arrays(files[who], ("received", "sent", "run"), "received, sent, run") for who in sorted(files)
     }
     runs = {str(array["run"]) for array in arrays.values()}
-    require(len(runs) == 1, f"{path}: is of {len(runs)} runs; record each into a folder of its own")
+    require(len(runs) == 1, f"{path}: has {len(runs)} runs; record each run into its own folder")
 
     def rows(name: str) -> Tensor:
         return vectors_of(path, name, _stack(path, [array[name] for array in arrays.values()]), model, network)
@@ -150,5 +150,5 @@ def _read_round(path: Path, *, model: Model, network: nn.Module) -> RoundUpdates
 
 def _stack(path: Path, rows: Iterable[NDArray[Any]]) -> NDArray[Any]:
     rows = [*rows]
-    require(len({row.shape for row in rows}) == 1, f"{path}: clients have models of different sizes")
+    require(len({row.shape for row in rows}) == 1, f"{path}: all clients' models must have the same size")
     return np.stack(rows)

@@ -1,6 +1,6 @@
-"""The keys of Flower's configurations that Shoal reads: ``--node-config`` of a client, ``--run-config`` of the server.
+"""The keys in Flower's configurations: ``--node-config`` of a client, and ``--run-config`` of the server.
 
-A key has "-" where the field of the settings has "_".
+A key has "-" where the field in `NodeSettings` or `RunSettings` has "_".
 """
 
 import math
@@ -46,36 +46,39 @@ _Names = Annotated[
 
 @settings
 class NodeSettings:
-    """The configuration of a node: its client, the client's data and preferences.
+    """The configuration of a node: its client, and the client's data and preferences.
 
-    The server learns the client's name, its partition and ``leave`` only.
+    The server learns only the client's name, its partition and ``leave``.
 
     Args:
-        partition_id: the client's partition of a named set, for trials; None: the client has its own data.
-        num_partitions: a number that Flower's own simulation sends; not used.
-        client: the client's name; "": ``partition-N``.
-        data_path: the client's own folder or table.
-        data_dir: the first place to look for a named set; None: the usual places.
-        alpha: weight of the loss in the client's choice, 1 - ``beta``.
-        beta: weight of the risk in the client's choice; without it and ``alpha``, the run's.
-        threshold: the client's limit of exposure; None: the run's.
-        policy: a TOML file of questions that the server may ask (`shoal_flower.client.policy.Policy`); None: defaults.
-        epsilon_budget: largest epsilon of the client's ledger; ``noise`` must be secret.
-        state_dir: the client's own folder, with its privacy ledger and its personal model; None: beside Flower's files.
-        risk: the source of the risk estimates in the client's choice, the server or the client itself.
-        noise: the source of random numbers that protect the client: "secret", the machine's own, drawn anew for each
-            answer; or "seed", the run's seed, for trials only, since the server knows it and could subtract the noise.
-        threads: number of processor threads.
-        secure_aggregation: "required": the node answers secure sums only; "allowed": as the run says. ``peer_keys``
-            imply "required".
-        node_key: the file of a private key that signs in secure sums, such as the SuperNode's; None: a new key in
-            ``state_dir``.
-        peer_keys: a file of the public keys of all clients, a name and a key per line; no other client may take part.
-            None: the first key of each name is trusted, and a different one is refused.
-        min_clients: smallest number of clients in a cluster whose secure sum may be opened.
-        leave: whether the client leaves for good: its ledger closes, and it refuses every question.
-        allow_code: ``module:Name`` of the user's own algorithms, networks and so on that a run's configuration may
-            name, separated by commas; the node must have their modules installed. Any other code is refused.
+        partition_id: the number of the client's partition of a named data set, for trials, or None if the client has
+            its own data.
+        num_partitions: the number of partitions, which Flower's simulation sends; not used.
+        client: the client's name; the default is ``partition-N``.
+        data_path: the folder or table of the client's own data.
+        data_dir: the folder that is searched first for a named data set, or None for the usual folders.
+        alpha: the weight of the loss in the client's choice of a model, 1 - ``beta``.
+        beta: the weight of the risk in the client's choice of a model. None uses 1 - ``alpha``, or the run's weight.
+        threshold: the client's limit on exposure. None uses the run's limit.
+        policy: the TOML file of the node's policy (`shoal_flower.client.policy.Policy`). None uses the default policy.
+        epsilon_budget: the largest epsilon of the client's ledger; a budget needs ``noise`` to be "secret".
+        state_dir: the folder of the client's privacy ledger and personal model, or None for a folder beside Flower's
+            files.
+        risk: the source of the risk estimates in the client's choice of a model, "server" or "client".
+        noise: the source of the random numbers that protect the client. "secret" draws from the machine's randomness
+            for each answer. "seed" uses the run's seed, for trials only, because the server knows the seed and could
+            subtract the noise.
+        threads: the number of processor threads.
+        secure_aggregation: "required" limits the node to secure sums; "allowed" follows the run. ``peer_keys`` imply
+            "required".
+        node_key: the file of the private key that signs in secure sums, such as the SuperNode's. None makes a new key
+            in ``state_dir``.
+        peer_keys: a file of the public keys of all clients, with one name and key per line. Other clients cannot take
+            part in sums. None trusts the first key of each name, and refuses a different key later.
+        min_clients: the smallest number of clients in a cluster whose secure sum the node helps to reveal.
+        leave: whether the client leaves for good; the node then closes its ledger and refuses all questions.
+        allow_code: the ``module:Name`` of user code that a run's configuration may name, separated by commas. The
+            modules must be installed on the node.
     """
 
     partition_id: Count | None = None
@@ -101,22 +104,22 @@ class NodeSettings:
 
     def __post_init__(self) -> None:
         one = (self.data_path is None) != (self.partition_id is None)
-        require(one, "give either 'data-path' or 'partition-id'")
-        require(bool(self.name), "a client with data of its own needs a name; give 'client'")
+        require(one, "the node needs exactly one of 'data-path' and 'partition-id'")
+        require(bool(self.name), "'client' is missing; name the client that has 'data-path'")
         plain = re.fullmatch(CLIENT_NAME, self.name) is not None
-        require(plain, f"'client' must be of letters, digits, '-', '_' and '.'; got {self.name!r}")
+        require(plain, f"'client' may have only letters, digits, '-', '_' and '.' (got {self.name!r})")
         secret = self.noise == "secret" or self.epsilon_budget == math.inf
-        require(secret, "'noise' must be 'secret' with 'epsilon-budget', since the server knows the run's seed")
+        require(secret, "'noise' must be 'secret' with 'epsilon-budget' (got 'seed')")
         alpha, beta = self.alpha, self.beta
         complementary = alpha is None or beta is None or abs(alpha + beta - 1) < 1e-9
-        require(complementary, f"'alpha' and 'beta' must sum to 1; got {alpha} and {beta}")
+        require(complementary, f"'alpha' and 'beta' must sum to 1 (got {alpha} and {beta})")
 
     @staticmethod
     def read(config: Mapping[str, object]) -> "NodeSettings":
-        """The settings in a node's configuration.
+        """Read the settings in a node's configuration.
 
         Raises:
-            InputError: an unknown key, a value that is not allowed, or neither data nor a partition.
+            InputError: a key is unknown, a value is not allowed, or both data and a partition are missing.
         """
         keys = [field.name.replace("_", "-") for field in fields(NodeSettings)]
         for key in config:
@@ -125,47 +128,47 @@ class NodeSettings:
 
     @property
     def answers_sums_alone(self) -> bool:
-        """Whether single updates and histograms are refused."""
+        """Whether the node answers only secure sums."""
         return self.secure_aggregation == "required" or self.peer_keys is not None
 
     @property
     def name(self) -> str:
-        """The client's name; "": it has its own data and no name."""
+        """The client's name, or "" for a client with its own data and no name."""
         return self.client or ("" if self.partition_id is None else f"partition-{self.partition_id}")
 
     @property
     def folder(self) -> Path:
-        """The client's own folder."""
+        """The folder of the client's state."""
         home = Path(os.environ.get("FLWR_HOME", "~/.flwr")).expanduser()
         return self.state_dir or home / "shoal" / self.name
 
     @property
     def risk_weight(self) -> float | None:
-        """``beta``, or 1 - ``alpha``."""
+        """The weight of the risk, which is ``beta`` or 1 - ``alpha``."""
         return self.beta if self.beta is not None or self.alpha is None else 1 - self.alpha
 
 
 @settings
 class RunSettings:
-    """The configuration of a run, ``[tool.flwr.app.config]`` of deploy/app/pyproject.toml.
+    """The configuration of a run, ``[tool.flwr.app.config]`` in deploy/app/pyproject.toml.
 
     Args:
         config: the run's TOML file, as for `shoal run`.
         out: the run's directory at the server; an existing run resumes.
-        data_dir: the first place to look for data.
-        ledgers: a file of the last charge of each client's ledger, which all runs of the same clients should share;
-            None: ``ledgers.json`` beside ``out``.
-        min_nodes: clients needed before a round begins.
-        round_timeout: seconds that a round waits for replies.
-        wait_timeout: seconds that the server waits for enough clients.
-        max_examples: largest number of examples of a client.
-        max_update_norm: largest L2 norm of an update; 0: as `Limits` says.
-        max_norm_ratio: largest multiple of the median norm of a round's updates; 0: any.
-        names: the owner of a client's name: "keys", the key of the first node with it, for ever; "nodes", for trials
-            without keys: another node may take it once the first has missed a deadline.
-        max_members: largest number of clients; further ones are turned away.
-        leave: names of clients that leave for good before the next round, separated by commas.
-        quorum: share of a round's clients whose updates end the round.
+        data_dir: the folder that is searched first for data.
+        ledgers: the file of the last charge in each client's ledger, to be shared by all runs of the same clients. None
+            means ``ledgers.json`` beside ``out``.
+        min_nodes: the number of clients that a round needs to begin.
+        round_timeout: the longest wait for replies in a round, in seconds.
+        wait_timeout: the longest wait for enough clients, in seconds.
+        max_examples: the largest number of examples per client.
+        max_update_norm: the largest L2 norm of an update; 0 uses the default of `Limits`.
+        max_norm_ratio: the largest multiple of the median norm of a round's updates; 0 for no limit.
+        names: the owner of a client's name. "keys" reserves a name for the key of the first node with the name.
+            "nodes", for trials without keys, gives the name to another node after the first node missed a deadline.
+        max_members: the largest number of clients; later clients are rejected.
+        leave: the names of clients that leave for good before the next round, separated by commas.
+        quorum: the fraction of a round's clients whose updates end the round.
     """
 
     config: Annotated[Path, BeforeValidator(_toml_file)]
@@ -185,21 +188,21 @@ class RunSettings:
 
     @staticmethod
     def read(config: Mapping[str, object]) -> "RunSettings":
-        """The settings in a run configuration; other keys belong to the app.
+        """Read the settings in a run configuration, ignoring keys of the app.
 
         Raises:
-            InputError: a value that is not allowed, or a missing file.
+            InputError: a value is not allowed, or a file is missing.
         """
         return _read(RunSettings, {"config": "", **config}, "run config")
 
     @property
     def stamps(self) -> Path:
-        """``ledgers``, or its default."""
+        """The file of the last charges, which is ``ledgers`` or its default."""
         return self.ledgers or self.out.parent / "ledgers.json"
 
     @property
     def limits(self) -> Limits:
-        """The limits of clients' replies."""
+        """The limits on clients' replies."""
         return Limits(self.max_examples, self.max_update_norm or None, self.max_norm_ratio or math.inf)
 
 

@@ -53,7 +53,7 @@ FROZEN = "frozen:"
 
 
 def plain(text: object) -> str:
-    r"""At most 200 printable characters of a stranger's text, on one line, and not a spreadsheet's formula.
+    r"""Return at most 200 printable characters of untrusted text, on one line, and not as a spreadsheet's formula.
 
     >>> plain("lost\n2026-01-01 round 3: done"), plain("=1+1"), len(plain("x" * 10**6))
     ('lost 2026-01-01 round 3: done', "'=1+1", 200)
@@ -65,7 +65,7 @@ def plain(text: object) -> str:
 
 
 class RejectedReplyError(ShoalError):
-    """A reply that is not merged; its text is made `plain`, since it may quote the reply."""
+    """The rejection of a client's reply; its text is made `plain`, because it may quote the reply."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(plain(reason))
@@ -73,20 +73,20 @@ class RejectedReplyError(ShoalError):
 
 @dataclass(frozen=True, eq=False)
 class Offer:
-    """The message of the server to a client in a round.
+    """The server's message to a client in a round.
 
     Args:
-        round: number of the round, from 1.
-        client: the client's id, which names its random streams.
+        round: the number of the round, from 1.
+        client: the client's id, which names the client's random streams.
         config: the run's configuration, as TOML.
-        models: (K, P) float32, the models to choose among.
-        risks: (K,) float64, the server's estimate of each model's risk.
-        directives: (K,) float64 each by name, the server's requests to each model's clients.
-        classes: the names of the classes, by number; empty for a named set.
-        scale: the standardization of columns, fitted to the server's table; None: no tables.
+        models: the offered models, (K, P) float32.
+        risks: the server's estimate of each model's risk, (K,) float64.
+        directives: the server's requests to each model's clients, (K,) float64 by name.
+        classes: the names of the classes, in the order of their numbers; empty for a named data set.
+        scale: the standardization of columns, fitted to the server's table, or ``None`` without tables.
         ledger: the last charge of the client's ledger that the server has seen.
-        features: the hash of the map of inputs; "": none.
-        frozen: `Model.frozen_hash` of the tensors that no message has; "": none.
+        features: the hash of the feature map, or "" without a feature map.
+        frozen: `Model.frozen_hash` of the tensors that no message has, or "" without frozen tensors.
     """
 
     round: int
@@ -104,9 +104,9 @@ class Offer:
 
 
 class NotAllowedError(InputError):
-    """A refusal with a text for the node's log; the server receives ``reason`` only.
+    """A refusal with a text for the node's log; the server receives only ``reason``.
 
-    It is `REFUSED`, or names a file that the node lacks; it must not depend on the node's data.
+    The reason is `REFUSED`, or names a file that the node lacks. The reason must not depend on the node's data.
     """
 
     def __init__(self, sentence: str, reason: str = REFUSED) -> None:
@@ -123,13 +123,13 @@ class Refusal:
 
 @settings
 class Limits:
-    """The limits of a client's reply.
+    """The limits on a client's reply.
 
     Args:
-        max_examples: largest number of examples.
-        max_update_norm: largest L2 norm of an update, in units of parameters; None: `LARGEST_MOVE` times the root of
-            their number.
-        max_norm_ratio: largest multiple of the median norm of a round's updates; `math.inf`: any.
+        max_examples: the largest number of examples.
+        max_update_norm: the largest L2 norm of an update. None means `LARGEST_MOVE` times the square root of the number
+            of parameters.
+        max_norm_ratio: the largest multiple of the median norm of a round's updates; `math.inf` for no limit.
     """
 
     max_examples: Positive = 10_000_000
@@ -137,12 +137,12 @@ class Limits:
     max_norm_ratio: Annotated[float, Field(ge=1, strict=True)] = 10.0
 
     def norm(self, parameters: int) -> float:
-        """The largest norm of an update of this many ``parameters``."""
+        """Return the largest norm of an update with this many ``parameters``."""
         return LARGEST_MOVE * math.sqrt(parameters) if self.max_update_norm is None else self.max_update_norm
 
 
 def parts_of(algorithm: Algorithm) -> RemoteRounds:
-    """The parts of an algorithm on clients and on the server.
+    """Return the client's and the server's part of an algorithm.
 
     Raises:
         InputError: the algorithm needs more than one reply per client and round.
@@ -156,9 +156,16 @@ def parts_of(algorithm: Algorithm) -> RemoteRounds:
 
 
 def check_update(update: ClientUpdate, models: Tensor, limits: Limits, *, counts_best: bool) -> float:
-    """The norm of ``update`` to an offer of ``models`` (K, P); raises `RejectedReplyError` if it cannot be merged.
+    """Return the norm of an update.
 
-    ``counts_best``: whether the algorithm needs `ClientUpdate.best`.
+    Args:
+        update: the client's update.
+        models: the offered models, (K, P).
+        limits: the limits on the update.
+        counts_best: whether the algorithm needs `ClientUpdate.best`.
+
+    Raises:
+        RejectedReplyError: the update cannot be merged.
     """
     clusters, examples = len(models), update.examples
     most = min(limits.max_examples, _MAX_EXAMPLES) if counts_best else limits.max_examples
@@ -180,10 +187,10 @@ def check_update(update: ClientUpdate, models: Tensor, limits: Limits, *, counts
 
 
 def long_updates(norms: Sequence[float], clusters: Sequence[int], ratio: float) -> list[tuple[int, float]]:
-    """The positions of updates above ``ratio`` times the median norm of their cluster or of all, and their limits.
+    """Return the positions of updates whose norm exceeds the limit, each with the limit.
 
-    The larger median counts, so that a cluster of three or more clients that still learns may move further. The median
-    is the lower one of two.
+    The limit is ``ratio`` times a median: the larger of the median norm over all updates, and the median norm in the
+    update's cluster if the cluster has three or more clients. Of two middle norms, the lower one is the median.
 
     >>> long_updates([1.0, 2.0, 3.0, 50.0], [0, 0, 0, 1], ratio=10.0)
     [(3, 20.0)]
@@ -197,10 +204,13 @@ def long_updates(norms: Sequence[float], clusters: Sequence[int], ratio: float) 
 
 
 def check_histograms(counts: Floats, examples: int, limits: Limits, epsilon: float | None) -> None:
-    """Raise `RejectedReplyError` unless histograms (2, B) fit a client with this many training ``examples``.
+    """Check histograms (2, B) of a client with this many training ``examples``.
 
-    With noise of ``epsilon``, a bin may be negative by the tail of the noise, and a total be off by the noise of B bins
-    (a Chernoff bound of their sum).
+    With noise of ``epsilon``, a count may be negative and a total may differ from ``examples``, within the tail of the
+    noise (Chernoff bound).
+
+    Raises:
+        RejectedReplyError: the histograms do not fit the client.
     """
     bins, scale = counts.shape[1], 0.0 if epsilon is None else 1 / epsilon
     slack = scale * (math.sqrt(8 * bins * _TAIL) + 2 * _TAIL)
@@ -213,9 +223,9 @@ def check_histograms(counts: Floats, examples: int, limits: Limits, epsilon: flo
 
 
 def with_bounded_shares(counts: Floats, clusters: Ints) -> Floats:
-    """Histograms (N, 2, B), scaled down to `LARGEST_TOTAL` times the median total of their cluster's clients.
+    """Scale down histograms (N, 2, B) to `LARGEST_TOTAL` times the median total of the client's cluster.
 
-    So one client cannot decide its model's risk alone.
+    The bound keeps one client from deciding a model's risk alone.
     """
     bounded = counts.copy()
     for k in set(clusters[clusters >= 0].tolist()):

@@ -1,4 +1,4 @@
-"""Messages as Flower's records and back: plain arrays, never pickled, and checked before they are read."""
+"""Conversion of messages to Flower's records and back, as plain arrays that are checked and never unpickled."""
 
 import json
 import re
@@ -53,12 +53,12 @@ _HEADERS = TypeAdapter(_Header)
 
 
 def pack_models(models: Tensor) -> ArrayRecord:
-    """The models (K, P) of an offer, in one array."""
+    """Pack the models (K, P) of an offer into one array."""
     return ArrayRecord({"models": _pack_tensor(models)})
 
 
 def pack_offer(offer: Offer, models: ArrayRecord | None = None) -> RecordDict:
-    """The records of an offer; ``models``: its models, if they are packed already."""
+    """Pack an offer; ``models`` are the offer's models if they are packed already."""
     header = {name: value for name, value in vars(offer).items() if name != "models"}
     text = json.dumps(header, default=lambda value: value.tolist() if isinstance(value, Tensor) else vars(value))
     packed = pack_models(offer.models) if models is None else models
@@ -66,10 +66,10 @@ def pack_offer(offer: Offer, models: ArrayRecord | None = None) -> RecordDict:
 
 
 def unpack_offer(records: RecordDict) -> Offer:
-    """The offer in ``records``.
+    """Unpack and check the server's offer.
 
     Raises:
-        InputError: they are not an offer, as from a server of another version.
+        InputError: the records are not an offer of this version.
     """
     try:
         header = _HEADERS.validate_json(str(records.config_records["offer"]["header"]), strict=True)
@@ -89,7 +89,7 @@ def unpack_offer(records: RecordDict) -> Offer:
 
 
 def pack_reply(reply: ClientUpdate | Refusal) -> RecordDict:
-    """The records of a client's reply."""
+    """Pack a client's reply."""
     if isinstance(reply, Refusal):
         return RecordDict({"refusal": ConfigRecord({"reason": reply.reason})})
     numbers: dict[str, Any] = {"cluster": reply.cluster, "examples": reply.examples}
@@ -101,10 +101,17 @@ def pack_reply(reply: ClientUpdate | Refusal) -> RecordDict:
 def unpack_reply(
     records: RecordDict, offered: Tensor, limits: Limits, *, counts_best: bool
 ) -> tuple[ClientUpdate, float] | Refusal:
-    """The reply in ``records`` to an offer of the models ``offered`` (K, P), and the norm of its update.
+    """Return a client's reply, with the norm of its update.
+
+    Args:
+        records: the records of the reply.
+        offered: the offered models, (K, P).
+        limits: the limits on the reply.
+        counts_best: whether the algorithm needs `ClientUpdate.best`.
 
     Raises:
-        RejectedReplyError: missing or unexpected tensors or numbers, wrong shapes or types, or as `check_update`.
+        RejectedReplyError: tensors or numbers are missing, unexpected or of a wrong shape or type, or `check_update`
+            rejects the update.
     """
     if (refusal := unpack_refusal(records)) is not None:
         return refusal
@@ -119,19 +126,23 @@ def unpack_reply(
 
 
 def unpack_refusal(records: RecordDict) -> Refusal | None:
-    """The refusal in ``records``; None: they are an answer."""
+    """Return the refusal in ``records``, or None if the records are an answer."""
     if set(records) == {"refusal"} and "refusal" in records.config_records:
         return Refusal(plain(records.config_records["refusal"].get("reason")))
     return None
 
 
 def pack_histograms(counts: np.ndarray) -> RecordDict:
-    """A client's histograms (2, B)."""
+    """Pack a client's histograms (2, B)."""
     return RecordDict({"histograms": MetricRecord({"counts": counts.astype(float).flatten().tolist()})})
 
 
 def unpack_histograms(records: RecordDict, bins: int) -> np.ndarray:
-    """A client's histograms (2, ``bins``); raises `RejectedReplyError`."""
+    """Unpack and check a client's histograms, (2, ``bins``).
+
+    Raises:
+        RejectedReplyError: the records are not histograms of this size.
+    """
     _require_names("records", records, {"histograms"})
     values = _record(records, "histograms", MetricRecord, "numbers", {"counts"})["counts"]
     fits = isinstance(values, list) and len(values) == 2 * bins
@@ -142,12 +153,16 @@ def unpack_histograms(records: RecordDict, bins: int) -> np.ndarray:
 
 
 def pack_vote(over: bool) -> RecordDict:
-    """A client's vote: whether its model's risk is over its limit, perhaps randomised."""
+    """Pack a client's vote on whether its model's risk exceeds its limit."""
     return RecordDict({"vote": MetricRecord({"over": int(over)})})
 
 
 def unpack_vote(records: RecordDict) -> bool:
-    """A client's vote; raises `RejectedReplyError`."""
+    """Unpack and check a client's vote.
+
+    Raises:
+        RejectedReplyError: the records are not a vote.
+    """
     _require_names("records", records, {"vote"})
     over = _integer(_record(records, "vote", MetricRecord, "numbers", {"over"})["over"])
     reject_unless(over in (0, 1), f"a vote of {over}, not 0 or 1")
@@ -155,13 +170,17 @@ def unpack_vote(records: RecordDict) -> bool:
 
 
 def pack_identity(name: str, partition: int | None, leaves: bool = False) -> RecordDict:
-    """The name of a node's client, its partition, and whether it leaves for good."""
+    """Pack the name of a node's client, its partition, and whether it leaves for good."""
     number = -1 if partition is None else partition
     return RecordDict({"client": ConfigRecord({"name": name, "partition": number, "leaves": leaves})})
 
 
 def unpack_identity(records: RecordDict) -> tuple[str, int | None, bool]:
-    """The client's name, its partition or None, and whether it leaves for good; raises `RejectedReplyError`."""
+    """Return a client's name, its partition or None, and whether it leaves for good.
+
+    Raises:
+        RejectedReplyError: the records are not an identity.
+    """
     _require_names("records", records, {"client"})
     client = _record(records, "client", ConfigRecord, "keys", {"name", "partition", "leaves"})
     name, partition = client["name"], _integer(client["partition"])
@@ -172,16 +191,16 @@ def unpack_identity(records: RecordDict) -> tuple[str, int | None, bool]:
 
 
 def pack_features(digest: str, content: bytes) -> RecordDict:
-    """The file of a map of features, and its hash."""
+    """Pack the file of a feature map with its hash."""
     array = Array(np.frombuffer(content, dtype=np.uint8))
     return RecordDict({"map": ArrayRecord({"map": array}), "features": ConfigRecord({"hash": digest})})
 
 
 def unpack_features(records: RecordDict) -> tuple[str, bytes]:
-    """The hash and the file of a map of features, which `keep_features` checks.
+    """Return the hash and the file of a feature map, which `keep_features` checks.
 
     Raises:
-        InputError: the records are not such a message.
+        InputError: the records have no feature map.
     """
     try:
         digest, array = str(records.config_records["features"]["hash"]), records.array_records["map"]["map"]
@@ -194,12 +213,16 @@ def unpack_features(records: RecordDict) -> tuple[str, bytes]:
 
 
 def pack_kept_features(digest: str) -> RecordDict:
-    """A client's confirmation that it has the map with this hash."""
+    """Pack a client's confirmation that it stores the feature map with this hash."""
     return RecordDict({"features": ConfigRecord({"hash": digest})})
 
 
 def unpack_kept_features(records: RecordDict, digest: str) -> None:
-    """Raise `RejectedReplyError` unless ``records`` confirm the map with this hash."""
+    """Check a client's confirmation that it stores the feature map with this hash.
+
+    Raises:
+        RejectedReplyError: the records are a refusal or name another hash.
+    """
     if (refusal := unpack_refusal(records)) is not None:
         raise RejectedReplyError(refusal.reason)
     _require_names("records", records, {"features"})
@@ -213,10 +236,10 @@ def pack_stamp(records: RecordDict, stamp: Stamp) -> None:
 
 
 def unpack_stamp(records: RecordDict) -> Stamp:
-    """Take the last charge of the client's ledger out of a reply; ``(0, "")`` without one, as in most refusals.
+    """Remove the last charge of the client's ledger from a reply and return it, ``(0, "")`` without a charge.
 
     Raises:
-        RejectedReplyError: the reply has something else there.
+        RejectedReplyError: the record of the charge is malformed.
     """
     if "ledger" not in records:
         return 0, ""

@@ -138,16 +138,16 @@ def test_keys_sign_by_ecdsa_and_ed25519_and_nothing_else_passes(tmp_path):
     assert not is_signed(own.public, NodeKey.load(flowers).sign(b"message"), b"message")
     assert not is_signed("no key", b"", b"message")
     (tmp_path / "rsa").write_bytes(rsa.generate_private_key(65537, 2048).private_bytes(*form))
-    with pytest.raises(InputError, match="must be a key of ECDSA or Ed25519"):
+    with pytest.raises(InputError, match="must be an ECDSA or Ed25519 key"):
         NodeKey.load(tmp_path / "rsa")
-    with pytest.raises(InputError, match="is not a private key of OpenSSH"):
+    with pytest.raises(InputError, match="is not an OpenSSH private key"):
         NodeKey.load(tmp_path / "missing")
 
 
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("north", "line 1: must be a client's name"),
+        ("north", "line 1: must have a client's name"),
         ("a x y\na x z", "line 2: 'a'"),
         ("a x y\nb x y", "line 2: 'b' or its key"),
     ],

@@ -1,1 +1,1 @@
-"""Audits of runs, score files and traces, and their files."""
+"""Audits of runs, of score files and of traces."""

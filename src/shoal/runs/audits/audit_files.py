@@ -1,4 +1,4 @@
-"""The files of an audit, and score files of any framework; docs/files.md describes both."""
+"""The files of an audit, and the reader of score files; docs/files.md describes the formats."""
 
 import json
 import os
@@ -39,13 +39,13 @@ class AuditRequest:
     """The settings of an audit.
 
     Args:
-        gates: limits on the figures; the page shows whether they hold.
-        attacks: the user's own, in addition to the shipped ones and those of the run.
-        references: R, the number of reference federations, the largest with gates; 0: none.
+        gates: the limits on the audit's figures.
+        attacks: the user's attacks, run in addition to the shipped and configured attacks.
+        references: the number of reference federations; with gates, the largest number.
         duplicates: "leave-out" excludes every record with a copy (same inputs and label) at a different client or in
-            the test, hold-out or shadow set; None: as the simulation does.
-        queries: number of copies of each record to query.
-        site: whether to infer the client of held-out examples too (`SiteInference`).
+            the test, hold-out or shadow set. ``None`` uses the simulation's setting.
+        queries: the number of copies per record that an attack queries.
+        site: whether to infer the clients of held-out examples (`SiteInference`).
     """
 
     gates: Sequence[Gate] = ()
@@ -65,7 +65,7 @@ class AuditFiles:
         audit: the findings.
         flat: the keys and values of audit.json.
         page: the path of audit.html.
-        gates: the requested gates.
+        gates: the limits on the audit's figures.
     """
 
     audit: Audit
@@ -77,16 +77,17 @@ class AuditFiles:
 
 @dataclass(frozen=True, eq=False)
 class AboutAudited:
-    """Facts in an audit's files beside the findings.
+    """Facts about the audited run for the audit's files.
 
     Args:
         title: the page's title.
-        stated: "epsilon", "delta" and "bound.*" of the run's guarantee; see `stated_guarantee`.
+        stated: the entries "epsilon", "delta" and "bound.*" of the run's summary; see `stated_guarantee`.
         seconds: wall times, by key of audit.json.
-        pictures: images (channels, height, width) uint8 of some records, by their names.
-        kind: plural noun for records, such as "images".
-        warnings: sentences at the top of the page.
-        run, rounds: directory and rounds of the audited run; None: unknown.
+        pictures: images (channels, height, width) uint8, by record name.
+        kind: the plural noun for records, such as "images".
+        warnings: the sentences at the top of the page.
+        run: the directory of the audited run, or ``None`` if unknown.
+        rounds: the number of rounds of the audited run, or ``None`` if unknown.
     """
 
     title: str
@@ -101,12 +102,16 @@ class AboutAudited:
 
 
 def stated_guarantee(overall: Mapping[str, float]) -> dict[str, float]:
-    """Return a summary's figures of differential privacy."""
+    """Return the differential-privacy entries of a run's summary."""
     return {key: value for key, value in overall.items() if key in {"epsilon", "delta"} or key.startswith("bound.")}
 
 
 def make_directory(out: Path) -> None:
-    """Make the directory of an audit; `InputError` where it cannot be written."""
+    """Make the directory of an audit.
+
+    Raises:
+        InputError: the directory cannot be written.
+    """
     with file_errors(out, "; choose another --out", action="written"):
         out.mkdir(parents=True, exist_ok=True)
     require(os.access(out, os.W_OK), f"{out}: cannot be written; choose another --out")
@@ -115,7 +120,7 @@ def make_directory(out: Path) -> None:
 def write_audit(
     out: Path, audit: Audit, about: AboutAudited, request: AuditRequest, records: AuditRecords | None = None
 ) -> AuditFiles:
-    """Write the files of an audit into ``out``, replacing older ones; without ``records`` no score file."""
+    """Write the files of an audit into ``out``, replacing older files. Without ``records``, write no score file."""
     # Here, so that only pages load matplotlib and jinja2.
     from shoal.reports.audit.audit_page import audit_page  # noqa: PLC0415
 
@@ -146,7 +151,7 @@ def write_audit(
 
 
 def write_scores(path: Path, records: AuditRecords) -> None:
-    """Write ``records`` as a score file for `read_scores`."""
+    """Write a score file for `read_scores`."""
     scores, population = records.scores, records.scores.population
     names = {"record": records.record, "client": records.client, "group": records.group}
     pair = None if records.pair is None else records.pair.astype(str)
@@ -178,7 +183,7 @@ def read_scores(path: Path) -> AuditRecords:
     """Read the records of a score file.
 
     Raises:
-        InputError: it cannot be read, lacks a column, or has a wrong cell; the sentence names its line.
+        InputError: the file cannot be read, lacks a column, or has an invalid cell.
     """
     try:
         require_small_csv(path)
@@ -194,7 +199,7 @@ def read_scores(path: Path) -> AuditRecords:
     file = _ScoreFile(path, frame[(frame.fillna("") != "").any(axis=1)])
     scored, trained = file.references("score_ref"), file.references("member_ref")
     for i in sorted(scored ^ trained):
-        raise InputError(f"{path}: reference model {i} has only one of score_ref_{i} and member_ref_{i}; add the other")
+        raise InputError(f"{path}: reference model {i} needs both columns, score_ref_{i} and member_ref_{i}")
     owned = file.frame["client"].to_numpy() != ""
     score, member = file.numbers("score"), file.flags("member")
     reference = file.matrix([file.numbers(f"score_ref_{i}") for i in sorted(scored)])
@@ -203,11 +208,11 @@ def read_scores(path: Path) -> AuditRecords:
     file.check_names(owned, member, model)
     file.refuse(
         ~owned & (member | reference_member.any(axis=1)),
-        "a record without a client cannot be a member; member and member_ref_i must be 0",
+        "a record without a client cannot be a member; set member and every member_ref_i to 0",
     )
-    for value, kind in ((1, "member"), (0, "non-member")):
+    for value, kind in ((1, "members"), (0, "non-members")):
         one = bool((owned & (member == value)).any())
-        require(one, f"{path}: has no {kind} (member = {value}) of a client; an attack needs both kinds")
+        require(one, f"{path}: has no {kind} (member = {value}); an attack needs members and non-members")
     population = Population(score[~owned], reference[~owned], model[~owned]) if not owned.all() else None
     scores = ReferenceScores(score, member, reference, reference_member, model).take(owned)
     names = (file.frame[name].to_numpy(dtype=object)[owned] for name in ("record", "client", "group"))
@@ -222,7 +227,7 @@ class _ScoreFile:
     frame: pd.DataFrame
 
     def refuse(self, wrong: Bools, sentence: str, column: str = "") -> None:
-        """Raise `InputError` with the line of the first wrong row; ``{cell}`` in the sentence is its cell."""
+        """Raise `InputError` with the line of the first wrong row, replacing ``{cell}`` by the wrong cell."""
         for row in np.flatnonzero(wrong)[:1]:
             cell = self.frame[column].iloc[row] if column else ""
             # The header is line 1.
@@ -234,51 +239,51 @@ class _ScoreFile:
         names = [str(name) for name in self.frame if str(name).startswith(f"{kind}_")]
         for name in names:
             fits = re.fullmatch(rf"{kind}_(0|[1-9][0-9]*)", name) is not None
-            require(fits, f"{self.path}: the column '{name}' must end in a reference model's number, as {kind}_1")
+            require(fits, f"{self.path}: the column '{name}' must end in a number, such as {kind}_1")
         return {int(name.removeprefix(f"{kind}_")) for name in names}
 
     def numbers(self, name: str) -> Floats:
-        """Return a column (M,) of finite numbers."""
+        """Return a column (M,), refusing values that are not finite."""
         values = pd.to_numeric(self.frame[name], errors="coerce").to_numpy(dtype=float)
-        self.refuse(~np.isfinite(values), f"'{name}' must be a finite number; got {{cell}}", name)
+        self.refuse(~np.isfinite(values), f"'{name}' must be a finite number (got {{cell}})", name)
         return values
 
     def flags(self, name: str) -> Bools:
-        """Return a column (M,) of memberships."""
+        """Return a column of membership flags (M,)."""
         cells = self.frame[name]
-        self.refuse(~cells.isin((*_TRUE, *_FALSE)).to_numpy(), f"'{name}' must be 0 or 1; got {{cell}}", name)
+        self.refuse(~cells.isin((*_TRUE, *_FALSE)).to_numpy(), f"'{name}' must be 0 or 1 (got {{cell}})", name)
         return cells.isin(_TRUE).to_numpy()
 
     def matrix(self, columns: list[NDArray]) -> NDArray:
-        """Columns (M, R); R may be 0."""
+        """Stack R columns into a matrix (M, R)."""
         return np.stack(columns, axis=1) if columns else np.empty((len(self.frame), 0))
 
     def models(self) -> Ints:
-        """(M,) numbers of the attacked models."""
+        """Return the number of each record's attacked model, (M,)."""
         if "model" not in self.frame:
             return np.zeros(len(self.frame), dtype=np.int64)
         values = self.numbers("model")
         wrong = (values % 1 != 0) | (values < 0) | (values >= 2**53)
-        self.refuse(wrong, "'model' must be an integer, at least 0; got {cell}", "model")
+        self.refuse(wrong, "'model' must be an integer of at least 0 (got {cell})", "model")
         return values.astype(np.int64)
 
     def check_names(self, owned: Bools, member: Bools, model: Ints) -> None:
-        """Refuse records without a group, and records that are both member and non-member of a model."""
+        """Refuse records without a group, and records that are both member and non-member of the same model."""
         unnamed = owned & (self.frame["group"] == "").to_numpy()
-        self.refuse(unnamed, f"'group' is empty; name the client's group, or call the only one '{EVERYBODY}'")
+        self.refuse(unnamed, f"'group' is empty; enter the client's group, or '{EVERYBODY}' if there are no groups")
         with locate_errors(self.path):
             require_unambiguous(set(self.frame["group"][owned]))
         kinds = self.frame[["client", "record"]].assign(model=model, member=member).drop_duplicates()
         twice = self.frame.index.isin(kinds.index[kinds.duplicated(["client", "record", "model"])])
         self.refuse(
             twice,
-            "the record {cell} is a member and a non-member of one model; keep one row, or give a client's different "
-            "records different names",
+            "the record {cell} is a member and a non-member of the same model; remove one of the rows, or give "
+            "different records different names",
             "record",
         )
 
     def pairs(self, owned: Bools, member: Bools) -> Ints | None:
-        """Numbers of the pairs of clients' records; each must have a member and a non-member of one client."""
+        """Return each record's pair number; a pair has one member and one non-member of the same client."""
         if "pair" not in self.frame:
             return None
         pairs = self.frame.assign(inside=member)[owned].groupby("pair", sort=False)
@@ -286,5 +291,5 @@ class _ScoreFile:
         fits &= pairs["client"].transform("nunique") == 1
         wrong = owned.copy()
         wrong[owned] = ~fits.to_numpy()
-        self.refuse(wrong, "the pair {cell} must be a member and a non-member of one client", "pair")
+        self.refuse(wrong, "the pair {cell} must be one member and one non-member of the same client", "pair")
         return pairs.ngroup().to_numpy().astype(np.int64)

@@ -1,4 +1,4 @@
-"""`shoal audit RUN --left CLIENT`: whether a client that left a finished run was forgotten."""
+"""The command `shoal audit RUN --left CLIENT`, an audit of whether a run forgot a client that left."""
 
 import json
 import re
@@ -50,13 +50,13 @@ OTHER_COLUMNS = ("client", "group", "accuracy_before", "accuracy_after", "exposu
 
 @dataclass(frozen=True, eq=False)
 class LeaverFiles:
-    """The written audit of a leaver.
+    """The written audit of a client that left.
 
     Args:
         flat: the keys and values of audit.json.
         answer: the verdicts in sentences.
         page: the path of audit.html.
-        gates: the requested gates.
+        gates: the limits on the audit's figures.
     """
 
     flat: Mapping[str, Any]
@@ -79,18 +79,21 @@ def audit_leaver(
     gates: Sequence[str] = (),
     allow_code: bool = False,
 ) -> LeaverFiles:
-    """Audit whether a run forgot a client, by federations that had the client until it left and some that never had it.
+    """Audit whether a run forgot a client that left.
+
+    The audit compares reference federations that had the client until it left with reference federations that never had
+    the client.
 
     Args:
-        run: directory of a finished run of a configuration with events.
-        client: name or number of a client that left.
-        references: R, the federations of each kind, an even number.
-        out: where files are written; None: into ``run/left-CLIENT``, by number if the name cannot be part of a path. An
-            interrupted audit resumes there.
-        data_dir, jobs, cluster, watch, gates, allow_code: as of `audit_run`.
+        run: the directory of a finished run whose configuration has events.
+        client: the name or number of a client that left.
+        references: the even number of reference federations with the client; as many are trained without the client.
+        out: the directory of the audit's files. ``None`` means ``run/left-CLIENT``, with the client's number if the
+            name cannot be part of a path. An interrupted audit in ``out`` resumes.
+        data_dir, jobs, cluster, watch, gates, allow_code: see `audit_run`.
 
     Raises:
-        InputError: no finished run, a client that did not leave, or clients with models of their own.
+        InputError: the run is not finished, the client did not leave, or clients have personal models.
 
     Example:
         >>> from pathlib import Path
@@ -113,7 +116,7 @@ def audit_leaver(
     run, asked = path_of("run", run), parse_gates(gates)
     references = integer("references", references, "such as 16", 0)
     even = references >= LEAST and references % 2 == 0
-    require(even, f"'references' with --left must be an even number of at least {LEAST}; got {references}")
+    require(even, f"'references' with --left must be an even number of at least {LEAST} (got {references})")
     config, simulation, progress = finished_run(run, data_dir, allow_code=allow_code)
     workers = Workers(integer("jobs", jobs, "such as 2", 1), cluster)
     with config.engine.engine(simulation.setup.model) as engine:

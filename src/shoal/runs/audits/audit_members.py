@@ -1,4 +1,4 @@
-"""Audits of a simulation (with reference federations), of a score file, and of clients' updates."""
+"""Audits of a simulation, of a score file and of a trace."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -56,16 +56,18 @@ def audit_members(
     home: Path | None = None,
     recorded: Trace | None = None,
 ) -> AuditFiles:
-    """Train reference federations, attack a simulation's members with their scores, and write the audit's files.
+    """Train reference federations, attack a simulation's members, and write the audit's files.
 
     Args:
-        simulation, progress: the attacked simulation, and the simulation's state after the last round.
+        simulation: the attacked simulation.
+        progress: the simulation's state after the last round.
         engine: the engine, with the simulation's network.
-        request: settings of the audit.
-        place: directory of the audit's files, and the workers that train reference federations.
-        about: facts beside the findings.
-        home: directory with the folder ``references`` for the reference federations' scores; None: ``place.out``.
-        recorded: clients' updates for attacks of the server; None without them.
+        request: the settings of the audit.
+        place: the directory of the audit's files, and the workers that train reference federations.
+        about: facts about the audited run.
+        home: the parent directory of ``references``, the folder that stores the reference federations' scores. ``None``
+            means ``place.out``.
+        recorded: the trace of clients' updates that the server attacks, or ``None`` if no updates were recorded.
     """
     copies, queries = request.duplicates or simulation.duplicates, request.queries
     simulation = replace(simulation, duplicates=copies, attacks=(*simulation.attacks, *request.attacks))
@@ -77,8 +79,8 @@ def audit_members(
     warnings = [*warn_of_small_clusters(*clustered)] if len(state.models) > 1 else []
     require(
         len(attacked.records) >= 2,
-        f"an attack needs at least two members; only {len(attacked.records)} of the exchangeable examples was used for "
-        "training lately",
+        f"an attack needs at least two members (got {len(attacked.records)}); train on more exchangeable examples in "
+        "the last rounds",
     )
     copied = attacked.records.members_with_copies() if copies == "keep" else 0
     if copied:
@@ -143,11 +145,11 @@ def audit_members(
 def audit_scores(
     path: str | Path, *, out: str | Path | None = None, gates: Sequence[str] = (), attacks: Sequence[Attack] = ()
 ) -> AuditFiles:
-    """Audit the records of a score file, of any framework.
+    """Audit the records of a score file from any framework.
 
     Args:
-        path: the file; docs/files.md has its columns.
-        out: directory of the audit's files; None: the folder of ``path``.
+        path: the score file; docs/files.md lists its columns.
+        out: the directory of the audit's files. ``None`` means the folder of ``path``.
         gates, attacks: see `audit_run`.
 
     Raises:
@@ -182,12 +184,12 @@ def audit_trace(
     attacks: Sequence[Attack] = (),
     allow_code: bool = False,
 ) -> AuditFiles:
-    """Audit recorded updates of clients, of a run or of any framework.
+    """Audit recorded client updates of a run or of any framework.
 
     Args:
         trace: a trace or its directory; see `shoal.runs.audits.trace.read_trace` and docs/trace.md.
-        out: directory of the audit's files; None: ``trace``.
-        data_dir: the first folder in which to look for a run's data.
+        out: the directory of the audit's files. ``None`` means the directory of the trace.
+        data_dir: the folder that is searched first for a run's data.
         gates, attacks: see `audit_run`.
         allow_code: see `shoal.load`.
 

@@ -47,34 +47,36 @@ def audit_run(
     attacks: Sequence[Attack] = (),
     allow_code: bool = False,
 ) -> AuditFiles:
-    """Audit a finished run: train reference federations, and attack the run's members with their scores.
+    """Train reference federations of a finished run, and attack the run's members with the federations' scores.
 
-    Each reference federation costs one training of the run, without evaluation and red team. The scores are stored in
-    ``run/references``, so an interrupted audit resumes, and a larger one reuses them. For a read-only ``run`` they are
-    stored in ``out/references``.
+    Each reference federation takes about as long as the run itself, without evaluation and red team. An interrupted
+    audit resumes, because the scores are stored in ``run/references``, or in ``out/references`` if ``run`` is
+    read-only.
 
     Args:
-        run: directory of a finished run of a configuration; see `shoal.Result.audit` for a simulation in Python.
-        references: R, the number of reference federations; 0: none. With ``gates`` R is the largest number: two are
-            added at a time until every gate is decided (`shoal.runs.audits.gate`).
-        out: directory of the audit's files; None: ``run``.
-        data_dir: the first folder in which to look for data.
+        run: the directory of a finished run of a configuration. For a simulation in Python, use `shoal.Result.audit`.
+        references: the number of reference federations, 0 for none. With ``gates``, ``references`` is a maximum, and
+            federations are added in pairs until every gate is decided.
+        out: the directory of the audit's files. ``None`` means ``run``.
+        data_dir: the folder that is searched first for the run's data.
         duplicates: "leave-out" excludes every record with a copy (same inputs and label) at a different client or in
-            the test, hold-out or shadow set; None: as configured.
-        queries: number of copies of each image to query, at most 18 (2 flips x 9 shifts); their scores are averaged.
-            Each number needs its own reference federations.
-        site: whether to attack the origin of held-out examples too: their client, by its model's outputs.
-        jobs: number of processes that train reference federations; results are the same.
-        cluster: address of a Ray cluster for the training, see `shoal.sweeps.Workers`; None: this machine.
-        watch: function of the finished and of all reference federations, called before the first one and after each.
-        gates: limits on the figures, such as ``"tpr_at_fpr_0.01 <= 0.05"``; the page shows whether they hold.
-        attacks: your own attacks on the scores of reference models or on clients' updates, in addition to all shipped
-            ones and those of the configuration.
+            the test, hold-out or shadow set. ``None`` uses the run's setting.
+        queries: the number of copies per image that an attack queries, at most 18 (2 flips x 9 shifts). The attack
+            averages the copies' scores. A different number needs new reference federations.
+        site: whether to infer the clients of held-out examples from the models' outputs.
+        jobs: the number of processes that train reference federations; the results do not depend on the number.
+        cluster: the address of a Ray cluster that trains reference federations; see `shoal.sweeps.Workers`. ``None``
+            trains on this machine.
+        watch: a function of two counts: finished federations and all federations. The audit calls the function before
+            the first reference federation and after each.
+        gates: the limits on the audit's figures, such as ``"tpr_at_fpr_0.01 <= 0.05"``.
+        attacks: your own attacks on reference scores or on client updates, run in addition to the shipped and
+            configured attacks.
         allow_code: see `shoal.load`.
 
     Raises:
-        InputError: no finished run of a configuration, a run with a property attack, changed data or files, or a
-            directory that cannot be written.
+        InputError: the run is not a finished run of a configuration, has a property attack, or has changed data or
+            files; or the directory cannot be written.
 
     Example:
         >>> from pathlib import Path
@@ -122,5 +124,5 @@ def finished_run(run: Path, data_dir: Path | None, *, allow_code: bool) -> tuple
     config, simulation = rebuild_simulation(run, data_dir, allow_code=allow_code)
     progress = load_checkpoint(run / "checkpoint")
     if progress is None or progress.state.round != config.algorithm.rounds:
-        raise InputError(f"{run}: cannot be audited without the checkpoint of its last round; run it again elsewhere")
+        raise InputError(f"{run}: has no checkpoint of the last round; repeat the run in another directory")
     return config, simulation, progress

@@ -1,10 +1,8 @@
-"""The privacy card of a released model: its exposure, its guarantees, and the questions that neither covers.
+"""The privacy card of a released model: its exposure, its guarantees, and the privacy questions that remain.
 
 The questions follow the differential privacy pyramid of NIST SP 800-226 (Guidelines for Evaluating Differential Privacy
-Guarantees, March 2025, Figure 1): privacy parameters and unit; algorithms and correctness, utility, bias; access
-control, trust models, side channels, exposure at data collection. Shoal adds the choices of a model and of
-hyper-parameters, the lower bound, the attacks and inference of properties. Each claim names its measurement; a missing
-measurement names its command.
+Guarantees, March 2025, Figure 1). Shoal adds questions about the choice of a client's model, the choice of
+hyper-parameters, the empirical lower bound, the attacks, and property inference.
 """
 
 import json
@@ -32,7 +30,7 @@ SCHEMA = 2
 
 @dataclass(frozen=True)
 class Card:
-    """A card's document, and the paths of card.json and card.html."""
+    """A privacy card, and the paths of card.json and card.html."""
 
     document: Mapping[str, Any]
     file: Path
@@ -40,7 +38,7 @@ class Card:
 
 
 def write_card(run: Path, out: Path | None = None, *, allow_code: bool = False) -> Card:
-    """Write card.json and card.html of a finished run into ``out``, by default its directory.
+    """Write card.json and card.html of a finished run into ``out``, by default the run's directory.
 
     Raises:
         InputError: ``run`` is not the directory of a finished run, or ``out`` cannot be written.
@@ -54,7 +52,7 @@ def write_card(run: Path, out: Path | None = None, *, allow_code: bool = False) 
 
 
 def privacy_card(run: Path, result: Result) -> dict[str, Any]:
-    """Return the document of a card: ``run``, ``exposure``, ``promise`` and ``questions`` (keys in docs/audit.md)."""
+    """Return the content of card.json; docs/audit.md lists the keys."""
     about, summary, settings = result.description, result.summary, read_toml(run / "config.toml")
     promise = _stated_epsilon(summary.overall, settings)
     exposure, files = _exposure(run, result), stored_files(run)
@@ -120,7 +118,7 @@ def _figures_of(finding: Finding) -> dict[str, Any]:
 
 
 def _stated_epsilon(overall: Mapping[str, float], settings: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The guarantee of differential privacy, with its computation; None without an epsilon."""
+    """The guarantee of differential privacy, with its computation, or None without an epsilon."""
     if not isfinite(overall.get("epsilon", float("inf"))):
         return None
     by_view = {view: overall[f"epsilon.{view}"] for view in VIEWS if f"epsilon.{view}" in overall}

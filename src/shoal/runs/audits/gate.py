@@ -1,8 +1,4 @@
-"""Gates: limits on the figures of an audit, tested after every second reference federation.
-
-The intervals of all looks hold together: the last look takes half of the 5 %, and the other looks share the rest
-(Bonferroni). At each look the attacks use the reference federations trained so far.
-"""
+"""Gates: limits on the figures of an audit, tested after every second reference federation."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -34,13 +30,16 @@ _FORM = re.compile(r"\s*(?P<key>\S+)\s*(?P<sign><=|<)\s*(?P<limit>\S+)\s*")
 
 
 def looks(most: int, step: int = 2) -> list[tuple[int, float]]:
-    """List the numbers of reference federations at which gates are tested, with the confidence of their intervals.
+    """List the numbers of reference federations at which gates are tested, with the confidence of the intervals at
+    each.
 
-    The intervals of all looks hold together with a probability of at least 95 %.
+    All intervals together cover their true values with probability 95 % or more (Bonferroni). The last test has half of
+    the error probability of 5 %, and the earlier tests share the rest.
 
     Args:
-        most: largest number of reference federations.
-        step: reference federations between two looks; even, since pairs train on opposite records.
+        most: the largest number of reference federations.
+        step: the number of reference federations between two tests; even, because federations are trained in pairs on
+            opposite records.
 
     >>> looks(6)
     [(2, 0.9875), (4, 0.9875), (6, 0.975)]
@@ -57,10 +56,10 @@ class Gate:
     """A limit on the upper end of a figure's interval, such as ``tpr_at_fpr_0.01 <= 0.05``.
 
     Args:
-        key: one of `GATE_METRICS`, for every attack and group; or a key of audit.json, such as
+        key: one of `GATE_METRICS`, which applies to every attack and group, or a key of audit.json, such as
             ``attacks.lira.minority.auc`` or ``views.client.minority.auc``.
-        limit: largest allowed value.
-        strict: whether ``limit`` itself breaks the gate.
+        limit: the largest allowed value.
+        strict: whether a figure equal to ``limit`` breaks the gate.
     """
 
     key: str
@@ -73,19 +72,19 @@ class Gate:
         return max((name for name in GATE_METRICS if f".{self.key}".endswith(f".{name}")), key=len)
 
     def broken_by(self, audit: Mapping[str, float | str]) -> dict[str, float]:
-        """Return the upper ends that break this gate, by key of audit.json.
+        """Return the upper ends above the limit, by key of audit.json.
 
-        Scores with the `wrong_sign` break it wholly. A view's figure includes ``at_least``, the certain figure of
-        a different attack in the view.
+        If the scores have the wrong sign (`wrong_sign`), all limited figures break the gate. The upper end for a view
+        is at least ``at_least``, the value that another attack certainly reaches in the view.
 
         Raises:
-            InputError: none of its figures was measured.
+            InputError: none of the limited figures was measured.
         """
         ends = self._ends(audit)
         require(
             bool(ends),
-            f"'{self.key}' was not measured, so the gate cannot hold: too few non-members (3 / FPR are needed), or an "
-            "unknown attack, group or view",
+            f"'{self.key}' was not measured; add non-members (at least 3 / FPR), or name an attack, group and view of "
+            "the audit",
         )
         uppers = {key: max(high, float(audit.get(f"{key}.at_least", -inf))) for key, (_, high) in ends.items()}
         if wrong_sign(audit):
@@ -93,7 +92,7 @@ class Gate:
         return {key: value for key, value in uppers.items() if self._exceeded(value)}
 
     def decision(self, audit: Mapping[str, float | str]) -> bool | None:
-        """Return whether this gate certainly holds (True) or is certainly broken (False); None: not decided."""
+        """Return True if this gate certainly holds, False if the gate is certainly broken, None if not decided."""
         if self.key == LOWER_BOUND or not self._ends(audit):
             return None
         if self._certain(audit):
@@ -137,7 +136,7 @@ class Gate:
         return figure != key and (figure == self.key or (self.key in GATE_METRICS and figure.endswith(f".{self.key}")))
 
     def verdict(self, audit: Mapping[str, float | str]) -> tuple[str, bool]:
-        """Return a sentence on this gate, and whether it holds; without its figures it does not hold."""
+        """Return a sentence on this gate, and whether the gate holds. A gate without measured figures does not hold."""
         try:
             broken = self.broken_by(audit)
         except InputError as error:
@@ -163,13 +162,13 @@ def parse_gates(expressions: Sequence[str]) -> list[Gate]:
     """Parse gates.
 
     Raises:
-        InputError: an expression is not a gate, or always or never holds.
+        InputError: an expression is not a gate, always holds or never holds.
 
     >>> parse_gates(["tpr_at_fpr_0.01 <= 0.05"])
     [Gate(key='tpr_at_fpr_0.01', limit=0.05, strict=False)]
     """
     listed = isinstance(expressions, Sequence) and not isinstance(expressions, str)
-    require(listed, f"'gates' must be a list, such as ['accuracy <= 0.6']; got {describe(expressions)}")
+    require(listed, f"'gates' must be a list, such as ['accuracy <= 0.6'] (got {describe(expressions)})")
     return [_parse_gate(expression) for expression in expressions]
 
 
@@ -177,12 +176,12 @@ def _parse_gate(expression: str) -> Gate:
     form = "a gate has the form 'METRIC <= NUMBER', such as 'tpr_at_fpr_0.01 <= 0.05'"
     parts = _FORM.fullmatch(expression) if isinstance(expression, str) else None
     if parts is None:
-        raise InputError(f"{form}; got {describe(expression)}")
+        raise InputError(f"{form} (got {describe(expression)})")
     try:
         limit = float(parts["limit"])
     except ValueError:
         limit = nan
-    require(not isnan(limit), f"{form}; got the number '{parts['limit']}'")
+    require(not isnan(limit), f"{form} (got the number '{parts['limit']}')")
     key = parts["key"]
     limitable = any(key == name or key.endswith(f".{name}") for name in GATE_METRICS)
     require(limitable, f"a gate cannot limit '{key}'; {suggest(key, GATE_METRICS)}")
@@ -197,14 +196,15 @@ def _parse_gate(expression: str) -> Gate:
 
 
 def require_measurable(gates: Sequence[Gate], non_members: Mapping[str, int]) -> None:
-    """Refuse gates on figures that an audit cannot measure, before its reference federations are trained.
+    """Refuse gates on figures that an audit cannot measure, before reference federations are trained.
 
     Args:
         gates: the audit's gates.
-        non_members: number of non-members by group.
+        non_members: the number of non-members by group.
 
     Raises:
-        InputError: a key of a wrong form, an unknown view or group, or too few non-members for a true positive rate.
+        InputError: a gate's key has a wrong form or an unknown view or group, or a true positive rate needs more
+            non-members.
     """
     for gate in gates:
         name = gate.key.removesuffix(gate.metric).removesuffix(".")
@@ -213,12 +213,12 @@ def require_measurable(gates: Sequence[Gate], non_members: Mapping[str, int]) ->
         if name:
             form = f"'attacks.ATTACK.GROUP.{gate.metric}' or 'views.VIEW.GROUP.{gate.metric}'"
             complete = kind in ("attacks", "views") and bool(group)
-            require(complete, f"a gate on one figure has the form {form}; got '{gate.key}'")
-            unknown = f"the gate '{gate}' names the view '{who}'; {suggest(who, VIEWS)}"
+            require(complete, f"a gate on one figure has the form {form} (got '{gate.key}')")
+            unknown = f"the gate '{gate}' has an unknown view (got '{who}'); {suggest(who, VIEWS)}"
             require(kind != "views" or who in VIEWS, unknown)
-            require(group in known, f"the gate '{gate}' names the group '{group}'; {suggest(group, known)}")
+            require(group in known, f"the gate '{gate}' has an unknown group (got '{group}'); {suggest(group, known)}")
             largest = non_members.get(group, largest)
         if rate := re.match(r"tpr_at_fpr_(0\.0*1)", gate.metric):
             needed = least_non_members(float(rate[1]))
-            few = f"the gate '{gate}' needs {needed:,.0f} non-members; there are {largest:,}"
+            few = f"the gate '{gate}' needs {needed:,.0f} non-members (got {largest:,})"
             require(largest >= needed, f"{few}; limit 'accuracy' or 'auc', or audit more records")

@@ -1,4 +1,4 @@
-"""Traces: a federation's rounds as its server saw them, recorded by Shoal or in the format of docs/trace.md."""
+"""Traces: the rounds of a federation in the server's view, recorded by Shoal or in the format of docs/trace.md."""
 
 import zipfile
 import zlib
@@ -42,14 +42,13 @@ class Trace:
     """Recorded rounds, the records to attack, and the trained model.
 
     Args:
-        model: network and loss.
-        records: the members of each client, and non-members.
+        model: the network and its loss.
+        records: each client's members, and non-members.
         files: the files of the recorded rounds, in order.
-        read: function that reads the updates of one file.
-        preferences: threshold and beta of each client, by the client's id; None: unknown.
-        local: the clients' local training, as far as the server knows it; None: unknown.
-        simulation: the simulation of a run of Shoal, so that the server knows how clients train; None: a different
-            framework.
+        read: the function that reads the updates in one file.
+        preferences: the limit and beta of each client, by the client's id, or ``None`` if unknown.
+        local: the clients' local training, if the server knows the settings; otherwise ``None``.
+        simulation: the simulation of a run of Shoal, or ``None`` for a trace of another framework.
     """
 
     model: Model
@@ -62,7 +61,7 @@ class Trace:
     __repr__ = one_line
 
     def knowledge(self, engine: Engine) -> Knowledge:
-        """Return the server's knowledge of training."""
+        """Return the server's knowledge of the clients' training."""
         if self.simulation is None:
             return Knowledge(self.local)
         training = self.simulation.on(engine)
@@ -72,8 +71,8 @@ class Trace:
         """Read the updates of each round in order.
 
         Raises:
-            InputError: a file is damaged, does not fit the network, holds numbers that are not finite, or has a client
-                without records; the sentence names it.
+            InputError: a file is damaged, does not fit the network, has numbers that are not finite, or has a client
+                without records.
         """
         owners = set(self.records.client.tolist())
         for path in self.files:
@@ -81,27 +80,28 @@ class Trace:
             with locate_errors(path):
                 check_updates(updates, self.model.layout.size)
                 without = [client for client in updates.clients.tolist() if client not in owners]
-                require(not without, f"client {(without or [0])[0]} has no records; add its members to the records")
+                require(not without, f"client {(without or [0])[0]} has no records; add members of this client")
             yield updates
 
 
 def update_scores_of_trace(trace: Trace, engine: Engine) -> UpdateScores:
-    """Compute the scores for the server's attacks, with the engine of the trace's model."""
+    """Compute scores of the trace's records for the server's attacks; the engine has the trace's model."""
     return update_scores(trace.rounds(), trace.records, engine)
 
 
 def read_trace(folder: str | Path, data_dir: Path | None = None, *, allow_code: bool = False) -> Trace:
-    """Read the trace in a directory with a trace.toml, or of a run with recorded updates.
+    """Read the trace in a directory with a trace.toml, or in the directory of a run with recorded updates.
 
-    The files of rounds are read, and checked, later.
+    The files of rounds are checked when `Trace.rounds` reads them.
 
     Args:
         folder: the directory.
-        data_dir: the first folder in which to look for a run's data.
+        data_dir: the folder that is searched first for a run's data.
         allow_code: see `shoal.load`.
 
     Raises:
-        InputError: no trace; changed data or files of a run; a missing or damaged file, or two that do not fit.
+        InputError: the directory has no trace, a file is missing or damaged, two files do not fit together, or a run's
+            data or files have changed.
     """
     folder = path_of("trace", folder)
     if (folder / FOLDER).is_dir():
@@ -111,7 +111,7 @@ def read_trace(folder: str | Path, data_dir: Path | None = None, *, allow_code: 
     path = folder / "trace.toml"
     require(
         path.exists(),
-        f"{folder}: is not a trace (no trace.toml, nor the folder '{FOLDER}' of a run with recorded updates)",
+        f"{folder}: is not a trace; name a directory with a trace.toml, or a run's directory with a folder '{FOLDER}'",
     )
     table = read_toml(path)
     if not allow_code:
@@ -127,15 +127,15 @@ def read_trace(folder: str | Path, data_dir: Path | None = None, *, allow_code: 
 
 
 def trace_of(out: str | Path, federation: Federation, model: Model, every: int | None = None) -> Trace:
-    """Return the trace of a run directory, from its federation and model in memory.
+    """Return the trace of a run directory.
 
-    The members are the clients' training examples, the non-members the test examples.
+    The members are the clients' training examples, and the non-members are the test examples.
 
     Args:
         out: the run directory.
         federation: the simulation's federation.
-        model: the trained model, with the defences that change it (`Dropout`).
-        every: rounds from one recorded round to the next; None: rounds may be missing.
+        model: the trained model, with the defences that change its network (`Dropout`).
+        every: the number of rounds from one recorded round to the next, or ``None`` if rounds may be missing.
     """
     files = round_files(Path(out) / FOLDER, ".safetensors")
     _require_no_gaps(files, every)
@@ -149,7 +149,8 @@ def _require_no_gaps(files: Sequence[Path], every: int | None) -> None:
     missing = [] if every is None else sorted({*range(every, max(rounds) + 1, every)} - {*rounds})
     require(
         not missing,
-        f"{files[0].parent}: lacks the file of round {(missing or [0])[0]}; recorded rounds are {every} apart",
+        f"{files[0].parent}: lacks the file of round {(missing or [0])[0]}; recorded rounds must be the multiples of "
+        f"{every}",
     )
 
 
@@ -160,12 +161,14 @@ class TraceSettings:
     Args:
         model: the network, as in a run's configuration.
         classes: C, the number of classes.
-        shape: an input's shape, [channels, height, width], or [numbers] for a vector; None for texts.
-        vocabulary: the number of words in texts, numbered from 1; None for other inputs.
-        loss: ``cross-entropy``, or ``module:Name`` of a function of outputs (B, C) and labels (B,) that returns the
-            loss of each example (B,).
-        every: rounds from one recorded round to the next; None: rounds may be missing.
-        local: the clients' local training, as in a run's configuration, as far as the server knows it.
+        shape: the shape of an input, [channels, height, width] for an image or [numbers] for a vector, or None for
+            texts.
+        vocabulary: the number of words in texts, numbered from 1, or None for images and vectors.
+        loss: ``cross-entropy``, or ``module:Name`` of a function of outputs (B, C) and labels (B,) that returns one
+            loss per example, (B,).
+        every: the number of rounds from one recorded round to the next, or None if rounds may be missing.
+        local: the clients' local training, as in a run's configuration, or None if the server does not know the
+            settings.
     """
 
     model: Network
@@ -178,18 +181,22 @@ class TraceSettings:
 
     def __post_init__(self) -> None:
         one = (self.shape is None) != (self.vocabulary is None)
-        require(one, "'shape' is missing, or for texts 'vocabulary'; give one of them")
+        require(one, "the table needs either 'shape' (images and vectors) or 'vocabulary' (texts)")
         require(
             self.shape is None or len(self.shape) in (1, 3),
-            f"'shape' must be [channels, height, width] or [numbers]; got {list(self.shape or ())}",
+            f"'shape' must be [channels, height, width] or [numbers] (got {list(self.shape or ())})",
         )
         require(
             self.loss == "cross-entropy" or ":" in self.loss,
-            f"'loss' must be 'cross-entropy' or 'module:Name'; got '{self.loss}'",
+            f"'loss' must be 'cross-entropy' or 'module:Name' (got '{self.loss}')",
         )
 
     def network(self) -> Model:
-        """Build the trained model; `InputError` where the network is unknown or cannot take such inputs."""
+        """Build the trained model.
+
+        Raises:
+            InputError: the network is unknown or cannot take inputs of this shape.
+        """
         shape: Shape | VectorShape | TextShape
         if self.vocabulary is not None:
             shape = TextShape(self.vocabulary, self.classes)
@@ -205,22 +212,26 @@ class TraceSettings:
 
 
 def read_records(path: Path, about: TraceSettings, model: Model) -> OwnedRecords:
-    """Read records.npz; `InputError` where it is missing, damaged, or does not fit the model."""
+    """Read records.npz.
+
+    Raises:
+        InputError: the file is missing or damaged, or does not fit the model.
+    """
     arrays = parse_arrays(path, ("x", "y", "client"), "x, y, client and may have group")
     x, y = tensors_of(str(path), (arrays["x"], arrays["y"]))
     require(len(y) > 0, f"{path}: has no records")
     require_finite(str(path), x)
     shape = tuple(x.shape[1:])
-    require(about.shape in (None, shape), f"{path}: has inputs of shape {shape}, but trace.toml says {about.shape}")
+    require(about.shape in (None, shape), f"{path}: 'x' has inputs of shape {shape}; trace.toml requires {about.shape}")
     require(
         bool(((y >= 0) & (y < about.classes)).all()),
-        f"{path}: 'y' must be labels in 0..{about.classes - 1} (classes); got {int(y.min())} to {int(y.max())}",
+        f"{path}: 'y' must be labels from 0 to {about.classes - 1} (got {int(y.min())} to {int(y.max())})",
     )
     client = _integers(path, "client", arrays["client"], len(y))
-    require(bool((client >= NOBODY).all()), f"{path}: 'client' must be numbers from 0, or -1 for non-members")
+    require(bool((client >= NOBODY).all()), f"{path}: 'client' must be integers from 0, or -1 for non-members")
     group = arrays.get("group", np.full(len(y), "all"))
     text = group.shape == (len(y),) and group.dtype.kind == "U"
-    require(text, f"{path}: 'group' must be {len(y)} texts, the names of groups; got {_kind(group)}")
+    require(text, f"{path}: 'group' must be an array of {len(y)} group names (got {_kind(group)})")
     names, index = np.unique(group, return_inverse=True)
     with locate_errors(path):
         require_unambiguous(names.tolist())
@@ -229,29 +240,29 @@ def read_records(path: Path, about: TraceSettings, model: Model) -> OwnedRecords
 
 
 def read_round(path: Path, *, model: Model, network: nn.Module) -> RoundUpdates:
-    """Read a round's file, whose numbers have the order of the state_dict of the model's ``network``."""
+    """Read the file of a round; its numbers have the order of the ``state_dict`` of ``network``."""
     arrays = parse_arrays(path, ("clients", "models", "parameters"), "clients, models and parameters")
     clients = _integers(path, "clients", arrays["clients"], arrays["clients"].size)
     assignment = _integers(path, "assignment", arrays.get("assignment", np.zeros(len(clients), int)), len(clients))
     models = vectors_of(path, "models", np.atleast_2d(arrays["models"]), model, network)
     ends = vectors_of(path, "parameters", arrays["parameters"], model, network)
-    require(len(ends) == len(clients), f"{path}: has {len(clients)} clients, but 'parameters' of {len(ends)}")
+    require(len(ends) == len(clients), f"{path}: 'parameters' must have {len(clients)} rows (got {len(ends)})")
     inside = bool(((assignment >= 0) & (assignment < len(models))).all())
-    require(inside, f"{path}: 'assignment' must be numbers of the {len(models)} models, from 0")
+    require(inside, f"{path}: 'assignment' must be model numbers from 0 to {len(models) - 1}")
     return RoundUpdates(round_of(path), clients, assignment, models, ends - models[assignment])
 
 
 def vectors_of(path: Path, name: str, rows: NDArray[Any], model: Model, network: nn.Module) -> Tensor:
-    """Convert rows (n, S) of a state_dict's numbers to rows (n, P) of the model's layout."""
+    """Convert rows (n, S) in the order of a ``state_dict`` to rows (n, P) in the order of the model's layout."""
     tensors = network.state_dict()
     size = sum(tensor.numel() for tensor in tensors.values())
     fits = rows.ndim == 2 and rows.shape[1] == size and rows.dtype.kind == "f"
     require(
         fits,
-        f"{path}: '{name}' must be numbers of shape ({'K' if name == 'models' else 'n'}, {size}), as in the network's "
-        f"state_dict; got {_kind(rows)}",
+        f"{path}: '{name}' must be floats of shape ({'K' if name == 'models' else 'n'}, {size}) in the order of the "
+        f"network's state_dict (got {_kind(rows)})",
     )
-    require(bool(np.isfinite(rows).all()), f"{path}: '{name}' must be finite numbers; got NaN or infinity")
+    require(bool(np.isfinite(rows).all()), f"{path}: '{name}' must be finite numbers (got NaN or infinity)")
     vectors = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.float32))
     sizes, packed = [tensor.numel() for tensor in tensors.values()], torch.empty(len(rows), model.layout.size)
     for row, vector in enumerate(vectors):
@@ -264,7 +275,7 @@ def vectors_of(path: Path, name: str, rows: NDArray[Any], model: Model, network:
 
 def _integers(path: Path, name: str, array: NDArray[Any], count: int) -> Tensor:
     fits = array.shape == (count,) and array.dtype.kind in "iu"
-    require(fits, f"{path}: '{name}' must be {count} integers; got {_kind(array)}")
+    require(fits, f"{path}: '{name}' must be an array of {count} integers (got {_kind(array)})")
     return torch.from_numpy(array.astype(np.int64))
 
 
@@ -285,7 +296,7 @@ def parse_arrays(path: Path, required: Sequence[str], allowed: str) -> dict[str,
             # Opened here, since numpy leaves a damaged file open.
             with path.open("rb") as stream:
                 file = np.load(stream, allow_pickle=False)
-                require(isinstance(file, NpzFile), f"{path}: is damaged: it must hold arrays by name (numpy.savez)")
+                require(isinstance(file, NpzFile), f"{path}: is damaged; write named arrays with numpy.savez")
                 sizes = [] if file.zip is None else [member.file_size for member in file.zip.infolist()]
                 foreign_files.require_at_most(sum(sizes), foreign_files.MAX_BYTES, "bytes, decompressed")
                 arrays = {name: file[name] for name in file.files}
@@ -293,7 +304,7 @@ def parse_arrays(path: Path, required: Sequence[str], allowed: str) -> dict[str,
         raise
     # A MemoryError comes from a header with a huge shape.
     except (ValueError, MemoryError, SafetensorError, zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise InputError(f"{path}: is damaged or has other than arrays: {' '.join(str(error).split())}") from error
+        raise InputError(f"{path}: is damaged or holds objects: {' '.join(str(error).split())}") from error
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {read_error(path, error)}") from error
     missing = [name for name in required if name not in arrays]

@@ -1,1 +1,1 @@
-"""The client's side on a real machine: its ClientApp, data, state folder and privacy ledger."""
+"""The client on a real machine: its ClientApp, data, state folder and privacy ledger."""

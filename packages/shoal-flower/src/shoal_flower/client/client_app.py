@@ -1,10 +1,10 @@
-"""The ClientApp: Flower's messages to `shoal_flower.client.client_round` and back, and a node's part of secure sums.
+"""The ClientApp: answers to Flower's messages, and the node's part in secure sums.
 
-The node's own log explains errors. The server gets one text for all of them, since two texts would tell which questions
-the node's data make fail.
+The node's log explains errors. The server receives the same text for all errors, because different texts could reveal
+properties of the node's data.
 
-In a secure sum a node adds the numbers that it would send otherwise, after the same checks by its policy and the same
-charges to its ledger. Its disk has the sum's state between two questions.
+In a secure sum a node adds the same numbers that it would otherwise send, after the same policy checks and ledger
+charges. The node stores the state of the sum on disk between two questions.
 """
 
 import hashlib
@@ -65,7 +65,7 @@ app = ClientApp()
 
 @app.query("identify")
 def identify(message: Message, context: Context) -> Message:
-    """Name the client of this node; with its ledger's last link if it leaves for good."""
+    """Name the client of this node. A client that leaves for good adds the last charge of its ledger."""
 
     def name(node: NodeSettings) -> RecordDict:
         identity = pack_identity(node.name, node.partition_id, node.leave)
@@ -76,7 +76,7 @@ def identify(message: Message, context: Context) -> Message:
 
 @app.query("features")
 def features(message: Message, context: Context) -> Message:
-    """Keep the server's map of features, or its models' frozen tensors."""
+    """Store the server's feature map, or the frozen tensors of its models."""
 
     def keep(node: NodeSettings) -> RecordDict:
         Policy.read(node.policy).check_question("features", "to keep a map of features, or frozen tensors")
@@ -87,7 +87,7 @@ def features(message: Message, context: Context) -> Message:
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Choose among the offered models, train one, and send it."""
+    """Choose one of the offered models, train the model, and send it."""
     return _stamped(message, context, lambda offer, node: pack_reply(training_reply(offer, node)))
 
 
@@ -99,7 +99,7 @@ def count(message: Message, context: Context) -> Message:
 
 @app.query("votes")
 def vote(message: Message, context: Context) -> Message:
-    """Send whether the risk of the client's model exceeds its limit."""
+    """Send whether the risk of the client's model exceeds the client's limit."""
     return _stamped(message, context, lambda offer, node: pack_vote(vote_reply(offer, node)))
 
 
@@ -160,12 +160,12 @@ _OPEN = 20
 
 
 def secure_reply(records: RecordDict, settings: NodeSettings) -> RecordDict:
-    """The node's answer to a question of a secure sum.
+    """Return the node's answer to a question of a secure sum.
 
     Raises:
-        RefusedError: a question that is repeated, out of order, or against the protocol.
-        NotAllowedError: an error of `training_reply`.
-        InputError: a run whose sums the node's settings do not allow, or an error of `training_reply`.
+        RefusedError: the question is repeated, out of order, or against the protocol.
+        NotAllowedError: `training_reply` raises the error.
+        InputError: the node's settings do not allow the run's sums, or `training_reply` raises the error.
     """
     question = unpack_question(records)
     node = _Node(settings, settings.folder / "secure-sums")
@@ -189,7 +189,7 @@ def secure_reply(records: RecordDict, settings: NodeSettings) -> RecordDict:
                 train = client.session.kind == "train"
                 same = offer.config == client.config and offer.round == client.session.number
                 clusters = len(offer.models) * (1 if train else 2)
-                require(same and clusters == len(client.seeds) - 1, "an offer of another sum")
+                require(same and clusters == len(client.seeds) - 1, "the offer belongs to another sum")
                 node.require_new(client.session, client.config)
                 subject = f"{client.session.kind} {models_digest(offer.models)}"
                 if train:
@@ -214,12 +214,12 @@ def require_plain(offer: Offer, settings: NodeSettings) -> Offer:
     """Return ``offer`` if a single update, histogram or vote may answer it.
 
     Raises:
-        InputError: the run, or this node, answers secure sums only.
+        InputError: the run or this node answers only secure sums.
     """
-    request = "the server asks for this client's own numbers"
-    require(not settings.answers_sums_alone, f"{request}; 'secure-aggregation' allows secure sums only")
+    request = "the server requests a single client's numbers"
+    require(not settings.answers_sums_alone, f"{request}; 'secure-aggregation' allows only secure sums")
     secure = run_config(offer.config, settings.allow_code).secure_aggregation
-    require(secure is None, f"{request}, which a run with [secure_aggregation] does not allow")
+    require(secure is None, f"{request}; a run with [secure_aggregation] allows only secure sums")
     return offer
 
 
@@ -244,17 +244,17 @@ class _Node:
         return KnownKeys.load(self.folder / "pinned-keys", fixed=False)
 
     def open_sum(self, question: Opening) -> Card:
-        """The card of a new sum, of a round without an answered sum."""
+        """Begin a new sum, and return the node's card."""
         session = question.session
         section = check_summable(run_config(question.config, self.settings.allow_code))
         least = Policy.read(self.settings.policy).sum_threshold
         require(
             section.min_clients >= self.settings.min_clients,
-            f"'min-clients' is {self.settings.min_clients}, and the run opens sums of {section.min_clients} clients",
+            f"the run's 'min_clients' must be at least {self.settings.min_clients} (got {section.min_clients})",
         )
         require(
             section.threshold >= least - 1e-9,
-            f"the policy's 'sum_threshold' is {least:g}, and {section.threshold:g} of the clients can open a sum",
+            f"the run's 'threshold' must be at least {least:g}, 'sum_threshold' (got {section.threshold:g})",
         )
         self.require_new(session, question.config)
         client = Participant.begin(
@@ -264,28 +264,28 @@ class _Node:
         return client.card
 
     def require_new(self, session: Session, config: str) -> None:
-        """Raise `RefusedError` if the node has answered a sum of this round or a later one."""
+        """Raise `RefusedError` if the node has answered a sum of this round or of a later round."""
         last = self._read("answered").get(_round_of(session, config), 0)
         if session.number <= last:
             raise RefusedError(f"the sum of round {last} of this configuration was answered already")
 
     def mark_answered(self, session: Session, config: str) -> None:
-        """Remember the answer to this round's sum, for runs of any name."""
+        """Record that the node has answered this round's sum, for runs of any name."""
         self._write("answered", {_round_of(session, config): session.number})
 
     def earlier_members(self, subjects: Sequence[str]) -> list[list[str]]:
-        """The members of the sums about any of ``subjects`` that the node has helped to open."""
+        """Return the members of each sum about any of ``subjects`` that the node has helped to reveal."""
         known = self._read("members")
         return [members for subject in subjects for members in known.get(subject, [])]
 
     def remember(self, subjects: Sequence[str], members: Sequence[str]) -> None:
-        """Remember the members of a sum, before the node helps to open it."""
+        """Record the members of a sum, before the node helps to reveal the sum."""
         known = self._read("members")
         new = {s: [*known.get(s, []), list(members)] for s in subjects if list(members) not in known.get(s, [])}
         self._write("members", new)
 
     def load(self, session: Session) -> Participant:
-        """The participant of this sum, which must be the open one of its run."""
+        """Load the participant of this sum, the only unfinished sum of its run."""
         path = self._sum(session)
         if not path.exists():
             raise RefusedError("no sum is open in this run")
@@ -295,7 +295,7 @@ class _Node:
         return client
 
     def save(self, client: Participant) -> None:
-        """Write a participant's state before its answer leaves; delete it with the last answer."""
+        """Write a participant's state before its answer is sent, or delete the state after the last answer."""
         path = self._sum(client.session)
         if client.is_finished:
             path.unlink(missing_ok=True)
@@ -305,13 +305,13 @@ class _Node:
             old.unlink()
 
     def choose(self, session: Session, cluster: int) -> str:
-        """Remember the client's cluster, and return a name of this choice."""
+        """Record the client's cluster, and return a name for this choice."""
         choice = f"choice {session.run} {session.number}"
         self._write("choices", {session.run: [cluster, choice]})
         return choice
 
     def choice(self, session: Session) -> tuple[int, str]:
-        """The client's last cluster in this run, and the name of this choice."""
+        """Return the client's last cluster in this run, and the name of this choice."""
         choices = self._read("choices")
         if session.run not in choices:
             raise RefusedError("the client has trained no model in this run")

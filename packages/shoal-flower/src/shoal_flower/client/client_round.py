@@ -1,11 +1,11 @@
-"""A client's part of a run on several machines: it answers the server's messages and charges its ledger.
+"""A client's answers to the server's messages, each charged to the client's privacy ledger.
 
-Batches come from the run's seed, so that a round equals the simulator's. Noise must not: the server knows that seed and
-could subtract it. So noise comes from the machine's own randomness, anew for each answer (`NodeSettings.noise`).
+Batches come from the run's seed, which makes a round equal to a round of the simulator. Noise comes from the machine's
+randomness, because the server knows the seed and could subtract the noise (`NodeSettings.noise`).
 
-An answer has a fixed order: the policy decides by the offer; the node reads its data, since training needs their
-number; the ledger is charged. A refusal that depends on one record would be an answer without noise. So nothing fails
-because of the data after a charge of finite epsilon: a training that overflows returns the model as it was.
+An answer has a fixed order: the policy checks the offer, the node reads its data, and the ledger is charged. After a
+charge of finite epsilon, an error must not depend on the data, because a refusal that depends on one record would be an
+answer without noise. A training that overflows therefore returns the received model.
 """
 
 import hashlib
@@ -46,17 +46,17 @@ _KEPT = 2
 
 @dataclass(frozen=True)
 class ClientMemory:
-    """A client's memory between rounds of a run: the algorithm's tensors, the personal model and the choice (N = 1)."""
+    """A client's memory between rounds of a run: the algorithm's tensors, the personal model, and the last choice."""
 
     folder: Path
 
     @staticmethod
     def open(state_dir: Path, config: str) -> "ClientMemory":
-        """The memory of the run with this configuration, in a folder under ``state_dir``."""
+        """Open the memory of the run with this configuration, in a folder under ``state_dir``."""
         return ClientMemory(state_dir / f"run-{hashlib.sha256(config.encode()).hexdigest()[:16]}")
 
     def restore(self, state: State) -> State:
-        """``state`` with the client's own tensors of the last saved round up to this one."""
+        """Return ``state`` with the client's saved tensors of the latest round up to ``state.round``."""
         tensors = self._last(state.round)
         clients = {name: tensors.get(f"clients/{name}", value) for name, value in state.clients.items()}
         personal = {
@@ -68,7 +68,7 @@ class ClientMemory:
         )
 
     def save(self, state: State) -> None:
-        """Save the client's own tensors after a round, and delete those of older rounds."""
+        """Save the client's tensors after a round, and delete those of older rounds."""
         tensors = {f"clients/{name}": tensor.contiguous() for name, tensor in state.clients.items()}
         tensors |= {f"personal/{name}": rows.tensor().contiguous() for name, rows in state.personal.items()}
         if not tensors:
@@ -80,13 +80,16 @@ class ClientMemory:
             path.unlink()
 
     def last_choice(self, since: int, models: int) -> int | None:
-        """The client's choice among ``models`` when its ledger had ``since`` or more rounds; None: there is none."""
+        """Return the client's last choice of a model.
+
+        The result is None if the ledger had fewer than ``since`` rounds at the choice, or if ``models`` is too small.
+        """
         path = self.folder / "choice.json"
         rounds, chosen = json.loads(path.read_text(encoding="utf-8")) if path.exists() else (-1, 0)
         return chosen if rounds >= since and chosen < models else None
 
     def save_choice(self, rounds: int, chosen: int) -> None:
-        """Save a choice, with the number of ``rounds`` in the ledger before it."""
+        """Save a choice, with the number of ``rounds`` in the ledger before the choice."""
         private_folder(self.folder)
         write_text(self.folder / "choice.json", json.dumps([rounds, chosen]), mode=PRIVATE)
 
@@ -111,14 +114,19 @@ _Answer = TypeVar("_Answer")
 
 
 def training_reply(offer: Offer, settings: NodeSettings, *, in_sum: bool = False) -> ClientUpdate:
-    """A client's reply to an offer: its model, its cluster and its number of examples.
+    """Return a client's reply to an offer: its model, its cluster and its number of examples.
 
-    A lock allows one round at a time, since the server may begin the next one before a slow node has finished the last.
-    ``in_sum``: the reply leaves the node in a secure sum only.
+    A lock allows one round at a time, because the server may begin a round before a slow node has finished the last
+    one.
+
+    Args:
+        offer: the server's offer.
+        settings: the node's settings.
+        in_sum: whether the reply leaves the node only in a secure sum.
 
     Raises:
         NotAllowedError: the node's policy, budget or ledger does not allow the round.
-        InputError: unusable data, or training that diverged.
+        InputError: the data are unusable, or training diverged.
     """
     policy = Policy.read(settings.policy)
     policy.check_question("train", "to train")
@@ -174,10 +182,10 @@ def training_reply(offer: Offer, settings: NodeSettings, *, in_sum: bool = False
 
 
 def histograms_reply(offer: Offer, settings: NodeSettings) -> np.ndarray:
-    """A client's histograms (2, B) of losses on the offered model, with the run's noise.
+    """Return a client's histograms (2, B) of losses on the offered model, with the run's noise.
 
     Raises:
-        NotAllowedError: an error of `training_reply`.
+        NotAllowedError: the node's policy, budget or ledger does not allow the histograms.
         InputError: the client has no hold-out examples.
     """
     policy = Policy.read(settings.policy)
@@ -198,17 +206,17 @@ def histograms_reply(offer: Offer, settings: NodeSettings) -> np.ndarray:
 
 
 def vote_reply(offer: Offer, settings: NodeSettings) -> bool:
-    """Whether the risk of ``offer`` exceeds the client's limit, by randomised response if the run has it.
+    """Return whether the offered risk exceeds the client's limit, by randomised response if the run requires it.
 
     Raises:
-        NotAllowedError: an error of `training_reply`.
+        NotAllowedError: the node's policy, budget or ledger does not allow the vote.
         InputError: the run has no coordinator.
     """
     policy = Policy.read(settings.policy)
     policy.check_question("vote", "for a vote")
     run = _requested_run(offer, settings, policy)
     section = run.config.coordinator
-    require(section is not None, "the server asks for a vote, and the run has no [coordinator]")
+    require(section is not None, "a vote needs a run with [coordinator]")
     assert section is not None
     epsilon = section.coordinator().vote_epsilon
     _charge_answer("vote", epsilon, offer, policy, settings)
@@ -232,13 +240,13 @@ def _charge(before: Ledger, after: Ledger, policy: Policy, settings: NodeSetting
     epsilon, spent = after.epsilon(policy.delta), before.epsilon(policy.delta)
     if math.isinf(epsilon) and settings.epsilon_budget < math.inf:
         raise NotAllowedError(
-            f"'epsilon-budget' is {settings.epsilon_budget:g}, and {what} has no finite epsilon; use DP-SGD, the "
-            "policy's 'choice_epsilon' and noise of histograms and votes"
+            f"'epsilon-budget' is {settings.epsilon_budget:g}, but {what} has infinite epsilon; use DP-SGD, the "
+            "policy's 'choice_epsilon', and noise in histograms and votes"
         )
     if epsilon > settings.epsilon_budget:
         raise NotAllowedError(
-            f"the privacy budget is spent: epsilon {spent:.3f} of {settings.epsilon_budget:g}, and {epsilon:.3f} after "
-            f"{what}"
+            f"the privacy budget of epsilon {settings.epsilon_budget:g} is spent: {spent:.3f} before and {epsilon:.3f} "
+            f"after {what}"
         )
     after.save(settings.folder / LEDGER)
 
@@ -267,7 +275,7 @@ def _choice(training: Training, state: State, offer: Offer, settings: NodeSettin
 def _finite_round(training: Training, state: State, *, count_best: bool) -> tuple[ClientUpdate, State]:
     """`client_round`, whose model must be finite."""
     update, after = client_round(training, state, count_best=count_best)
-    require(bool(torch.isfinite(update.end).all()), "the trained model has numbers that are not finite")
+    require(bool(torch.isfinite(update.end).all()), "the trained model has NaN or infinite numbers")
     return update, after
 
 
@@ -279,7 +287,7 @@ def _with_one_model(state: State, chosen: int) -> State:
 
 
 def randomised_response(choice: int, choices: int, epsilon: float, coins: np.random.Generator) -> int:
-    """The choice with probability ``e^epsilon / (e^epsilon + K - 1)``, otherwise another one of K ``choices``.
+    """Return the choice with probability ``e^epsilon / (e^epsilon + K - 1)``, otherwise another of K ``choices``.
 
     >>> randomised_response(1, 3, 50.0, np.random.default_rng(0))
     1
@@ -292,13 +300,13 @@ def randomised_response(choice: int, choices: int, epsilon: float, coins: np.ran
 def _requested_run(offer: Offer, settings: NodeSettings, policy: Policy) -> AskedRun:
     """The run of an offer, after the policy's checks of the offer."""
     numbers = (offer.models, offer.risks, *offer.directives.values())
-    require(all(bool(torch.isfinite(part).all()) for part in numbers), "the server offers numbers that are not finite")
+    require(all(bool(torch.isfinite(part).all()) for part in numbers), "the server's offer has NaN or infinite numbers")
     run = asked_run(offer.config, settings, offer.classes, offer.scale, offer.features, offer.frozen)
     parameters = run.setup.model.parameters
     policy.check_run(run.config, parameters, offer.classes, settings)
     require(
         offer.models.dim() == 2 and offer.models.shape[1] == parameters,
-        f"the server's models have {offer.models.shape[-1]} numbers, this network {parameters}",
+        f"the server's models must have {parameters} parameters (got {offer.models.shape[-1]})",
     )
     return run
 

@@ -1,4 +1,4 @@
-"""The federation of one client that a node trains: its own examples, or a partition of a named set."""
+"""The federation of one client that a node trains: the node's own examples, or a partition of a named data set."""
 
 import hashlib
 import logging
@@ -48,10 +48,17 @@ LOG = logging.getLogger("shoal")
 
 @dataclass(frozen=True, eq=False)
 class AskedRun:
-    """A run as a node knows it before it opens its own data.
+    """A run in the view of a node that has not read its own data.
 
-    ``classes`` and ``scale`` are the server's, ``mapped`` maps inputs to the network's, and ``federation`` is that of a
-    partition of a named set.
+    Args:
+        node: the node's settings.
+        classes: the server's classes.
+        scale: the standardization of columns in the server's table, or ``None`` without tables.
+        config: the run's configuration.
+        setup: the model and local training.
+        preferences: the client's preferences.
+        mapped: the map from inputs to the network's features, or ``None`` without a feature map.
+        federation: the client's federation in a partition of a named data set, or ``None`` for the node's own data.
     """
 
     node: NodeSettings
@@ -66,9 +73,14 @@ class AskedRun:
 
 @dataclass(frozen=True, eq=False)
 class Client:
-    """A client as its node knows it: its configuration, a federation of this client alone, and its training.
+    """A client in its node's view: the configuration, a federation of this client alone, and its training.
 
-    ``copies`` counts the most frequent record in all its data; None: in its training examples.
+    Args:
+        config: the run's configuration.
+        federation: the federation of this client.
+        setup: the model and local training.
+        copies: the count of the most frequent record in all of the client's data. ``None`` counts in the training
+            examples.
     """
 
     config: Config
@@ -78,10 +90,14 @@ class Client:
 
 
 def run_config(text: str, allow_code: str = "") -> Config:
-    """The configuration that a server sent as TOML; ``allow_code`` as in `NodeSettings`.
+    """Read the configuration that a server sent as TOML.
+
+    Args:
+        text: the configuration.
+        allow_code: see `NodeSettings`.
 
     Raises:
-        InputError: it is not a configuration, or names Python code that the node does not allow.
+        InputError: the text is not a configuration, or names Python code that the node does not allow.
     """
     try:
         table = parse_toml(text)
@@ -91,8 +107,7 @@ def run_config(text: str, allow_code: str = "") -> Config:
     code = sorted(own_code(table) - allowed)
     require(
         not code,
-        f"the server's configuration names Python code of its own, {quote(code)}; a node runs only code in its "
-        "'allow-code'",
+        f"the server's configuration names Python code that the node's 'allow-code' lacks (got {quote(code)})",
     )
     return parse_config(table, "the server's configuration")
 
@@ -106,26 +121,26 @@ def asked_run(
     features: str = "",
     frozen: str | None = None,
 ) -> AskedRun:
-    """The run that ``text`` configures, before the node's own data are read; cached for the next round.
+    """Return the run that ``text`` configures, without the node's own data, cached for the next round.
 
     Args:
         text: the configuration, as TOML.
         settings: the node's settings.
         classes: the server's classes.
-        scale: the scale of the columns in the server's table; None: no table.
-        features: the hash of the map of features; "": none.
-        frozen: the hash of the models' frozen tensors; None: any.
+        scale: the standardization of columns in the server's table, or ``None`` without tables.
+        features: the hash of the feature map, or "" without a feature map.
+        frozen: the hash of the models' frozen tensors. ``None`` skips the comparison.
 
     Raises:
-        InputError: a run that does not suit the node.
-        NotAllowedError: the node lacks the map or the frozen tensors.
+        InputError: the run does not suit the node.
+        NotAllowedError: the node lacks the feature map or the frozen tensors.
     """
     config = run_config(text, settings.allow_code)
     require(
         bool(features) == (config.model.features is not None),
-        "the run has [model.features], but the server names no map of them"
+        "the run has [model.features], but the server's offer has no feature map"
         if config.model.features
-        else "the server names a map of features, but the run has none",
+        else "the server's offer has a feature map, but the run has no [model.features]",
     )
     mapped = load_features(settings.folder, features).transform if features else None
     own = settings.data_path is not None
@@ -138,18 +153,21 @@ def asked_run(
     model = run.setup.model
     if frozen not in (None, model.frozen_hash):
         model = model.with_frozen(load_frozen(settings.folder, frozen))
-    return replace(run, setup=replace(run.setup, model=model), preferences=preferences, memory_mapped=mapped)
+    return replace(run, setup=replace(run.setup, model=model), preferences=preferences, mapped=mapped)
 
 
 @lru_cache(maxsize=4)
 def open_client(run: AskedRun, *, columns: Columns | None = None, own_classes: tuple[str, ...] | None = None) -> Client:
-    """The client of a node in a run, with its data; cached for the next round.
+    """Return a node's client with its data, cached for the next round.
 
-    With ``columns`` of the node's policy, all columns are read before the server's are selected. So a faulty table
-    fails in the same way for every run. ``own_classes`` are the policy's classes of the data.
+    Args:
+        run: the run.
+        columns: the columns in the node's policy. The node reads all columns in the policy and selects the run's
+            columns later, so a faulty table fails in the same way for every run.
+        own_classes: the classes in the node's policy.
 
     Raises:
-        InputError: missing or unusable data.
+        InputError: the data are missing or unusable.
     """
     scale = run.scale
     if run.federation is not None:
@@ -176,7 +194,7 @@ def _partition(
     """The run of the simulation's client at this partition."""
     require(
         config.data.partition is not None,
-        f"'partition-id' needs a partitioned set, and '{config.data.source}' has clients; use 'data-path'",
+        f"'partition-id' needs a data set with partitions (got '{config.data.source}'); use 'data-path'",
     )
     decided, simulation = build(config, settings.data_dir)
     clients, partition = len(simulation.federation), settings.partition_id
@@ -200,13 +218,13 @@ def _own(config: Config, settings: NodeSettings, classes: tuple[str, ...], scale
     section, columns, pictures = config.data, config.data.columns, config.data.pictures
     require(
         reading_of(section) is not None and section.split is not None,
-        f"'data-path' needs 'data.source' to be 'folder' or 'table'; the run's is '{section.source}'",
+        f"'data-path' needs a run with 'data.source' of 'folder' or 'table' (got '{section.source}')",
     )
     network = config.model.sized(config.model.classes or len(classes))
     assert network.classes is not None
     require(
         network.classes >= len(set(classes)) == len(classes),
-        f"the server's network has {network.classes} classes, and the server names {quote(classes)}",
+        f"the server must name at most {network.classes} different classes (got {quote(classes)})",
     )
     if columns is not None:
         _require_usable(scale, columns)
@@ -217,7 +235,7 @@ def _own(config: Config, settings: NodeSettings, classes: tuple[str, ...], scale
         size, channels = (None, None) if pictures is None else (pictures.size, pictures.channels)
         require(
             size is not None and channels is not None and scale is None,
-            "the server must say 'data.size' and 'data.channels' of pictures, and no scale of columns",
+            "the run's pictures need 'data.size' and 'data.channels', and no standardization of columns",
         )
         assert size is not None and channels is not None  # noqa: PT018
         inputs = (channels, *size)
@@ -241,7 +259,7 @@ def _require_usable(scale: Standardizer | None, columns: Columns) -> None:
     """Raise `InputError` unless the server's ``scale`` fits ``columns`` and can transform any row."""
     require(
         scale is not None and columns.inputs in (None, scale.inputs),
-        "the server's scale of columns is not that of the inputs in its configuration",
+        "the server's standardization of columns must have the inputs of its configuration",
     )
     assert scale is not None
     count, words = len(scale.inputs), scale.words or ((),) * len(scale.inputs)
@@ -251,7 +269,7 @@ def _require_usable(scale: Standardizer | None, columns: Columns) -> None:
         and all(map(math.isfinite, (*scale.mean, *fill)))
         and all(std > 0 for std in scale.std)
         and all(not column or 0 <= place < len(column) for column, place in zip(words, fill, strict=True)),
-        "the server's scale needs a finite mean, a deviation above 0 and a usable 'fill' of each column",
+        "the server's standardization needs a finite mean, a deviation above 0 and a usable 'fill' per column",
     )
 
 
@@ -266,8 +284,8 @@ def _own_data(run: AskedRun, columns: Columns | None, own_classes: Sequence[str]
         f"{data.name} must have one client (got {quote(data.client_names)})",
     )
     unknown = quote(sorted({*data.class_names} - {*(run.classes if own_classes is None else own_classes)}))
-    whose = "the server's data have not" if own_classes is None else "the policy's 'classes' do not name"
-    require(not unknown, f"{data.name} has the classes {unknown}, which {whose}")
+    whose = "the server's data" if own_classes is None else "the policy's 'classes'"
+    require(not unknown, f"{data.name} has the classes {unknown}, which are missing in {whose}")
     return data
 
 
@@ -325,18 +343,18 @@ _KINDS = {"features": "a map of features", "frozen": "frozen tensors"}
 
 
 def keep_features(folder: Path, digest: str, content: bytes) -> str:
-    """Keep the server's map of features, or frozen tensors, in a client's ``folder``, and return the hash.
+    """Store the server's feature map or frozen tensors in a client's ``folder``, and return the hash.
 
     Raises:
-        InputError: the content does not fit its hash, or is not a map; nothing is written.
+        InputError: the content does not fit its hash or is not a feature map; no file is written.
     """
     kind, stated = ("frozen" if digest.startswith(FROZEN) else "features"), digest.removeprefix(FROZEN)
     path = _path(folder, kind, stated)
     try:
         found = hash_of(parse(content)) if kind == "frozen" else hashlib.sha256(content).hexdigest()
     except SafetensorError as error:
-        raise InputError(f"the server sent {_KINDS[kind]} that cannot be read: {error}") from error
-    require(found == stated, f"the server sent {_KINDS[kind]} whose hash is {found}, not {stated}")
+        raise InputError(f"the server's file of {_KINDS[kind]} cannot be read: {error}") from error
+    require(found == stated, f"the server's file of {_KINDS[kind]} must have the hash {stated} (got {found})")
     private_folder(folder)
     write_bytes(private_folder(path.parent) / path.name, content, mode=PRIVATE)
     if kind == "features":
@@ -349,10 +367,10 @@ def keep_features(folder: Path, digest: str, content: bytes) -> str:
 
 
 def load_features(folder: Path, digest: str) -> FeatureMap:
-    """The client's map of features with this hash.
+    """Load the client's feature map with this hash.
 
     Raises:
-        NotAllowedError: it is missing or damaged, so that the server sends it again.
+        NotAllowedError: the map is missing or damaged; the server sends it again.
     """
     path = _path(folder, "features", digest)
     if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
@@ -361,10 +379,10 @@ def load_features(folder: Path, digest: str) -> FeatureMap:
 
 
 def load_frozen(folder: Path, digest: str) -> dict[str, Tensor]:
-    """The client's frozen tensors with this hash.
+    """Load the client's frozen tensors with this hash.
 
     Raises:
-        NotAllowedError: they are missing or damaged, so that the server sends them.
+        NotAllowedError: the tensors are missing or damaged; the server sends them again.
     """
     path = _path(folder, "frozen", digest)
     tensors: dict[str, Tensor] = {}
@@ -378,7 +396,7 @@ def load_frozen(folder: Path, digest: str) -> dict[str, Tensor]:
 def _read(path: Path) -> FeatureMap:
     found = FeatureMap.load(path)
     if found is None:
-        raise InputError(f"{path}: has a module of its own code")
+        raise InputError(f"{path}: must be a feature map without a user's module")
     return found
 
 

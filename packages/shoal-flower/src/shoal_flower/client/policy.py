@@ -1,7 +1,8 @@
-"""A node's own policy, and the ledger of the privacy that its answers have spent.
+"""A node's policy, and the ledger of the privacy that its answers have spent.
 
-The server, which a node need not trust, writes the configuration, the models and the questions. The node's owner writes
-the policy (``policy = "/etc/shoal/policy.toml"`` in ``--node-config``); the node refuses everything else.
+The untrusted server writes the configuration, the models and the questions. The node's owner writes the policy
+(``policy = "/etc/shoal/policy.toml"`` in ``--node-config``), and the node refuses all requests that the policy does not
+allow.
 """
 
 import hashlib
@@ -46,18 +47,18 @@ Answers = tuple[LedgerEntry, NonNegativeFloat, Count]
 class Ledger:
     """All charges to a client's data, over all runs.
 
-    They are the local steps behind each update, and each choice, histogram and vote. Each is charged before it is
-    computed, so a client that crashes has been charged too much and never too little.
+    Charges are the local steps behind each update, and each choice, histogram and vote. The charge comes before the
+    computation, so a crash can only overcount.
 
-    An older copy of the file would count too little. So each charge is a link in a chain of hashes. Every reply has the
-    last link, every offer returns it, and a client whose ledger lacks it stops. Each link has a new secret salt: it
-    tells the number of charges only, and equal charges after an older copy give different links. A server that lies
-    about the link can stop the client, and nothing else.
+    An older copy of the ledger would undercount. Each charge is therefore a link in a chain of hashes. Every reply has
+    the last link, every offer returns it, and a client refuses an offer whose link is missing in its ledger. Each link
+    has a secret salt and reveals only the number of charges. A server that sends a wrong link can stop the client, but
+    gains nothing else.
 
     Args:
-        steps: local steps, summed by noise and rate.
-        answers: summed by kind and epsilon.
-        rounds: number of training rounds.
+        steps: the local steps, summed by noise multiplier and sampling rate.
+        answers: the answers, summed by kind and epsilon.
+        rounds: the number of training rounds.
         chain: the hash of each charge, in hexadecimal.
         salt: the secret salt of the last hash.
 
@@ -74,10 +75,11 @@ class Ledger:
     salt: str = ""
 
     def epsilon(self, delta: float) -> float:
-        """The spent epsilon; infinite after an answer without noise.
+        """Return the spent epsilon, which is infinite after an answer without noise.
 
-        The "rdp" accountant counts the steps. An answer of pure epsilon adds at most epsilon, and at most the Renyi
-        divergence of a Gaussian of noise multiplier 1 / epsilon; the smaller of the two totals counts.
+        The "rdp" accountant composes the steps. The answers add at most the sum of their epsilons, and at most the
+        Renyi divergence of Gaussian mechanisms with noise multipliers 1 / epsilon. The result is the smaller of the two
+        totals.
 
         Source: Bun and Steinke 2016, arXiv:1605.02065, Proposition 1.4.
         """
@@ -91,7 +93,7 @@ class Ledger:
 
     @property
     def stamp(self) -> Stamp:
-        """The number of charges and the last link."""
+        """The number of charges, and the last link."""
         return (len(self.chain), self.chain[-1]) if self.chain else (0, "")
 
     @property
@@ -101,21 +103,22 @@ class Ledger:
 
     @staticmethod
     def close(folder: Path) -> None:
-        """Close the ledger in a client's ``folder``, by one more link of its chain."""
+        """Close the ledger in a client's ``folder`` by a last link."""
         with FileLock(private_folder(folder) / "lock"):
             ledger = Ledger.load(folder / LEDGER)
             if not ledger.closed:
                 ledger.after_answer("leave", None).save(folder / LEDGER)
 
     def number_of(self, kind: LedgerEntry) -> int:
-        """The number of answers of this kind."""
+        """Return the number of answers of this kind."""
         return sum(count for other, _, count in self.answers if other == kind)
 
     @staticmethod
     def noise_of(local: LocalSGD, *, in_sum: bool = False) -> float:
-        """The noise multiplier of a client's own steps; 0 without DP-SGD.
+        """Return the noise multiplier of a client's local steps, or 0 without DP-SGD.
 
-        With shared noise it is the client's share; ``in_sum``, a secure one, the shares of the other m - 1 or more.
+        With noise in the sum, the result is the client's fraction of the noise. With ``in_sum``, the result is the
+        total noise of ``min_clients`` - 1 other clients in the secure sum.
         """
         rule, steps = accounting.private_rule(local), local.gradient_privacy
         if rule is None or steps is None:
@@ -127,7 +130,14 @@ class Ledger:
     def after_training(
         self, trainings: Sequence[LocalSGD], examples: int, *, copies: int = 1, in_sum: bool = False
     ) -> Self:
-        """The ledger after a round; ``copies``: of the most frequent record (`accounting.of_copies`)."""
+        """Return the ledger after a round.
+
+        Args:
+            trainings: the local trainings of the round.
+            examples: the number of the client's training examples.
+            copies: the number of copies of the most frequent record (`accounting.of_copies`).
+            in_sum: whether the update leaves the node only in a secure sum.
+        """
         total = Counter({(noise, rate): count for noise, rate, count in self.steps})
         for local in trainings:
             noise, rate = self.noise_of(local, in_sum=in_sum), local.batch(examples) / examples
@@ -136,7 +146,7 @@ class Ledger:
         return self._add_link(replace(self, steps=steps, rounds=self.rounds + 1))
 
     def after_answer(self, kind: LedgerEntry, epsilon: float | None) -> Self:
-        """The ledger after one more answer, of pure ``epsilon``; None: without noise."""
+        """Return the ledger after one more answer, with pure ``epsilon``, or without noise if ``epsilon`` is None."""
         total = Counter({(other, cost): count for other, cost, count in self.answers})
         total[kind, epsilon or 0.0] += 1
         return self._add_link(
@@ -153,13 +163,13 @@ class Ledger:
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def save(self, path: Path) -> None:
-        """Write the file for its owner only; the caller holds the folder's lock."""
+        """Write the file with access for its owner only. The caller holds the folder's lock."""
         remove_unfinished(private_folder(path.parent))
         write_text(path, json.dumps(vars(self), indent=2) + "\n", mode=PRIVATE)
 
     @staticmethod
     def load(path: Path) -> "Ledger":
-        """The ledger in a file; an empty one without a file.
+        """Read the ledger in a file; a missing file gives an empty ledger.
 
         Raises:
             InputError: the file is damaged.
@@ -175,17 +185,15 @@ class Ledger:
                 raise ValueError("its last hash is not that of its numbers")
             return ledger
         except (OSError, ValueError, AttributeError) as error:
-            raise InputError(
-                f"{path}: is not a privacy ledger: {error}; restore the newest copy, since older ones count too little"
-            ) from error
+            raise InputError(f"{path}: is not a privacy ledger: {error}; restore the newest copy") from error
 
     @staticmethod
     def newest(folder: Path, stamp: Stamp) -> "Ledger":
-        """The ledger in a client's ``folder``, with every charge up to ``stamp``.
+        """Read the ledger in a client's ``folder``, which must have every charge up to ``stamp``.
 
         Raises:
-            NotAllowedError: it lacks these charges, or it is closed.
-            InputError: it is damaged.
+            NotAllowedError: the ledger lacks a charge, or is closed.
+            InputError: the ledger is damaged.
         """
         path, (count, last) = folder / LEDGER, stamp
         ledger = Ledger.load(path)
@@ -207,32 +215,38 @@ class Policy:
     """The questions that a node answers, and their limits over all runs.
 
     Args:
-        delta: the delta of every epsilon in the ledger, whatever the run says.
-        questions: the questions that are answered: ``train``; ``choice`` among several models (without it, the node
-            refuses rounds with more than one); a ``histogram`` of losses; a ``vote`` for a coordinator; training on
-            ``features`` by the server's map.
-        rounds: largest number of training rounds; left out: any.
-        min_examples: smallest number of training examples, which a run's held-out fractions reduce.
-        min_batch_size: smallest batch. It limits what an honest network tells; noise limits what any network tells.
-        min_noise_multiplier: least noise of DP-SGD in every local training; 0: any, or none.
-        max_grad_norm: largest clipping norm of DP-SGD.
-        sampling: "poisson": batches as the accountant assumes; "any": shuffled ones too, whose epsilon is approximate.
-        choice_epsilon: epsilon of the node's randomised choice among K models: true with probability
-            ``e^epsilon / (e^epsilon + K - 1)``, otherwise any other. Left out: true choices, of infinite epsilon.
-        choice_every: rounds between two choices in a run, by this node's ledger; between them the client keeps its
-            model at no cost.
-        histogram_epsilon: largest epsilon of a histogram's noise; ``inf``: no noise is allowed too.
-        histograms: largest number of histograms.
-        vote_epsilon: largest epsilon of a vote's randomised response; ``inf``: true votes are allowed too.
-        votes: largest number of votes.
-        classes: the classes of the node's labels; the server's classes must include them. Left out: those in its data.
-        columns: ``client``, ``label``, ``inputs`` and perhaps ``group`` of the node's table; a run names the same, and
-            some or all inputs. Left out: as the run says.
-        sum_threshold: least fraction of the clients that can reveal a secure sum. With a smaller fraction a server
-            needs fewer helpers to unmask a client.
-        trusts_server: whether updates, choices, histograms and votes may have no noise; false: each needs noise, also
-            in a secure sum, since sums of several rounds can be subtracted.
-        networks: the networks that may be trained, by name, with their largest number of parameters; left out: all.
+        delta: the delta of every epsilon in the ledger, for all runs.
+        questions: the kinds of questions that the node answers: ``train``; ``choice`` among several models, without
+            which the node refuses rounds with several models; ``histogram`` of losses; ``vote`` for a coordinator; and
+            training on ``features`` of the server's map.
+        rounds: the largest number of training rounds, or None for no limit.
+        min_examples: the smallest number of training examples, after a run's held-out fractions.
+        min_batch_size: the smallest batch size. A dishonest network can leak single examples from any batch, and only
+            noise limits this leakage.
+        min_noise_multiplier: the smallest noise multiplier of DP-SGD in every local training; 0 allows training without
+            noise.
+        max_grad_norm: the largest clipping norm of DP-SGD.
+        sampling: "poisson" requires the batches that the accountant assumes; "any" also allows shuffled batches, for
+            which epsilon is an approximation.
+        choice_epsilon: the epsilon of a randomised choice among K models. The choice is true with probability
+            ``e^epsilon / (e^epsilon + K - 1)``, and otherwise any other model. None makes true choices, with infinite
+            epsilon.
+        choice_every: the number of rounds from one choice to the next in a run. Between choices the client keeps its
+            model, at no privacy cost.
+        histogram_epsilon: the largest epsilon of a histogram's noise; ``inf`` also allows histograms without noise.
+        histograms: the largest number of histograms.
+        vote_epsilon: the largest epsilon of a vote's randomised response; ``inf`` also allows true votes.
+        votes: the largest number of votes.
+        classes: the classes of the node's labels. The server's classes must include the node's classes. None uses the
+            classes in the node's data.
+        columns: the columns ``client``, ``label``, ``inputs`` and perhaps ``group`` of the node's table. A run must
+            name the same columns, with some or all inputs. None uses the run's columns.
+        sum_threshold: the smallest fraction of the clients that must help to reveal a secure sum. With a smaller
+            fraction, a dishonest server needs fewer helpers to unmask a client.
+        trusts_server: whether updates, choices, histograms and votes may have no noise. If false, each answer needs
+            noise, even in a secure sum, because sums of several rounds can be subtracted.
+        networks: the networks that may be trained, by name, with their largest numbers of parameters, or None for all
+            networks.
 
     Source of the randomised choice: Kairouz, Oh, Viswanath 2016, arXiv:1407.1338, section 3.2.
 
@@ -264,7 +278,7 @@ class Policy:
 
     @staticmethod
     def read(path: Path | None) -> "Policy":
-        """The policy in a TOML file; None: the defaults.
+        """Read the policy in a TOML file, or return the defaults if ``path`` is None.
 
         Raises:
             InputError: the file is missing, or has an unknown key or a value that is not allowed.
@@ -274,13 +288,13 @@ class Policy:
     def __post_init__(self) -> None:
         own = self.columns
         plain = own is None or (own.inputs is not None and own == replace(own, one_hot=True, impute=None))
-        require(plain, "[columns]: 'inputs' must be named; words and empty cells need no key")
+        require(plain, "[columns]: 'inputs' is required, and 'one_hot' and 'impute' are not allowed")
 
     @staticmethod
     def check_keys(table: Mapping[str, object]) -> None:
-        """Raise `InputError` if ``columns`` are a list."""
+        """Raise `InputError` if ``columns`` is a list."""
         example = '[columns] client = "clinic", label = "ill", inputs = ["age", "dose"]'
-        require(not isinstance(table.get("columns"), list), f"'columns' must be a table such as {example}; got a list")
+        require(not isinstance(table.get("columns"), list), f"'columns' must be a table such as {example} (got a list)")
 
     def check_run(self, config: Config, parameters: int, classes: Sequence[str], node: NodeSettings) -> None:
         """Raise `NotAllowedError` unless the network, the classes and the columns of a run are allowed."""
@@ -317,9 +331,16 @@ class Policy:
     def check_training(
         self, trainings: Sequence[LocalSGD], models: int, ledger: Ledger, *, in_sum: bool = False
     ) -> None:
-        """Raise `NotAllowedError` unless these ``trainings`` of one of ``models`` models are allowed.
+        """Check local trainings.
 
-        ``in_sum``: the update leaves the node in a secure sum only (`Ledger.noise_of`).
+        Args:
+            trainings: the local trainings of a round.
+            models: the number of offered models.
+            ledger: the node's ledger.
+            in_sum: whether the update leaves the node only in a secure sum (`Ledger.noise_of`).
+
+        Raises:
+            NotAllowedError: a training is not allowed.
         """
         if models > 1:
             self.check_question("choice", f"for a choice among {models} models")
@@ -360,7 +381,9 @@ class Policy:
             )
 
     def check_answer(self, kind: Literal["histogram", "vote"], epsilon: float | None, ledger: Ledger) -> None:
-        """Raise `NotAllowedError` unless one more histogram or vote of that ``epsilon`` (None: no noise) is allowed."""
+        """Raise `NotAllowedError` unless one more histogram or vote with this ``epsilon`` (None for no noise) is
+        allowed.
+        """
         self.check_question(kind, f"for a {kind}")
         largest, most = getattr(self, f"{kind}_epsilon"), getattr(self, f"{kind}s")
         asked = "without noise" if epsilon is None else f"with epsilon {epsilon:g}"
@@ -377,7 +400,9 @@ class Policy:
         _allow(self.trusts_server or bool(noise), f"the policy's 'trusts_server' is false; the server asks for {words}")
 
     def check_question(self, kind: _Question, words: str) -> None:
-        """Raise `NotAllowedError` unless a kind of question is answered; ``words`` say what the server asks."""
+        """Raise `NotAllowedError` unless the policy has this kind of question; ``words`` describe the question in the
+        error.
+        """
         _allow(kind in self.questions, f"the policy's 'questions' are {quote(self.questions)}; the server asks {words}")
 
 

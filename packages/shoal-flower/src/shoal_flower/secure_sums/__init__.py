@@ -1,14 +1,15 @@
-"""Secure aggregation by cluster: the server learns sums over clients, neither an update nor a choice of cluster.
+"""Secure aggregation by cluster: the server learns sums over clients, but no client's update or choice of cluster.
 
-Protocol after Bonawitz et al., CCS 2017 (doi 10.1145/3133956.3133982), of five exchanges (`protocol_messages`). Each
-client sends ``[count of each cluster | one block for each cluster]``, zero but for its own cluster, plus masks. Those
-with each other client cancel in the sum. The counts and each block also have a mask of the client's own, whose seed is
-shared between all clients (Shamir). After Bell et al., CCS 2020, keys are signed by the nodes' long-term keys.
+The protocol follows Bonawitz et al., CCS 2017 (doi 10.1145/3133956.3133982), in five exchanges (`protocol_messages`).
+Each client sends ``[count of each cluster | one block for each cluster]``, with zeros except for its own cluster, plus
+masks. Pairwise masks of two clients cancel in the sum. Counts and blocks also have self-masks, whose seeds are
+secret-shared between all clients (Shamir). As in Bell et al., CCS 2020, nodes sign the keys for a sum with long-term
+keys.
 
-Two things differ here. Counts are opened first, and by every client itself. A client gives away its shares of the seeds
-of a block only where at least ``min_clients`` of the clients in the sum chose that cluster, so smaller clusters' blocks
-stay masked whatever the server says. That check shows also that all clients agree on who is in the sum, because the
-server can open either the seed or the mask key of a client, not both (`threshold_of`).
+This protocol differs in two points. Counts are revealed before blocks, and every client computes them. A client sends
+its shares of a block's seeds only if at least ``min_clients`` clients in the sum chose the cluster, so blocks of
+smaller clusters stay masked. The counts also show that all clients have the same list of members, because the server
+can reveal either the seed or the mask key of a client, but not both (`threshold_of`).
 
-What an active server can do, and what it cannot, is in docs/security.md.
+docs/security.md describes the power of an active server.
 """

@@ -1,4 +1,4 @@
-"""Updates and histograms as blocks of integers, and the server's numbers from their sums."""
+"""Conversion of updates and histograms to blocks of integers, and of summed blocks back to numbers."""
 
 import hashlib
 import json
@@ -26,9 +26,9 @@ class FixedPoint:
     """Numbers in [-bound, bound] as multiples of ``step``, modulo 2^bits, whose sum over all clients cannot wrap.
 
     Args:
-        bits: 32 or 64.
-        step: the value of 1.
-        bound: numbers are clipped to it.
+        bits: the number of bits, 32 or 64.
+        step: the value of the integer 1.
+        bound: the limit at which numbers are clipped.
 
     >>> numbers = FixedPoint.of_sums(clients=20, bound=10.0)
     >>> total = sum(numbers.encode(np.array([x])) for x in (0.5, -1.25, -7.0))
@@ -42,9 +42,12 @@ class FixedPoint:
 
     @staticmethod
     def of_sums(clients: int, bound: float, integers: int = 0) -> "FixedPoint":
-        """The form for sums of ``clients`` numbers in [-bound, bound], and of ``clients`` integers up to ``integers``.
+        """Return the format for sums over clients, with 32 bits if they are precise and wide enough, otherwise with 64.
 
-        It has 32 bits if they are fine and wide enough, otherwise 64.
+        Args:
+            clients: the number of clients.
+            bound: the limit at which numbers are clipped.
+            integers: the largest integer of a client in the same sum.
         """
         for bits in (32, 64):
             # A thousandth is left for rounding, including floating point.
@@ -59,16 +62,16 @@ class FixedPoint:
         return np.dtype(f"<u{self.bits // 8}")
 
     def encode(self, values: NDArray[np.float64], *, clipped: bool = True) -> NDArray:
-        """The ``values`` as the nearest multiples of the step.
+        """Encode ``values`` as the nearest multiples of the step.
 
-        Without clipping they may exceed the bound; their sum is still exact modulo 2^bits.
+        Without ``clipped``, values may exceed the bound, and their sum is still exact modulo 2^bits.
         """
         bound = self.bound if clipped else 2.0**62 * self.step
         units = np.rint(np.clip(values, -bound, bound) / self.step)
         return units.astype(np.int64).astype(self.dtype)
 
     def decode(self, total: NDArray) -> NDArray[np.float64]:
-        """The sum of numbers whose integers add up to ``total``."""
+        """Decode the sum ``total`` of encoded numbers."""
         return total.astype(self.dtype).view(f"<i{self.bits // 8}") * self.step
 
 
@@ -77,24 +80,24 @@ HISTOGRAMS = np.dtype("<u4")
 
 
 def check_summable(config: Config) -> SecureAggregationSection:
-    """The section of secure aggregation of a run that needs sums only.
+    """Return the section of secure aggregation of a run that needs only sums.
 
     Raises:
-        InputError: it has no such section, or needs single clients' numbers.
+        InputError: the run has no such section, or needs single clients' numbers.
     """
     section, where = config.secure_aggregation, "with [secure_aggregation]"
-    require(section is not None, "[secure_aggregation] is missing; without it the server asks for single updates")
+    require(section is not None, "[secure_aggregation] is missing; add the section to the configuration")
     assert section is not None
     name, parts = config.algorithm.name, parts_of(config.algorithm.value)
     require(
         parts.choice == "client",
-        f"'algorithm.name' must be one whose clients choose a cluster {where} (got {name}); use ifca or fedavg",
+        f"'algorithm.name' must be an algorithm whose clients choose a cluster {where} (got {name}), such as ifca",
     )
     weighs_by_examples(config)
-    require(config.coordinator is None, f"[coordinator] must be left out {where}")
+    require(config.coordinator is None, f"[coordinator] is not allowed {where}; remove the section")
     require(
         config.defenses.norm_clipping is None,
-        f"[defenses.norm_clipping] must be left out {where}; use 'secure_aggregation.max_update_norm'",
+        f"[defenses.norm_clipping] is not allowed {where}; use 'secure_aggregation.max_update_norm'",
     )
     rule = config.defenses.dp_sgd
     least = 1 if rule is None else rule.min_clients or 1
@@ -107,7 +110,8 @@ def check_summable(config: Config) -> SecureAggregationSection:
 
 
 def weighs_by_examples(config: Config) -> bool:
-    """Whether clients of a cluster weigh by their numbers of examples, and not equally.
+    """Return whether clients of a cluster are weighted by their numbers of examples. Otherwise all clients of a cluster
+    have equal weights.
 
     Raises:
         InputError: the algorithm has no such weights.
@@ -116,25 +120,31 @@ def weighs_by_examples(config: Config) -> bool:
     while part is not None and not hasattr(part, "weighting"):
         require(
             not isinstance(part, CoordinateMedian | TrimmedMean | MultiKrum),
-            f"'algorithm.name' cannot be {config.algorithm.name} with [secure_aggregation]: it compares single updates",
+            f"'algorithm.name' must not compare single updates with [secure_aggregation] (got {config.algorithm.name})",
         )
         part = getattr(part, "inner", getattr(part, "base", None))
-    require(part is not None, f"'algorithm.name': {config.algorithm.name} has no 'weighting' of clients in a sum")
+    require(part is not None, f"'algorithm.name' must be an algorithm with 'weighting' (got {config.algorithm.name})")
     return getattr(part, "weighting") == "examples"  # noqa: B009 - only known at run time
 
 
 def numbers_of(config: Config, clients: int) -> FixedPoint:
-    """The form of the numbers of an update's block in a sum over ``clients``."""
+    """Return the format of an update's block in a sum over ``clients`` clients."""
     section = check_summable(config)
     largest = section.max_examples if weighs_by_examples(config) else 1
     return FixedPoint.of_sums(clients, section.max_update_norm * largest, section.max_examples)
 
 
 def update_block(update: ClientUpdate, models: Tensor, config: Config, clients: int) -> NDArray:
-    """The block (1 + P,) of an update: the number of examples, and the weighted and clipped update.
+    """Encode an update as a block (1 + P,): the number of examples, and the weighted and clipped update.
 
-    It never fails, since a failure would tell the server about the data. An update that is not finite counts as 0. An
-    update with a share of the sum's noise is not clipped, since clipping would reduce the share.
+    The function never fails, because a failure would reveal something about the data. An update that is not finite
+    counts as 0. An update with a fraction of the sum's noise is not clipped, because clipping would reduce the noise.
+
+    Args:
+        update: the client's update.
+        models: the offered models, (K, P).
+        config: the run's configuration.
+        clients: the number of clients in the sum.
     """
     section, numbers = check_summable(config), numbers_of(config, clients)
     move = (update.end.double() - models[update.cluster].double()).numpy()
@@ -151,46 +161,52 @@ def update_block(update: ClientUpdate, models: Tensor, config: Config, clients: 
 
 
 def summed_update(block: NDArray, members: int, config: Config, clients: int) -> tuple[int, Tensor]:
-    """The number of examples of a cluster's ``members`` and their mean update (P,) float64, from the block's sum.
+    """Return a cluster's number of examples and its clients' mean update (P,) float64.
+
+    Args:
+        block: the sum of the clients' blocks.
+        members: the number of clients in the cluster.
+        config: the run's configuration.
+        clients: the number of clients in the sum.
 
     Raises:
-        RefusedError: honest clients cannot send this sum.
+        RefusedError: the sum is impossible for honest clients.
     """
     section, examples, numbers = check_summable(config), int(block[0]), numbers_of(config, clients)
     weight = examples if weighs_by_examples(config) else members
     if not members <= examples <= members * section.max_examples:
         raise RefusedError(
-            f"{examples} examples from {members} clients with 1 to {section.max_examples} each: one client lies"
+            f"{members} clients must have 1 to {section.max_examples} examples each (got {examples} in total)"
         )
     mean = torch.from_numpy(numbers.decode(block[1:]) / weight)
     # Rounding moves each number of the mean by at most half a step.
     reachable, norm = section.max_update_norm + numbers.step * len(mean) ** 0.5, float(mean.norm())
     if not norm <= reachable:
         raise RefusedError(
-            f"a mean update of norm {norm:.4g}, above 'secure_aggregation.max_update_norm' = "
-            f"{section.max_update_norm:g}: one client lies, or the noise is too large for this limit"
+            f"the norm of a mean update must be at most 'secure_aggregation.max_update_norm' = "
+            f"{section.max_update_norm:g} (got {norm:.4g}); a client lies, or the noise needs a larger limit"
         )
     return examples, mean
 
 
 def histogram_block(counts: Floats) -> NDArray:
-    """The block of a client's histograms (2, B)."""
+    """Encode a client's histograms (2, B) as a block."""
     return np.rint(counts).astype(np.int64).astype(HISTOGRAMS).ravel()
 
 
 def summed_histograms(block: NDArray) -> Floats:
-    """The histograms (2, B), of members and of hold-outs, from the block's sum."""
+    """Decode the sum of the clients' blocks to the histograms (2, B) of members and of hold-out examples."""
     return block.view("<i4").astype(np.float64).reshape(2, -1)
 
 
 def models_digest(models: Tensor) -> str:
-    """A digest of models (K, P), to recognise sums over the same models."""
+    """Return a digest of models (K, P), to recognise sums over the same models."""
     numbers = models.detach().cpu().contiguous().numpy().astype("<f4")
     return hashlib.sha256(str(numbers.shape).encode() + numbers.tobytes()).hexdigest()
 
 
 def offer_digest(offer: Offer) -> bytes:
-    """A digest of the parts of an offer that are equal for all clients."""
+    """Return a digest of the parts of an offer that are equal for all clients."""
     directives = {name: values.tolist() for name, values in sorted(offer.directives.items())}
     scale = None if offer.scale is None else vars(offer.scale)
     known = [list(offer.classes), scale, offer.features, offer.frozen]

@@ -1,4 +1,4 @@
-"""The server's side of one secure sum: it passes messages on, adds masked numbers and opens sums."""
+"""The server's side of one secure sum: it forwards messages, adds masked numbers and reveals sums."""
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -45,12 +45,12 @@ _TRIES = 5000
 
 @dataclass(frozen=True)
 class ClusterSums:
-    """The outcome of a sum.
+    """The outcome of a secure sum.
 
     Args:
-        members: the names of its clients.
-        counts: (K,) number of clients per cluster.
-        blocks: (L,) encoded, the sum of the blocks of each open cluster.
+        members: the names of the clients in the sum.
+        counts: the number of clients per cluster, (K,).
+        blocks: the sum of the encoded blocks, (L,), of each revealed cluster.
     """
 
     members: tuple[str, ...]
@@ -65,14 +65,15 @@ class CoordinatedSum:
     Args:
         session: the sum's session.
         config: the run's configuration, for all clients.
-        clusters: K.
-        form: the length L of a block and the little-endian type of its numbers, by the number of clients with cards.
-        share: the fraction of the clients that must be exceeded to reveal the sum.
+        clusters: K, the number of clusters.
+        form: a function of the number of clients with cards, which returns the length L of a block and the
+            little-endian type of its numbers.
+        share: the fraction of the clients; more than this fraction must help to reveal the sum.
         offer: the digest of the offer to all clients.
         ask: a function that sends questions.
-        reject: a function called with a client's name and the reason to reject its answer.
-        culprits: the clients that broke the sum, or gave wrong shares.
-        members: the members of the sum, once the clients know them.
+        reject: a function that records a client's name and the reason to reject its answer.
+        culprits: the clients that broke the protocol or sent wrong secret shares.
+        members: the names of the clients in the sum, as soon as the clients know them.
     """
 
     session: Session
@@ -87,12 +88,12 @@ class CoordinatedSum:
     members: tuple[str, ...] = ()
 
     def run(self, names: Sequence[str], known: KnownKeys, least: int) -> ClusterSums:
-        """The sums over the clients of ``names`` that answer; blocks of ``least`` or more members are opened.
+        """Return the sums over the clients in ``names`` that answer.
 
-        New keys of clients are added to ``known``.
+        Blocks of clusters with ``least`` or more clients are revealed. New keys of clients are added to ``known``.
 
         Raises:
-            RefusedError: too few clients answered or gave right shares.
+            RefusedError: too few clients answered or sent right secret shares.
         """
         cards = self._cards(names, known)
         threshold = threshold_of(len(cards), self.share)

@@ -1,4 +1,4 @@
-"""A client's side of one secure sum: it answers five questions, each once and in order."""
+"""A client's side of one secure sum: the answers to five questions, each once and in order."""
 
 import hashlib
 from collections.abc import Collection, Sequence
@@ -47,26 +47,26 @@ from shoal_flower.secure_sums.protocol_messages import (
 
 @dataclass(frozen=True)
 class Participant:
-    """A client in one sum, after some of its answers; each method gives the next answer and the client after it.
+    """A client in one secure sum; each method returns the client's next state and its answer.
 
-    Each question is answered once, since a second answer with the same secrets could be subtracted from the first. So
-    `count_shares` never gives away both a seed and the mask key of one client.
+    Each question is answered once, because a second answer with the same secrets could be subtracted from the first. In
+    particular, `count_shares` never reveals both a seed and the mask key of one client.
 
     Args:
         session: the sum's session.
-        config: the run's configuration, from the server; the clients' signatures cover it.
-        card: its own card.
-        letters_key: its private key for letters.
-        mask_key: its private key for masks.
-        seeds: the seeds of its own masks, one for the counts and one per block.
-        share: the fraction of the clients that must be exceeded to reveal a sum (`threshold_of`).
-        stage: number of its answers.
+        config: the run's configuration from the server, which the clients' signatures cover.
+        card: the client's card.
+        letters_key: the client's private key for letters.
+        mask_key: the client's private key for pairwise masks.
+        seeds: the seeds of the client's self-masks, one for the counts and one per block.
+        share: the fraction of the clients; more than this fraction must help to reveal a sum (`threshold_of`).
+        stage: the number of the client's answers.
         cards: the cards of all clients, sorted by name.
-        sharers: the clients that sent letters.
-        held: other clients' shares by name: those of the mask key, then those of the seeds.
-        binding: see `binding_of`.
-        subjects: digests of the models and the choice, to compare the members with those of other sums.
-        members: the members of the sum.
+        sharers: the names of the clients that sent letters.
+        held: secret shares of other clients, by name: the share of the mask key, and the shares of the seeds.
+        binding: the digest of everything that clients must agree on; see `binding_of`.
+        subjects: digests of the models and of the choice, to compare the members with those of other sums.
+        members: the names of the clients in the sum.
     """
 
     session: Session
@@ -87,7 +87,7 @@ class Participant:
 
     @staticmethod
     def begin(session: Session, config: str, name: str, key: NodeKey, clusters: int, share: float) -> "Participant":
-        """The client with new secrets and a signed card of them; ``clusters`` is K."""
+        """Draw new secrets for a client, and sign a card of the public keys and hashes. ``clusters`` is K."""
         letters_key, mask_key, *seeds = (draw_secret() for _ in range(clusters + 3))
         hashes = tuple(hashlib.sha256(seed).digest() for seed in seeds)
         card = Card(name, key.public, public_of(letters_key), public_of(mask_key), hashes)
@@ -95,11 +95,16 @@ class Participant:
         return Participant(session, config, card, letters_key, mask_key, tuple(seeds), share)
 
     def letters(self, roster: SumMembers, known: KnownKeys, least: int) -> tuple["Participant", Letters]:
-        """Shares of its secrets for each other client of ``roster``, sealed.
+        """Return sealed shares of the client's secrets for each other client in ``roster``.
+
+        Args:
+            roster: the cards of all clients.
+            known: the known public keys of the nodes.
+            least: the smallest allowed number of clients whose shares reveal the sum.
 
         Raises:
-            RefusedError: a question out of order; a card with another node's signature, unusable keys or of another
-                sum; a missing own card; or a sum that fewer than ``least`` clients could open.
+            RefusedError: the question is out of order; a card has a wrong signature or unusable keys, or belongs to
+                another sum; the client's own card is missing; or fewer than ``least`` clients could reveal the sum.
         """
         self._require(roster.session, 1)
         cards = tuple(sorted(roster.cards, key=lambda card: card.name))
@@ -125,7 +130,7 @@ class Participant:
         return replace(self, stage=2, cards=cards, held=held), Letters(letters)
 
     def half(self, delivery: Delivery) -> int:
-        """The client's half of its cluster, 0 or 1."""
+        """Return the client's half of its cluster, 0 or 1."""
         sharers = sorted({self.card.name, *delivery.letters})
         digest = binding_of(self.session, self.config, self.cards, sharers, b"")
         return half_of(self.card.name, sharers, digest)
@@ -139,12 +144,18 @@ class Participant:
         key: NodeKey,
         subjects: Sequence[str] = (),
     ) -> tuple["Participant", Masked, NDArray]:
-        """Its masked counts and blocks (K, L); ``block`` (L,) is that of its ``cluster``, and the others are 0.
+        """Return the client's masked counts and blocks (K, L).
 
-        ``offer`` is the digest of the client's offer, and ``key`` signs the counts.
+        Args:
+            delivery: the other clients' letters.
+            offer: the digest of the client's offer.
+            cluster: the client's cluster.
+            block: the block of the client's cluster, (L,); other clusters have zeros.
+            key: the key that signs the counts.
+            subjects: digests of the models and of the choice.
 
         Raises:
-            RefusedError: a question out of order, or letters of too few clients.
+            RefusedError: the question is out of order, or too few clients sent letters.
         """
         self._require(delivery.session, 2)
         mine, cards = self.card.name, {card.name: card for card in self.cards}
@@ -179,13 +190,16 @@ class Participant:
     def count_shares(
         self, question: Members, earlier: Sequence[Collection[str]] = (), least: int = 1
     ) -> tuple["Participant", CountShares]:
-        """Its shares of the members' seeds of counts, and of the other clients' mask keys.
+        """Return the client's shares of the members' seeds for counts, and of the other clients' mask keys.
 
-        ``earlier`` has the members of each sum about the same `subjects`.
+        Args:
+            question: the names of the members.
+            earlier: the members of each earlier sum about the same `subjects`.
+            least: the smallest allowed difference between the members of two sums, as a number of clients.
 
         Raises:
-            RefusedError: a question out of order; the client is not a member; too few are; or this sum and an earlier
-                one differ by fewer than ``least`` clients, whose numbers the difference would tell.
+            RefusedError: the question is out of order, the client is not a member, the sum has too few members, or the
+                members differ from an earlier sum's by fewer than ``least`` clients.
         """
         self._require(question.session, 3)
         members = tuple(sorted(question.names))
@@ -203,10 +217,11 @@ class Participant:
         return replace(self, stage=4, members=members), CountShares(shares)
 
     def block_shares(self, transcript: Transcript, least: int) -> tuple["Participant", BlockShares]:
-        """Its shares of the seeds of the blocks of each cluster that at least ``least`` members chose.
+        """Return the client's shares of the block seeds for each cluster that at least ``least`` members chose.
 
         Raises:
-            RefusedError: a question out of order, other members than before, or as `opened_counts`.
+            RefusedError: the question is out of order, the members have changed, or `opened_counts` refuses the
+                transcript.
         """
         self._require(transcript.session, 4)
         refuse_unless(transcript.counts.keys() == set(self.members), "other members than before")
@@ -219,21 +234,25 @@ class Participant:
 
     @property
     def is_finished(self) -> bool:
-        """Whether no question remains, so that the secrets can be deleted."""
+        """Whether the client has answered all questions and can delete its secrets."""
         return self.stage == 5
 
     @property
     def threshold(self) -> int:
-        """The number of clients whose shares give a secret."""
+        """The number of clients whose shares reveal a secret."""
         return threshold_of(len(self.cards), self.share)
 
     def to_json(self) -> str:
-        """The client as JSON, for its own disk."""
+        """Return the client's state as JSON."""
         return _PARTICIPANTS.dump_json(self).decode()
 
     @staticmethod
     def read(text: str) -> "Participant":
-        """The client in a text of `to_json`; raises `ValueError` if it is damaged."""
+        """Read a client's state from JSON.
+
+        Raises:
+            ValueError: the text is damaged.
+        """
         return _PARTICIPANTS.validate_json(text)
 
     def _letter_key(self, other: Card, sender: str, digest: bytes) -> bytes:

@@ -1,12 +1,12 @@
-"""Keys, masks and shares: nodes' long-term signature keys, and the keys of two clients for one sum.
+"""Keys, masks and secret shares: the nodes' long-term signature keys, and the keys of two clients for one sum.
 
-Masks and letters use X25519, HKDF-SHA256, ChaCha20 and ChaCha20-Poly1305. A mask is the key stream of ChaCha20 under
-its own key of 256 bits. Flower's masks come from a Mersenne twister with a seed of 32 bits
-(`flwr.common.secure_aggregation.secaggplus_utils.pseudo_rand_gen`); a few known numbers and 2^32 trials reveal the
+Masks and letters use X25519, HKDF-SHA256, ChaCha20 and ChaCha20-Poly1305. A mask is a ChaCha20 key stream under its own
+key of 256 bits. Flower's masks come from a Mersenne twister with a seed of 32 bits
+(`flwr.common.secure_aggregation.secaggplus_utils.pseudo_rand_gen`). A few known numbers and 2^32 trials reveal this
 seed, as `packages/shoal-flower/tests/secure_sums` shows.
 
-Shares are Shamir's (CACM 22(11), 1979): any t of n give a secret, and t - 1 tell nothing. They are integers modulo the
-prime 2^255 - 19, as X25519 private keys and seeds are.
+Secret shares are Shamir's (CACM 22(11), 1979): any t of n shares reveal a secret, and t - 1 shares reveal nothing.
+Shares are integers modulo the prime 2^255 - 19, like X25519 private keys and seeds.
 """
 
 import os
@@ -42,7 +42,7 @@ class NodeKey:
 
     @staticmethod
     def load(path: Path) -> "NodeKey":
-        """The key in a file in OpenSSH's form, as Flower's SuperNodes have it (ECDSA or Ed25519).
+        """Load the key in a file in OpenSSH's format (ECDSA or Ed25519), such as a SuperNode's key.
 
         Raises:
             InputError: the file is missing or has no such key.
@@ -50,14 +50,14 @@ class NodeKey:
         try:
             key = serialization.load_ssh_private_key(path.read_bytes(), password=None)
         except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-            raise InputError(f"{path}: is not a private key of OpenSSH without a password: {error}") from error
-        require(isinstance(key, _PrivateKey), f"{path}: must be a key of ECDSA or Ed25519")
+            raise InputError(f"{path}: is not an OpenSSH private key without a password: {error}") from error
+        require(isinstance(key, _PrivateKey), f"{path}: must be an ECDSA or Ed25519 key")
         assert isinstance(key, _PrivateKey)
         return NodeKey(key)
 
     @staticmethod
     def load_or_make(path: Path) -> "NodeKey":
-        """The key in ``path``; without a file, a new one that only its owner can read."""
+        """Load the key in ``path``, or make a new key that only its owner can read."""
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             form = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
@@ -68,19 +68,19 @@ class NodeKey:
 
     @property
     def public(self) -> str:
-        """The public key as a line of OpenSSH, without a comment."""
+        """The public key as a line in OpenSSH's format, without a comment."""
         form = serialization.PublicFormat.OpenSSH
         return self.private.public_key().public_bytes(serialization.Encoding.OpenSSH, form).decode()
 
     def sign(self, message: bytes) -> bytes:
-        """The signature of ``message``."""
+        """Sign ``message``."""
         if isinstance(self.private, ec.EllipticCurvePrivateKey):
             return self.private.sign(message, _ALGORITHM)
         return self.private.sign(message)
 
 
 def is_signed(public: str, signature: bytes, message: bytes) -> bool:
-    """Whether ``signature`` of ``message`` is by the owner of the ``public`` key."""
+    """Return whether the owner of the ``public`` key signed ``message`` with ``signature``."""
     try:
         key = serialization.load_ssh_public_key(public.encode())
         if isinstance(key, ec.EllipticCurvePublicKey):
@@ -96,12 +96,12 @@ def is_signed(public: str, signature: bytes, message: bytes) -> bool:
 
 @dataclass(frozen=True)
 class KnownKeys:
-    """The public keys of other nodes, by their client's name.
+    """The public keys of other nodes, by client name.
 
     Args:
-        keys: the keys, by name.
-        path: the file, with a name and a key in OpenSSH's form per line.
-        fixed: whether the file is the whole list; otherwise a new name is added with its first key.
+        keys: the keys, by client name.
+        path: the file, with one name and one key in OpenSSH's format per line.
+        fixed: whether the file is complete; otherwise a new name is added with its first key.
     """
 
     keys: Mapping[str, str]
@@ -110,7 +110,7 @@ class KnownKeys:
 
     @staticmethod
     def load(path: Path, *, fixed: bool) -> "KnownKeys":
-        """The keys in a file; none without a file, unless it is ``fixed``.
+        """Read the keys in a file. A missing file has no keys, unless ``fixed`` requires a file.
 
         Raises:
             InputError: the file cannot be read, a line is not a name and a key, or a name or key is repeated.
@@ -125,16 +125,18 @@ class KnownKeys:
         for number, words in enumerate(lines, start=1):
             if not words or words[0].startswith("#"):
                 continue
-            require(len(words) >= 3, f"{path}, line {number}: must be a client's name and its public key")
+            require(len(words) >= 3, f"{path}, line {number}: must have a client's name and its public key")
             name, key = words[0], " ".join(words[1:3])
             require(
-                name not in keys and key not in keys.values(), f"{path}, line {number}: '{name}' or its key is twice"
+                name not in keys and key not in keys.values(), f"{path}, line {number}: '{name}' or its key is repeated"
             )
             keys[name] = key
         return KnownKeys(keys, path, fixed)
 
     def fault(self, presented: Iterable[tuple[str, str]]) -> str:
-        """The reason why these names and keys contradict the known ones; "": they do not."""
+        """Describe a contradiction between the ``presented`` keys and the known keys, or return "" without a
+        contradiction.
+        """
         names, keys = set[str](), set[str]()
         for name, key in presented:
             if name in names or key in keys:
@@ -159,12 +161,12 @@ class KnownKeys:
 
 
 def public_of(private: bytes) -> bytes:
-    """The X25519 public key of a private one."""
+    """Return the X25519 public key of a private key."""
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
 def is_usable(public: bytes) -> bool:
-    """Whether `shared_key` works with the X25519 key ``public``, which is then not a point of small order."""
+    """Return whether `shared_key` works with the X25519 key ``public``, which excludes points of small order."""
     try:
         X25519PrivateKey.from_private_bytes(bytes(31) + b"\1").exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
@@ -173,23 +175,23 @@ def is_usable(public: bytes) -> bool:
 
 
 def shared_key(private: bytes, public: bytes, *labels: bytes) -> bytes:
-    """The key of 32 bytes that two clients share for the purpose ``labels``.
+    """Return the key of 32 bytes that two clients share for the purpose ``labels``.
 
     Raises:
-        ValueError: ``public`` is a point of small order, whose secrets with other keys are known.
+        ValueError: ``public`` is a point of small order, which makes the key predictable.
     """
     agreed = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
     return derive_key(agreed, *labels)
 
 
 def derive_key(secret: bytes, *labels: bytes) -> bytes:
-    """A key of 32 bytes from ``secret``, for the purpose ``labels``."""
+    """Derive a key of 32 bytes from ``secret`` for the purpose ``labels``."""
     info = b"".join(len(label).to_bytes(8, "little") + label for label in (b"shoal secure sum", *labels))
     return HKDF(algorithm=hashes.SHA256(), length=32, salt=None, info=info).derive(secret)
 
 
 def mask_of(key: bytes, shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
-    """Uniform integers of ``dtype``, determined by ``key``, which must serve one mask only."""
+    """Return uniform integers of ``dtype``, determined by ``key``. Use a key for only one mask."""
     zeros = bytes(int(np.prod(shape)) * dtype.itemsize)
     stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update(zeros)
     return np.frombuffer(stream, dtype).reshape(shape)
@@ -200,12 +202,16 @@ _ONCE = bytes(12)
 
 
 def seal(key: bytes, letter: bytes) -> bytes:
-    """The ``letter``, encrypted and authenticated; ``key`` must seal nothing else."""
+    """Encrypt and authenticate a ``letter``. Use a key for only one letter."""
     return ChaCha20Poly1305(key).encrypt(_ONCE, letter, None)
 
 
 def unseal(key: bytes, letter: bytes) -> bytes:
-    """The letter before `seal`; raises `ValueError` for another key or a changed letter."""
+    """Decrypt a letter from `seal`.
+
+    Raises:
+        ValueError: the key is wrong or the letter was changed.
+    """
     try:
         return ChaCha20Poly1305(key).decrypt(_ONCE, letter, None)
     except InvalidTag:
@@ -218,12 +224,12 @@ BYTES = 32
 
 
 def draw_secret() -> bytes:
-    """A uniform secret from the machine's randomness."""
+    """Draw a uniform secret from the machine's randomness."""
     return secrets.randbelow(PRIME).to_bytes(BYTES, "little")
 
 
 def shares_of(secret: bytes, threshold: int, holders: int) -> list[bytes]:
-    """A share of ``secret`` for each of the holders 1, 2, ...; any ``threshold`` shares give it back.
+    """Split ``secret`` into one share per holder 1, 2, ..., such that any ``threshold`` shares reveal the secret.
 
     >>> shares = shares_of(b"7" + bytes(31), threshold=2, holders=3)
     >>> secret_of({1: shares[0], 3: shares[2]}, threshold=2)[:1]
@@ -240,12 +246,14 @@ def shares_of(secret: bytes, threshold: int, holders: int) -> list[bytes]:
 
 
 def secret_of(shares: Mapping[int, bytes], threshold: int) -> bytes:
-    """The secret, from the first ``threshold`` of ``shares`` by the holders' numbers."""
+    """Compute the secret from the first ``threshold`` of ``shares``, by holder's number."""
     return _value_at(0, dict(sorted(shares.items())[:threshold]))
 
 
 def subsets(shares: Mapping[int, bytes], threshold: int, most: int) -> Iterator[dict[int, bytes]]:
-    """At most ``most`` subsets of ``threshold`` shares; the first ones omit as few holders as possible."""
+    """Yield at most ``most`` subsets of ``threshold`` shares, beginning with subsets that omit as few holders as
+    possible.
+    """
     holders = sorted(shares)
     spare = len(holders) - threshold
     left_out = (set(out) for size in range(spare + 1) for out in combinations(holders, size))
@@ -254,7 +262,7 @@ def subsets(shares: Mapping[int, bytes], threshold: int, most: int) -> Iterator[
 
 
 def wrong_shares(right: Mapping[int, bytes], shares: Mapping[int, bytes]) -> list[int]:
-    """The holders whose ``shares`` do not fit the polynomial through the ``right`` ones."""
+    """Return the holders whose ``shares`` do not lie on the polynomial through the ``right`` shares."""
     return [x for x, share in shares.items() if x not in right and _value_at(x, right) != share]
 
 

@@ -1,12 +1,12 @@
-"""The messages of one secure sum: five questions of the server, and a client's five answers.
+"""The messages of one secure sum: five questions from the server, and five answers from each client.
 
-1. `Opening` -> `Card`: a client's public keys for this sum, signed.
-2. `SumMembers` -> `Letters`: shares of its secrets, for each other client, sealed.
-3. `Delivery`, with the offer of models -> `Masked`: its counts and blocks, masked.
-4. `Members`, of the sum -> `CountShares`: of the seeds of those who are in it, and of the mask keys of the others.
-5. `Transcript`, from which a client opens the counts itself -> `BlockShares`: of the seeds of large enough clusters.
+1. `Opening` -> `Card`: a client's signed public keys for this sum.
+2. `SumMembers` -> `Letters`: sealed shares of the client's secrets, one letter per other client.
+3. `Delivery`, with the offer of models -> `Masked`: the client's masked counts and blocks.
+4. `Members` -> `CountShares`: shares of the members' seeds for counts, and of the other clients' mask keys.
+5. `Transcript`, which reveals the counts -> `BlockShares`: shares of the seeds for the blocks of large clusters.
 
-They travel as JSON, bytes in base64; the masked blocks, which are long, travel beside it as they are.
+Messages travel as JSON with bytes in base64. The masked blocks travel beside the JSON as arrays.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ COUNTS = np.dtype("<u4")
 
 
 class RefusedError(ShoalError):
-    """A question that is not answered, or an answer that is rejected."""
+    """The refusal of a question, or the rejection of an answer."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Session:
     """The name of one secure sum.
 
     Args:
-        run: a random name of the server's program, 32 hexadecimal digits.
+        run: a random name for the server's process, 32 hexadecimal digits.
         number: the sum's number in the run, from 1.
         kind: the kind of the summed numbers.
     """
@@ -60,7 +60,7 @@ class Session:
 class Opening:
     """The server's first question, with the run's configuration as TOML and the number of clusters.
 
-    A sum of histograms has two per cluster of the run, one for each half of its clients (`half_of`).
+    A sum of histograms has two clusters per cluster of the run, one for each half of its clients (`half_of`).
     """
 
     session: Session
@@ -71,15 +71,15 @@ class Opening:
 
 @dataclass(frozen=True)
 class Card:
-    """A client's keys for one sum.
+    """A client's public keys for one sum.
 
     Args:
         name: the client's name.
-        key: its node's long-term public key, in OpenSSH's form.
-        letters: X25519 public key for its letters.
-        mask: X25519 public key for its masks.
-        seeds: SHA-256 hashes of the seeds of its own masks, one for the counts and one per block.
-        signature: the signature by ``key`` of the fields above, the session and the configuration.
+        key: the node's long-term public key, in OpenSSH's format.
+        letters: the X25519 public key for letters.
+        mask: the X25519 public key for pairwise masks.
+        seeds: SHA-256 hashes of the seeds of the client's self-masks, one for the counts and one per block.
+        signature: the signature with ``key`` of the other fields, the session and the configuration.
     """
 
     name: Name
@@ -92,11 +92,11 @@ class Card:
 
     @property
     def has_usable_keys(self) -> bool:
-        """Whether other clients can use its keys."""
+        """Whether other clients can use the client's keys."""
         return is_usable(self.letters) and is_usable(self.mask)
 
     def signed_part(self, session: Session, config: str) -> bytes:
-        """The bytes under the signature."""
+        """Return the bytes that the signature covers."""
         fields = (self.name, self.key, self.letters.hex(), self.mask.hex(), [seed.hex() for seed in self.seeds])
         return _canonical("card", asdict(session), config, fields)
 
@@ -112,7 +112,7 @@ class SumMembers:
 
 @dataclass(frozen=True)
 class Letters:
-    """A sealed letter for each other client, by name."""
+    """Sealed letters to the other clients, by name."""
 
     letters: dict[Name, bytes]
     stage: Literal["letters"] = "letters"
@@ -131,7 +131,7 @@ class Delivery:
 
 @dataclass(frozen=True)
 class Masked:
-    """Masked counts (K,) and their signature; the masked blocks travel beside them."""
+    """Masked counts (K,) with their signature; the masked blocks travel beside this message."""
 
     counts: bytes
     signature: bytes
@@ -150,7 +150,7 @@ class Members:
 
 @dataclass(frozen=True)
 class CountShares:
-    """A share of each member's seed of counts, and of each other client's mask key, by name."""
+    """A secret share of each member's seed for counts, and of each other client's mask key, by name."""
 
     shares: dict[Name, Key]
     stage: Literal["count shares"] = "count shares"
@@ -159,7 +159,7 @@ class CountShares:
 
 @dataclass(frozen=True)
 class Transcript:
-    """The content that opens the counts: the members' masked counts and seeds, and the other clients' mask keys."""
+    """The numbers that reveal the counts: the members' masked counts and seeds, and the other clients' mask keys."""
 
     session: Session
     counts: dict[Name, Masked]
@@ -170,7 +170,7 @@ class Transcript:
 
 @dataclass(frozen=True)
 class BlockShares:
-    """A share of each member's seed of each block that may be opened, by cluster and name."""
+    """A secret share of each member's seed for each block to reveal, by cluster and name."""
 
     shares: dict[int, dict[Name, Key]]
     stage: Literal["block shares"] = "block shares"
@@ -184,12 +184,16 @@ _QUESTIONS: TypeAdapter[Question] = TypeAdapter(Annotated[Question, Field(discri
 
 
 def to_json(message: Question | Answer) -> str:
-    """The message as JSON."""
+    """Convert a message to JSON."""
     return TypeAdapter(type(message)).dump_json(message).decode()
 
 
 def read_question(text: str) -> Question:
-    """The question in ``text``; raises `RefusedError`."""
+    """Read a question from JSON.
+
+    Raises:
+        RefusedError: the text is not a question.
+    """
     try:
         return _QUESTIONS.validate_json(text)
     except ValidationError as error:
@@ -197,7 +201,11 @@ def read_question(text: str) -> Question:
 
 
 def read_answer(kind: type[_Message], text: str) -> _Message:
-    """The answer of this ``kind`` in ``text``; raises `RefusedError`."""
+    """Read an answer of this ``kind`` from JSON.
+
+    Raises:
+        RefusedError: the text is not an answer of this kind.
+    """
     try:
         return TypeAdapter(kind).validate_json(text)
     except ValidationError as error:
@@ -205,10 +213,11 @@ def read_answer(kind: type[_Message], text: str) -> _Message:
 
 
 def threshold_of(clients: int, share: float) -> int:
-    """The number t of clients whose shares give a secret: more than ``share`` of them, so more than half.
+    """Return the number t of clients whose shares reveal a secret: more than the fraction ``share`` of all clients.
 
-    A server could tell some clients that another one is in the sum, and others that it is not. It needs t shares of
-    each secret, so at least 2 t - n clients must help it: a third, with a share of 2 / 3.
+    A dishonest server could send different lists of members to different clients. The server needs t shares of each
+    secret, so at least 2 t - n clients must help the server. With a fraction of 2 / 3, at least a third of the clients
+    must help.
 
     >>> [threshold_of(n, 2 / 3) for n in (3, 4, 20)]
     [3, 3, 14]
@@ -217,7 +226,9 @@ def threshold_of(clients: int, share: float) -> int:
 
 
 def may_be_compared(members: Iterable[str], others: Iterable[str], least: int) -> bool:
-    """Whether two sums about the same models hide single clients: their members are equal, or ``least`` differ."""
+    """Return whether two sums over the same models hide single clients: equal members, or at least ``least``
+    differences.
+    """
     return (apart := {*members} ^ {*others}) == set() or len(apart) >= least
 
 
@@ -226,35 +237,42 @@ def _canonical(*parts: object) -> bytes:
 
 
 def binding_of(session: Session, config: str, cards: Sequence[Card], sharers: Sequence[str], offer: bytes) -> bytes:
-    """A digest of everything that clients must agree on: cards, senders of letters, and the offer.
+    """Return a digest of everything that clients must agree on: cards, senders of letters, and the offer.
 
-    Masks depend on it. A server that tells clients different things, such as different models (Pasquini et al., CCS
-    2022), gets noise, since their masks do not cancel.
+    Masks depend on the digest. If a server sends different models to different clients (Pasquini et al., CCS 2022),
+    their masks do not cancel and the server receives noise.
     """
     roster = [(card.signed_part(session, config).hex(), card.signature.hex()) for card in cards]
     return hashlib.sha256(_canonical("sum", sorted(roster), sorted(sharers), offer.hex())).digest()
 
 
 def half_of(name: str, sharers: Sequence[str], digest: bytes) -> int:
-    """The half of a cluster, 0 or 1, of the client ``name`` in a sum of histograms.
+    """Return the half of a cluster, 0 or 1, for the client ``name`` in a sum of histograms.
 
-    The ``digest`` is of signed keys that clients drew, so the server does not choose the halves.
+    The server cannot choose the halves, because ``digest`` covers keys that the clients drew and signed.
     """
     order = sorted(sharers, key=lambda other: hashlib.sha256(_canonical("half", digest.hex(), other)).digest())
     return order.index(name) % 2
 
 
 def counts_part(binding: bytes, counts: bytes) -> bytes:
-    """The bytes under the signature of masked counts."""
+    """Return the bytes that the signature of masked counts covers."""
     return _canonical("counts", binding.hex(), counts.hex())
 
 
 def pair_mask(
     private: bytes, one: Card, other: Card, binding: bytes, label: bytes, shape: tuple[int, ...], dtype: np.dtype
 ) -> NDArray:
-    """The mask of the client ``one`` for its pair with ``other``; their two masks cancel.
+    """Return the pairwise mask of the client ``one`` for its pair with ``other``, whose mask cancels it.
 
-    ``private`` is the private mask key of either, and ``label`` names the masked numbers.
+    Args:
+        private: the private mask key of either client.
+        one: the card of the client with this mask.
+        other: the card of the other client.
+        binding: the digest of everything that clients must agree on.
+        label: the name of the masked numbers.
+        shape: the shape of the mask.
+        dtype: the integer type of the mask.
     """
     public = other.mask if public_of(private) == one.mask else one.mask
     mask = mask_of(shared_key(private, public, b"pair", label, binding), shape, dtype)
@@ -262,16 +280,21 @@ def pair_mask(
 
 
 def own_mask(seed: bytes, binding: bytes, shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
-    """A client's own mask, by a seed."""
+    """Return a client's self-mask for a seed."""
     return mask_of(derive_key(seed, b"own", binding), shape, dtype)
 
 
 def opened_counts(transcript: Transcript, cards: Mapping[str, Card], sharers: Sequence[str], binding: bytes) -> Ints:
-    """The number of members per cluster (K,), from the transcript; ``sharers`` are the clients whose masks are in it.
+    """Return the number of members per cluster, (K,), from the transcript.
+
+    Args:
+        transcript: the numbers that reveal the counts.
+        cards: the cards of all clients, by name.
+        sharers: the names of the clients that sent letters.
+        binding: the digest of everything that clients must agree on.
 
     Raises:
-        RefusedError: the transcript contradicts the clients' signatures, or the counts do not add up to the members,
-            because clients were told different things or one of them breaks the protocol.
+        RefusedError: the transcript contradicts the clients' signatures, or the counts do not add up to the members.
     """
     members, left = list(transcript.counts), [name for name in sharers if name not in transcript.counts]
     refuse_unless(set(members) <= set(sharers), "counts of a client that has sent no letters")
@@ -315,19 +338,23 @@ _KINDS: dict[str, type[Answer]] = {
 
 
 def pack_question(question: Question, offer: RecordDict | None = None) -> RecordDict:
-    """The records of a question, with those of an ``offer``."""
+    """Pack a question, with an ``offer`` if given."""
     return RecordDict({**(offer or {}), _NAME: ConfigRecord({"text": to_json(question)})})
 
 
 def unpack_question(records: RecordDict) -> Question:
-    """The question in ``records``; raises `RefusedError`."""
+    """Unpack a question.
+
+    Raises:
+        RefusedError: the records are not a question.
+    """
     if _NAME not in records.config_records:
         raise RefusedError("no question of a secure sum")
     return read_question(str(records.config_records[_NAME].get("text")))
 
 
 def pack_answer(answer: Answer, blocks: NDArray | None = None) -> RecordDict:
-    """The records of an answer, with its masked ``blocks`` if any."""
+    """Pack an answer, with its masked ``blocks`` if given."""
     records = RecordDict({_NAME: ConfigRecord({"text": to_json(answer)})})
     if blocks is not None:
         records[_BLOCKS] = ArrayRecord({_BLOCKS: Array(blocks.view(f"<i{blocks.dtype.itemsize}"))})
@@ -335,7 +362,11 @@ def pack_answer(answer: Answer, blocks: NDArray | None = None) -> RecordDict:
 
 
 def unpack_answer(records: RecordDict, question: Question) -> tuple[Answer, bytes]:
-    """The answer to ``question`` in ``records``, and its masked blocks; raises `RefusedError`."""
+    """Unpack the answer to ``question``, and its masked blocks.
+
+    Raises:
+        RefusedError: the records are not an answer to this question.
+    """
     if _NAME not in records.config_records:
         raise RefusedError("no answer of a secure sum")
     answer = read_answer(_KINDS[question.stage], str(records.config_records[_NAME].get("text")))

@@ -1,1 +1,1 @@
-"""The server's side on a real machine: its ServerApp, the clients it knows, and the run's directory."""
+"""The server on a real machine: its ServerApp, the known clients, and the run's directory."""

@@ -1,4 +1,4 @@
-"""The clients that are there: the server asks nodes which client they have, and waits for those that answer."""
+"""The attendance of a run: the server asks each node for its client, and waits for enough clients."""
 
 import hashlib
 import time
@@ -35,9 +35,15 @@ _LATE_REPLIES = 2
 
 @dataclass
 class Attendance:
-    """The attendance of a run: the client of each node, and which clients a round waits for.
+    """The attendance of a run: the client of each node, and the clients that a round waits for.
 
-    ``idle`` counts the last rounds in which clients were asked and no update was merged.
+    Args:
+        exchange: the exchange of messages with nodes.
+        settings: the settings of the run.
+        roster: the clients of the run.
+        events: the events of the run's clients.
+        stamps: the last charges of the clients' ledgers.
+        idle: the number of rounds since the last merged update, counting only rounds that asked clients.
     """
 
     exchange: Exchange
@@ -52,9 +58,10 @@ class Attendance:
     _leavers: list[Member] = field(default_factory=list)
 
     def gather(self, number: int, watch: Callable[[int, tuple[str, ...]], object] = lambda *_: None) -> None:
-        """Wait for enough clients for the round ``number``; new ones join.
+        """Wait for enough clients for the round ``number``, and let new clients join.
 
-        ``watch`` is called while clients are missing, with their number and the names of known clients that are absent.
+        ``watch`` is called while clients are missing, with the number of missing clients and the names of absent known
+        clients.
 
         Raises:
             InputError: too few clients came in time.
@@ -71,8 +78,8 @@ class Attendance:
             named += f" and {len(absent) - _NAMED} more" if len(absent) > _NAMED else ""
             if waited > settings.wait_timeout:
                 raise InputError(
-                    f"round {number}: only {there} of 'min-nodes' = {settings.min_nodes} clients came within "
-                    f"'wait-timeout' = {settings.wait_timeout:g} seconds{named and '; absent: '}{named}"
+                    f"round {number}: 'min-nodes' = {settings.min_nodes} clients must connect within "
+                    f"'wait-timeout' = {settings.wait_timeout:g} seconds (got {there}){named and '; absent: '}{named}"
                 )
             if waited >= word:
                 word = 2 * waited
@@ -87,7 +94,7 @@ class Attendance:
     def ask(
         self, question: NodeRequest, messages: Mapping[int, RecordDict], number: int
     ) -> Iterator[tuple[int, NodeReply]]:
-        """The answers to ``messages`` within the time of a round, both by the client's position."""
+        """Yield each answer to ``messages`` in time, with the client's position."""
         members = self.roster.members
         positions = {node: i for i in messages if (node := members[i].node) is not None}
         awaited = {node for node, i in positions.items() if members[i].waits}
@@ -101,10 +108,10 @@ class Attendance:
             yield positions[answer.node], answer
 
     def discard(self, number: int, member: Member, kind: LossKind, reason: str) -> None:
-        """Count a reply of round ``number`` that is missing or not merged.
+        """Record a reply of round ``number`` that is missing or not merged.
 
-        Later rounds do not wait for a client that missed a deadline until it replies again. A client that refuses
-        because it leaves does so before the next round.
+        After a missed deadline, rounds do not wait for the client until it replies again. A client whose refusal says
+        that it leaves is removed before the next round.
         """
         member.rejected += kind in ("rejected", "failed")
         member.refused += kind == "refused"
@@ -122,10 +129,15 @@ class Attendance:
                 member.waits = True
 
     def end_round(self, number: int, *, merged: bool, otherwise: str) -> None:
-        """Count a round in which clients were asked.
+        """Record a round in which clients were asked.
+
+        Args:
+            number: the round's number.
+            merged: whether an update was merged.
+            otherwise: the reason if no update was merged.
 
         Raises:
-            InputError: nothing was ``merged`` in several consecutive rounds, for the reason ``otherwise``.
+            InputError: no update was merged in several consecutive rounds.
         """
         self.idle = 0 if merged else self.idle + 1
         require(
@@ -135,7 +147,7 @@ class Attendance:
         )
 
     def leave(self, number: int, member: Member, reason: str) -> None:
-        """Let a client leave for good before the round ``number``."""
+        """Remove a client for good before the round ``number``."""
         if member.node is not None:
             self._strangers[member.node] = ""
         self.events.add(number, "left", member.name, member.node, reason)
@@ -261,14 +273,14 @@ class Attendance:
 
 @dataclass
 class SentFile:
-    """A file for clients before a round: the map of features, or the frozen tensors of the models.
+    """A file that clients need before a round: the feature map, or the models' frozen tensors.
 
     Args:
-        digest: its hash, which every offer names.
-        content: makes the file.
-        built: whether clients build it themselves; only those that say they lack it are sent it.
-        mark: prefix of the hash in messages.
-        has: whether a client has it, by its name and node.
+        digest: the file's hash, which every offer names.
+        content: a function that makes the file.
+        built: whether clients build the content; the file is then sent only to clients that report a difference.
+        mark: the prefix of the hash in messages.
+        has: whether a client has the file, by the client's name and node.
     """
 
     digest: str
@@ -279,13 +291,13 @@ class SentFile:
 
     @staticmethod
     def of_features(features: FeatureMap) -> "SentFile":
-        """The file of a fitted map."""
+        """Return the file of a fitted feature map."""
         content = features.to_bytes()
         return SentFile(hashlib.sha256(content).hexdigest(), lambda: content)
 
     @staticmethod
     def of_frozen(model: Model) -> "SentFile":
-        """The file of a model's frozen tensors; those that a client builds may differ."""
+        """Return the file of a model's frozen tensors, which clients usually build themselves."""
 
         def content() -> bytes:
             return serialize({name: tensor.contiguous() for name, tensor in model.frozen.items()})
@@ -312,5 +324,5 @@ class SentFile:
                 attendance.discard(number, members[i], "rejected", str(error))
 
     def forget(self, member: Member) -> None:
-        """Send the file to this client again before the next round."""
+        """Mark the file as missing at this client, which receives it again before the next round."""
         self.has[member.name, member.node] = False

@@ -1,8 +1,9 @@
-"""Messages between the server and its nodes: replies are read object by object, with a bound on each.
+"""The exchange of messages between the server and its nodes, which limits the size of each reply.
 
-Flower's own `Grid.pull_messages` takes any number of bytes and joins a chunk as often as its array names it. It waits
-two hours for an object that is never uploaded. It ends at the first reply that it cannot read, and loses all others of
-the call. This file reads the same objects by the same interface (flwr 1.41 and 1.42, `HttpGrid`).
+Flower's own `Grid.pull_messages` accepts any number of bytes, and joins a chunk as often as its array names the chunk.
+`pull_messages` waits two hours for an object that is never uploaded. `pull_messages` stops at the first unreadable
+reply and loses all other replies of the call. This module reads the same objects by the same interface (flwr 1.41 and
+1.42, `HttpGrid`).
 """
 
 import hashlib
@@ -38,7 +39,7 @@ _CHUNK = 1 << 20
 
 
 class NotUploadedError(Exception):
-    """A reply that its node has announced, but not uploaded as a whole."""
+    """A reply that its node has announced, but not completely uploaded."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,10 +47,10 @@ class Reply:
     """A reply at the SuperLink, before it is read.
 
     Args:
-        id: its id.
-        answers: the id of the message that it answers; the SuperLink has checked that this node received it.
+        id: the reply's id.
+        answers: the id of the answered message; the SuperLink has checked that this node received the message.
         error: the reason for missing content.
-        content: the reply's records, only in Flower's own simulation, which has them in this process.
+        content: the reply's records in Flower's simulation, which runs in this process; otherwise ``None``.
     """
 
     id: str
@@ -59,7 +60,7 @@ class Reply:
 
 
 def new_replies(grid: Grid, messages: Iterable[str]) -> list[Reply]:
-    """The new replies at the SuperLink to ``messages``, by id."""
+    """Return the new replies at the SuperLink to the ``messages`` with these ids."""
     if not isinstance(grid, HttpGrid):
         return [
             Reply(
@@ -82,11 +83,11 @@ def new_replies(grid: Grid, messages: Iterable[str]) -> list[Reply]:
 
 
 def content_of(grid: Grid, reply: Reply, largest: int) -> RecordDict:
-    """The records of a reply whose arrays have at most ``largest`` bytes.
+    """Read the records of a reply whose arrays have at most ``largest`` bytes.
 
     Raises:
-        NotUploadedError: some of it is not at the SuperLink yet.
-        RejectedReplyError: it is larger, or cannot be read.
+        NotUploadedError: some of the reply is not at the SuperLink yet.
+        RejectedReplyError: the reply is larger or cannot be read.
     """
     if not isinstance(grid, HttpGrid):
         assert reply.content is not None
@@ -112,7 +113,7 @@ def content_of(grid: Grid, reply: Reply, largest: int) -> RecordDict:
 
 
 def confirm(grid: Grid, reply: Reply) -> None:
-    """Let the SuperLink forget a reply."""
+    """Allow the SuperLink to delete a reply."""
     if isinstance(grid, HttpGrid):
         grid._runtime_client.ConfirmMessageReceived(
             ConfirmMessageReceivedRequest(node=grid.node, run_id=grid.run.run_id, message_object_id=reply.id)
@@ -164,10 +165,10 @@ class NodeReply:
 
     Args:
         node: the node that received the message.
-        content: the reply's records; None: no readable ones.
+        content: the reply's records, or ``None`` if there are no readable records.
         error: the reason for missing content.
-        late: whether it answers a message of an earlier exchange; such a reply is not read.
-        gone: whether nobody will answer, because the node is gone or the message has expired.
+        late: whether the reply answers a message of an earlier exchange; a late reply is not read.
+        gone: whether no reply can come, because the node is gone or the message has expired.
         failed: whether the node's program failed; otherwise an unreadable reply was rejected.
     """
 
@@ -180,17 +181,17 @@ class NodeReply:
 
     @property
     def kind(self) -> Literal["rejected", "failed"]:
-        """The event of a reply without content."""
+        """The kind of event for a reply without content."""
         return "failed" if self.failed else "rejected"
 
 
 @dataclass(frozen=True)
 class Registration:
-    """The identity of a node, which the SuperLink has checked.
+    """The identity of a node, verified by the SuperLink.
 
     Args:
-        key: a hash of its public key; "": none.
-        name: its registered name (``flwr supernode register --name``); "": none.
+        key: a hash of the node's public key, or "" without a key.
+        name: the node's registered name (``flwr supernode register --name``), or "" without a name.
     """
 
     key: str = ""
@@ -198,7 +199,7 @@ class Registration:
 
     @staticmethod
     def of(public_key: bytes, name: str) -> "Registration":
-        """The registration of a node with a public key in PEM."""
+        """Return the registration of a node with a public key in PEM format."""
         return Registration(hashlib.sha256(public_key).hexdigest()[:32] if public_key else "", name)
 
 
@@ -226,23 +227,23 @@ class Exchange:
     _looked: int = 0
 
     def connected(self) -> dict[int, Registration]:
-        """The connected nodes and their registrations."""
+        """Return the connected nodes and their registrations."""
         nodes = sorted(self.grid.get_nodes(), key=lambda node: node.node_id)
         return {node.node_id: Registration.of(node.public_key, node.name) for node in nodes}
 
     def ask(
         self, question: NodeRequest, messages: Mapping[int, RecordDict], awaited: set[int], seconds: float, group: str
     ) -> Iterator[NodeReply]:
-        """Send each node its message and yield answers as they come, one in memory at a time.
+        """Send each node its message, and yield the answers in order of arrival, with one answer in memory at a time.
 
-        An answer's content is cleared when the next answer is requested. A reply's arrays may be as large as its
-        message's, and twice that in secure sums, whose integers may have 64 bits.
+        An answer's content is cleared when the next answer is requested. A reply's arrays may have as many bytes as its
+        message's, and twice as many in secure sums, whose integers may have 64 bits.
 
         Args:
             question: the question of all messages.
             messages: the messages, by node.
             awaited: the nodes to wait for.
-            seconds: the longest wait; a message that is not read by then is never delivered.
+            seconds: the longest wait; a message that is not read in this time is never delivered.
             group: the name of the round in logs.
         """
         kind = MessageType.TRAIN if question == "train" else f"{MessageType.QUERY}.{question}"
@@ -275,7 +276,7 @@ class Exchange:
             self._late.update(current)
 
     def pause(self) -> None:
-        """Wait a second before the next look for nodes."""
+        """Wait a second before the next search for nodes."""
         time.sleep(1.0)
 
     @property

@@ -24,21 +24,21 @@ from shoal_flower.messages import Stamp, plain
 
 @dataclass
 class Member:
-    """A client, as the server knows it.
+    """A client in the server's view.
 
     Args:
         name: the client's name, as its node sent it.
-        id: names its random streams: the number of its partition, otherwise the next free one.
-        examples: number of examples that it last stated; 0 before its first update.
-        trained: rounds in which its update was merged.
-        rejected: replies that were not merged.
-        missed: rounds in which it did not reply in time.
-        refused: rounds that it refused.
-        node: its current node; None: it is disconnected.
-        waits: whether a round waits for it: not after a missed deadline, until it replies again.
-        key: a hash of its node's public key; "": none.
-        culprit: whether it broke a secure sum or gave a wrong share; it takes part in no further one.
-        last: the last round before it left for good, 0 before the first; None: it has not left.
+        id: the number that names the client's random streams: its partition, or else the next free number.
+        examples: the number of examples in the client's last update; 0 before its first update.
+        trained: the number of rounds in which the client's update was merged.
+        rejected: the number of replies that were not merged.
+        missed: the number of rounds without a reply in time.
+        refused: the number of rounds that the client refused.
+        node: the client's present node, or ``None`` if disconnected.
+        waits: whether a round waits for the client; false from a missed deadline to the next reply.
+        key: a hash of the node's public key, or "" without a key.
+        culprit: whether the client broke the protocol of a secure sum, which excludes it from further sums.
+        last: the last round before the client left for good, 0 before the first round, or ``None`` if it has not left.
     """
 
     name: str
@@ -60,8 +60,8 @@ class Roster:
     """The clients of a run, in the order in which they joined.
 
     Args:
-        clients: all that ever joined, as the rows of a `State`.
-        members: those that have not left for good: the federation of a round.
+        clients: all clients that ever joined, in the order of the rows of a `State`.
+        members: the clients that have not left for good, which are the federation of a round.
     """
 
     clients: list[Member] = field(default_factory=list)
@@ -79,23 +79,23 @@ class Roster:
 
     @property
     def present(self) -> Tensor:
-        """Positions (n,) int64 of the members among all clients."""
+        """The positions of the members among all clients, (n,) int64."""
         return torch.tensor([i for i, client in enumerate(self.clients) if client.last is None], dtype=torch.int64)
 
     def by_name(self, name: str) -> Member | None:
-        """The client of this name; None: it never joined."""
+        """Return the client with this name, or None if it never joined."""
         return self._names.get(name)
 
     def by_key(self, key: str) -> Member | None:
-        """The client of this key; None: it never joined."""
+        """Return the client with this key, or None if it never joined."""
         return self._keys.get(key)
 
     def by_node(self, node: int) -> Member | None:
-        """The client at this node; None: nobody."""
+        """Return the client at this node, or None."""
         return self._nodes.get(node)
 
     def join(self, name: str, node: int, partition: int | None, key: str = "") -> None:
-        """Add a client, or move a known one to its new node."""
+        """Add a client, or move a known client to its new node."""
         member = self.by_name(name)
         if member is None:
             while self._free in self._ids:
@@ -109,13 +109,13 @@ class Roster:
         self._index(member)
 
     def disconnect(self, member: Member) -> None:
-        """Take a client off its node."""
+        """Remove a client from its node."""
         if member.node is not None:
             self._nodes.pop(member.node, None)
         member.node = None
 
     def leave(self, member: Member, number: int) -> None:
-        """Let a member leave for good before the round ``number``."""
+        """Remove a member for good before the round ``number``."""
         self.disconnect(member)
         member.last = number - 1
         self.members.remove(member)
@@ -129,9 +129,9 @@ class Roster:
             self._nodes[member.node] = member
 
     def federation(self, of_server: Federation, members: Sequence[Member] | None = None) -> Federation:
-        """The federation of ``members`` (None: of this roster) as the server sees it.
+        """Return the federation in the server's view: the clients' numbers of examples, without their examples.
 
-        It has their numbers of examples without the examples, and the server's own shadow and test set.
+        The federation has the server's shadow set and test set. ``members`` of None means all members.
         """
         members, clients = self.members if members is None else members, of_server.clients
         count, x, y = len(members), clients.x[:0], clients.y[:0]
@@ -152,19 +152,19 @@ class Roster:
         )
 
     def frame(self, assignment: Sequence[int]) -> pd.DataFrame:
-        """The columns of ``clients.csv``: one row per member, with its cluster."""
+        """Return the columns of ``clients.csv``, one row per member with its cluster."""
         renamed = {"id": "client", "trained": "rounds"}
         frame = pd.DataFrame(map(asdict, self.members)).rename(columns=renamed).assign(cluster=assignment)
         return frame[["client", "name", "cluster", "examples", "rounds", "rejected", "missed", "refused"]]
 
     def save(self, path: Path) -> None:
-        """Write all clients without their current nodes."""
+        """Write all clients without their present nodes."""
         rows = [{name: value for name, value in asdict(client).items() if name != "node"} for client in self.clients]
         write_text(path, json.dumps(rows, indent=1) + "\n")
 
     @staticmethod
     def load(path: Path) -> "Roster":
-        """The roster in a file; an empty one without a file.
+        """Read the roster in a file; a missing file gives an empty roster.
 
         Raises:
             InputError: the file is damaged.
@@ -182,14 +182,14 @@ _STAMPS = TypeAdapter(dict[str, Stamp])
 
 @dataclass
 class LedgerStamps:
-    """The last charge of each client's ledger that the server has seen, by name, in a file that outlives runs.
+    """The last charge of each client's ledger that the server has seen, in a file that several runs share.
 
-    An older copy of a ledger, or a new one, would count too little. Each offer has the client's stamp, and the client
-    stops where its ledger lacks that charge (`shoal_flower.client.policy.Ledger`).
+    An older copy of a ledger, or a new ledger, would undercount. Each offer has the client's last charge, and the
+    client refuses an offer whose charge is missing in its ledger (`shoal_flower.client.policy.Ledger`).
 
     Args:
-        path: the file; several runs may share it.
-        last: the stamps; none without a file.
+        path: the file.
+        last: the last charge of each client, by name; empty without a file.
 
     Raises:
         InputError: the file is damaged.
@@ -202,15 +202,15 @@ class LedgerStamps:
         self.last = _read(self.path)
 
     def of(self, name: str) -> Stamp:
-        """The stamp of a client; ``(0, "")``: none yet."""
+        """Return the last charge of a client, or ``(0, "")`` without a charge."""
         return self.last.get(name, (0, ""))
 
     def take(self, name: str, stamp: Stamp) -> None:
-        """Keep a client's ``stamp`` if it is newer."""
+        """Store a client's ``stamp`` if it is newer."""
         self.last[name] = max(self.of(name), stamp, key=lambda stamp: stamp[0])
 
     def save(self) -> None:
-        """Write the newer one of each stamp and that of the file."""
+        """Write the file, keeping the newer of each stamp in memory and in the file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{self.path}.lock"):
             for name, stamp in _read(self.path).items():
@@ -234,11 +234,11 @@ COLUMNS = ("time", "round", "kind", "client", "node", "reason")
 
 @dataclass
 class Events:
-    """The events of a run's clients, each a line of the run's log and of ``events.csv``.
+    """The events of a run's clients, one line each in the run's log and in ``events.csv``.
 
     Args:
-        path: the file; each line is written at once, so that a killed server loses none.
-        counts: number of events by kind.
+        path: the file, which is written after each event.
+        counts: the number of events by kind.
     """
 
     path: Path
@@ -246,7 +246,7 @@ class Events:
 
     @staticmethod
     def open(path: Path) -> "Events":
-        """Open or begin a run's file; a last line that a kill cut off is dropped."""
+        """Open or create a run's file, dropping an incomplete last line."""
         counts: Counter[str] = Counter()
         if path.exists():
             text = path.read_text(encoding="utf-8")
@@ -259,7 +259,7 @@ class Events:
         return Events(path, counts)
 
     def add(self, number: int, kind: EventKind, client: str, node: int | None, reason: str = "") -> None:
-        """Add an event of round ``number``; names and reasons may come from strangers."""
+        """Add an event of round ``number``; names and reasons may be untrusted text."""
         where, client, reason = "" if node is None else str(node), plain(client), plain(reason)
         LOG.warning(
             "round %d: client %s (node %s) %s%s", number, client, where or "none", kind, reason and f": {reason}"

@@ -1,4 +1,4 @@
-"""The server's rounds by secure sums: it learns the sum over each cluster, and writes it into ``sums.csv``."""
+"""The server's rounds by secure sums: the server learns the sum over each cluster, and records it in ``sums.csv``."""
 
 import csv
 import logging
@@ -58,15 +58,15 @@ COLUMNS = ("round", "kind", "cluster", "clients", "opened", "examples", "norm")
 class SecureRounds:
     """The rounds of a run by secure sums.
 
-    The server does not know which client is in which cluster. With n clients in the sums of a round, the first n rows
-    of its state stand for them, in the order of the clusters, with the cluster's mean number of examples.
+    The server does not know the clients of a cluster. With n clients in a round's sums, the first n rows of the
+    server's state represent them, ordered by cluster, each with the cluster's mean number of examples.
 
     Args:
         server: the run's server.
         config: the run's configuration.
-        run: a random name of this program's run.
-        means: mean number of examples per client of each cluster, from its last open sum.
-        last: the digest of the models of the last sum of updates, and its members.
+        run: a random name for this process.
+        means: the mean number of examples per client of each cluster, from the cluster's last revealed sum.
+        last: the digest of the models in the last sum of updates, and the sum's members.
     """
 
     server: Server
@@ -89,7 +89,7 @@ class SecureRounds:
         return self.server.attendance.settings.out / "sums.csv"
 
     def federation(self, federation: Federation, state: State | None) -> Federation:
-        """The ``federation`` with numbers of examples by `means`."""
+        """Return ``federation`` with numbers of examples from `means`."""
         if state is None:
             return federation
         sizes = torch.tensor([round(self.means.get(k, 0.0)) for k in state.assignment.tolist()], dtype=torch.int64)
@@ -99,13 +99,13 @@ class SecureRounds:
         return replace(federation, clients=Shards.from_indices(clients.x, clients.y, nobody, sizes))
 
     def round(self, training: Training, state: State) -> tuple[State, RoundPlan]:
-        """One round of the connected clients of its cohort, before risks are estimated.
+        """Run one round with the connected clients of its cohort, up to the estimate of risks.
 
         Raises:
-            InputError: no sum was opened in several consecutive rounds.
+            InputError: no sum was revealed in several consecutive rounds.
         """
         filtered = training.update_filter is not None
-        require(not filtered, "with [secure_aggregation] the server sees no single update that a defence could change")
+        require(not filtered, "[secure_aggregation] does not allow defences that change single updates")
         number, clusters = state.round + 1, len(state.models)
         cohort = [i for i in training.cohort(number).tolist() if self.server.members[i].node is not None]
         width, attendance = state.models.shape[1] + 1, self.server.attendance
@@ -139,7 +139,7 @@ class SecureRounds:
         return after, plan
 
     def histograms(self, state: State) -> dict[int, Floats]:
-        """The histograms (2, 2, B) of both halves of each cluster whose halves are open."""
+        """Return the histograms (2, 2, B) of both halves of each cluster with two revealed halves."""
         everybody = [i for i, member in enumerate(self.server.members) if member.node is not None and member.trained]
         try:
             _, sums = self._sum("histograms", state.round, everybody, state, 2 * (len(EDGES) + 1))
@@ -154,10 +154,10 @@ class SecureRounds:
         return counts
 
     def epsilons(self) -> dict[str, float]:
-        """``epsilon`` and ``epsilon.<view>`` of the updates, where clients share the noise of sums; none otherwise.
+        """Return ``epsilon`` and ``epsilon.<view>`` of the updates, or an empty mapping without noise in sums.
 
-        They are for the client in most sums and a record without copies, since the server cannot count copies. The
-        server's view is of sums, and it may know one client's share of the noise.
+        The values hold for the client in the most sums and for records without copies, because the server cannot count
+        copies. In the server's view, the attacker sees sums and may know one client's fraction of the noise.
         """
         rule = self.config.defenses.dp_sgd
         if rule is None or rule.noise != "sum":
@@ -254,13 +254,13 @@ class SecureHistograms:
 
     @property
     def every(self) -> int:
-        """Rounds between estimates."""
+        """The number of rounds between estimates."""
         return self.team.every
 
     def estimate(
         self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
     ) -> RiskEstimate:
-        """The estimate of each cluster whose sums are open; other risks stay as they are."""
+        """Estimate the risk of each cluster whose sums are revealed, keeping other clusters' risks."""
         del federation, engine, local, stream
         sums, half = self.rounds.histograms(state), np.arange(2)
         total = np.zeros((2, len(EDGES) + 1))
@@ -273,9 +273,14 @@ class SecureHistograms:
 
 
 def comparable(names: Sequence[str], last: Collection[str], least: int) -> list[str]:
-    """The clients of ``names`` to ask for another sum over the models of the last sum, whose members were ``last``.
+    """Choose the clients of ``names`` for another sum over the models of the last sum.
 
-    Clients refuse members that differ from the last ones by fewer than ``least``, so this leaves some clients out.
+    Clients refuse a sum whose members differ from the last sum's by fewer than ``least``, so some clients are left out.
+
+    Args:
+        names: the available clients.
+        last: the members of the last sum over the same models.
+        least: the smallest allowed difference, as a number of clients.
 
     Raises:
         RefusedError: too few clients would remain.

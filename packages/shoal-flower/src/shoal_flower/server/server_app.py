@@ -1,4 +1,4 @@
-"""The ServerApp: a run on several machines, from its first round to the files of its directory."""
+"""The ServerApp: a run on several machines, from the first round to the files in the run's directory."""
 
 import contextlib
 import json
@@ -102,7 +102,8 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
     """Run ``settings`` with the nodes of ``exchange``, or resume after the last round.
 
     Raises:
-        InputError: a configuration that cannot run on several machines, another run's directory, or too few clients.
+        InputError: the configuration cannot run on several machines, the directory has another run, or too few clients
+            connect.
     """
     config = read_config(settings.config)
     choice = parts_of(config.algorithm.value).choice
@@ -110,7 +111,7 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
     resolved = resolve(config, load_data(config.data, settings.data_dir))
     require(
         resolved.simulation.federation.classes is not None,
-        f"{settings.config}: regressions work in simulations only; use classes",
+        f"{settings.config}: regression is allowed in simulations only; use a classification task",
     )
     decided, simulation = resolved.config, apply_feature_map(resolved.simulation)
     features = SentFile.of_features(simulation.features) if isinstance(simulation.features, FeatureMap) else None
@@ -152,8 +153,8 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
             write_text(out / "rounds.csv", pd.DataFrame(list(progress.rows)).to_csv(index=False))
         require(
             attendance.idle == 0,
-            f"no update was merged in the last {attendance.idle} rounds (see events.csv); run the same command for the "
-            "report of the rounds before",
+            f"no update was merged in the last {attendance.idle} rounds (see events.csv); rerun the command to write "
+            "the report of the earlier rounds",
         )
         run.finish(progress)
 
@@ -170,7 +171,7 @@ class _Run:
     sums: SecureRounds | None = None
 
     def round(self, progress: SimulationState | None) -> SimulationState:
-        """The run after one more round."""
+        """Run one more round and return the new state."""
         number = 1 if progress is None else progress.state.round + 1
         self.server.gather(number)
         for sent in (self.server.features, self.server.frozen):
@@ -199,7 +200,7 @@ class _Run:
         return replace(progress, state=whole.put(present, state), rows=progress.rows + rows, seconds=seconds)
 
     def finish(self, progress: SimulationState) -> None:
-        """Write the run's files; the summary last, since it marks the run as finished."""
+        """Write the run's files, with summary.json last, because it marks the run as finished."""
         attendance, config, roster = self.server.attendance, self.config, self.server.attendance.roster
         out, members, state = attendance.settings.out, len(roster.members), progress.state.take(roster.present)
         clients = roster.frame(state.assignment.tolist())
@@ -254,7 +255,7 @@ def _require_same(out: Path, config: Config) -> None:
     """Raise `InputError` if ``out`` holds another run."""
     if is_begun(out):
         for key, (old, new) in differences(read_toml(out / "config.toml"), config.table()).items():
-            raise InputError(f"{out}: holds a run with {key} = {old!r} (got {new!r}); choose another 'out'")
+            raise InputError(f"{out}: has a run with {key} = {old!r} (got {new!r}); choose another 'out'")
 
 
 def _require_supported(config: Config) -> None:
@@ -262,16 +263,16 @@ def _require_supported(config: Config) -> None:
     team, coordinator = config.red_team, config.coordinator
     require(
         team.every == 0 or team.estimator in ("shadow", "histogram"),
-        f"'red_team.estimator' must be 'shadow' or 'histogram' on several machines; got '{team.estimator}'",
+        f"'red_team.estimator' must be 'shadow' or 'histogram' on several machines (got '{team.estimator}')",
     )
     if coordinator is not None:
         require(
             not coordinator.law.min_clients,
-            "'coordinator.min_clients' works in simulations only; leave it out on several machines",
+            "'coordinator.min_clients' is allowed in simulations only; remove the key",
         )
         require(
             coordinator.pooling is None,
-            "'coordinator.pooling' works in simulations only; leave it out on several machines",
+            "'coordinator.pooling' is allowed in simulations only; remove the key",
         )
         require(
             coordinator.law.release_on == "estimate",
@@ -293,21 +294,22 @@ def _require_supported(config: Config) -> None:
         f"'model.features.maps' must be 'scattering' or 'pca' on several machines (got {quote(own)})",
     )
     method = "continue" if config.forgetting is None else config.forgetting.value.name
-    require(config.events is None, "[[events]] works in simulations only; use 'leave' in the run config, by name")
+    require(config.events is None, "[[events]] is allowed in simulations only; use 'leave' in the run config")
     require(
         method == "continue",
-        f"'forgetting.method' must be 'continue' on several machines (got '{method}'); for models that never had a "
-        "client, start a new run without it",
+        f"'forgetting.method' must be 'continue' on several machines (got '{method}'); to retrain without a client, "
+        "start a new run",
     )
     for name in ("property_attack", "canaries", "record", "release"):
-        require(getattr(config, name) is None, f"[{name}] works in simulations only; leave it out on several machines")
+        require(getattr(config, name) is None, f"[{name}] is allowed in simulations only; remove the section")
 
 
 def round_rows(training: Training, state: State, plan: RoundPlan, *, evaluated: bool) -> tuple[RoundRow, ...]:
-    """One row per cluster: its clients in this round, and its model's risk and accuracy on the server's test set.
+    """Return one row per cluster: its clients in this round, and its model's risk and accuracy on the server's test
+    set.
 
-    ``accuracy.<group>`` is the model's on each group's test examples, ``accuracy`` on all of them. Both are NaN in a
-    round that is not ``evaluated``.
+    ``accuracy.<group>`` is the accuracy on a group's test examples, and ``accuracy`` is the accuracy on all test
+    examples. Without ``evaluated``, all accuracies are NaN.
     """
     federation, rows = training.federation, []
     present = torch.nonzero(state.trained == state.round)
@@ -331,7 +333,7 @@ def round_rows(training: Training, state: State, plan: RoundPlan, *, evaluated: 
 def summary_of(
     training: Training, state: State, rows: tuple[RoundRow, ...], counts: dict[str, int]
 ) -> dict[str, float]:
-    """The keys of ``summary.json`` after the last round: those of clusters, and ``counts`` of events."""
+    """Return the entries of ``summary.json`` on clusters and events after the last round."""
     summary: dict[str, float] = {}
     last = {row["cluster"]: row for row in rows if row["round"] == state.round}
     for k in range(len(state.models)):
@@ -351,7 +353,7 @@ _KNOWN = (
 
 
 def deployment_page(rounds: pd.DataFrame, clients: pd.DataFrame, events: pd.DataFrame, config: str, title: str) -> str:
-    """The page of a run, from the tables of ``rounds.csv``, ``clients.csv`` and ``events.csv``."""
+    """Return the page of a run, from the tables of ``rounds.csv``, ``clients.csv`` and ``events.csv``."""
     last = rounds[rounds["round"] == rounds["round"].max()]
     unmerged = events[events["kind"].isin(["rejected", "failed", "missed", "refused"])]
     leavers = events[events["kind"] == "left"].drop(columns=["kind", "node"])

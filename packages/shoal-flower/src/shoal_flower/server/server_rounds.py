@@ -1,6 +1,6 @@
 """The server's rounds: it offers models, waits for updates, and merges them.
 
-Between rounds it asks for histograms of losses, and for votes on whether a risk is over the clients' limits.
+Between rounds the server requests histograms of losses, and votes on whether a risk exceeds the clients' limits.
 """
 
 import math
@@ -64,16 +64,16 @@ from shoal_flower.wire_codec import (
 
 @dataclass(eq=False)
 class UpdateFile:
-    """The models from the clients of a round, as rows of float32 in a temporary file.
+    """The clients' models of a round, as rows of float32 in a temporary file.
 
-    Weights and the order of summation depend on all replies. So the sum begins after the last reply, to equal the
-    simulation bit for bit. Memory holds a few models for any number of clients; disk takes 4 bytes per parameter and
-    client.
+    Weights and the order of summation depend on all replies, so the sum begins after the last reply. The merged model
+    then equals the simulation's bit for bit. Memory holds a few models for any number of clients. The file has 4 bytes
+    per parameter and client.
 
     Args:
         folder: the file's folder.
         parameters: P, the length of a row.
-        order: the rows for positions 0, 1, ...; empty: in order of arrival.
+        order: the row of each position 0, 1, ...; an empty list means order of arrival.
     """
 
     folder: Path
@@ -121,13 +121,13 @@ class Progress:
     """The progress of a round, or of the wait for its clients, for a live view.
 
     Args:
-        round: its number; 0: before the first.
-        asked: number of clients with an offer.
-        answered: number of answers.
-        waiting: the first of the clients without an answer.
-        trained: the model of each client with an answer, for the first of them.
-        missing: number of clients that the round needs to begin.
-        waits_for: the first of the absent known clients, while clients are missing.
+        round: the round's number; 0 before the first round.
+        asked: the number of clients with an offer.
+        answered: the number of clients that answered.
+        waiting: the names of clients without an answer, at most `NAMES`.
+        trained: the trained model of each client that answered, by name, at most `NAMES`.
+        missing: the number of further clients that the round needs to begin.
+        waits_for: the names of absent known clients, while clients are missing, at most `NAMES`.
     """
 
     round: int
@@ -155,12 +155,12 @@ class Server:
     Args:
         attendance: the connected clients.
         config: the run's configuration for clients, as TOML.
-        choice: who chooses the model that a client trains (`RemoteRounds`).
-        classes: names of the classes, where clients have their own data.
-        scale: the standardization of columns, where clients have their own tables.
-        features: the map of inputs; None: none.
-        watch: called whenever something changes in a round.
-        frozen: the models' frozen tensors, for clients with different ones; None: unknown.
+        choice: the party that chooses the model which a client trains (`RemoteRounds`).
+        classes: the names of the classes, if clients have their own data.
+        scale: the standardization of columns, if clients have their own tables.
+        features: the file of the feature map, or ``None`` without a feature map.
+        watch: a function that is called at every change in a round.
+        frozen: the file of the models' frozen tensors, for clients with different ones, or ``None`` if unknown.
     """
 
     attendance: Attendance
@@ -180,21 +180,21 @@ class Server:
     def offer(
         self, number: int, member: Member, models: Tensor, risks: Tensor, directives: Mapping[str, Tensor]
     ) -> Offer:
-        """The offer to a member in the round ``number``."""
+        """Return the offer to a member in the round ``number``."""
         stamp = self.attendance.stamps.of(member.name)
         digest = "" if self.features is None else self.features.digest
         known = (self.classes, self.scale, stamp, digest, "" if self.frozen is None else self.frozen.digest)
         return Offer(number, member.id, self.config, models, risks, directives, *known)
 
     def gather(self, number: int) -> None:
-        """Wait for enough clients for the round ``number``, and report the missing ones."""
+        """Wait for enough clients for the round ``number``, and report missing clients."""
         watch = self.watch
         self.attendance.gather(
             number, lambda missing, absent: watch(Progress(number, missing=missing, waits_for=absent[:NAMES]))
         )
 
     def round(self, training: Training, state: State) -> tuple[State, RoundPlan]:
-        """One round of the connected clients of its cohort, before risks are estimated.
+        """Run one round with the connected clients of its cohort, up to the estimate of risks.
 
         Raises:
             InputError: a merged model is not finite, or no update was merged in several consecutive rounds.
@@ -210,8 +210,7 @@ class Server:
         for k, model in enumerate(after.models):
             require(
                 bool(torch.isfinite(model).all()),
-                f"round {after.round}: the merged model {k} has numbers that are NaN or infinite; nothing of this "
-                "round is kept",
+                f"round {after.round}: the merged model {k} has NaN or infinite numbers; this round is not saved",
             )
         return after, plan
 
@@ -325,20 +324,20 @@ _Reply = TypeVar("_Reply")
 
 @dataclass(frozen=True, eq=False)
 class RemoteHistograms:
-    """A `RiskEstimator` from clients' histograms, each of the model that the client trained last."""
+    """A `RiskEstimator` from clients' histograms of losses on the model that each client trained last."""
 
     server: Server
     team: RedTeam
 
     @property
     def every(self) -> int:
-        """Rounds between estimates."""
+        """The number of rounds between estimates."""
         return self.team.every
 
     def estimate(
         self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
     ) -> RiskEstimate:
-        """The estimate of `RedTeam.estimate`; a client without an answer has no histograms."""
+        """Estimate each model's risk, without the clients that did not answer."""
         del local, engine
         bins = len(EDGES) + 1
         counts = np.zeros((len(federation), 2, bins))
@@ -358,20 +357,21 @@ class RemoteHistograms:
 
 @dataclass(frozen=True, eq=False)
 class RemoteCoordinator:
-    """A `SteeringRule` by one bit per client, so that thresholds stay at the clients.
+    """A `SteeringRule` from one bit per client, which keeps thresholds at the clients.
 
-    Accuracy is measured on the server's shadow set. A prediction before the first round counts nobody over a limit.
+    Accuracy is measured on the server's shadow set. A prediction before the first round counts no client as over its
+    limit.
     """
 
     server: Server
     law: LimitController
 
     def start(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
-        """The state before the first round; no client is asked, so no answers need noise."""
+        """Return the state before the first round; no client is asked."""
         return replace(self.law, vote_epsilon=None).start(state, federation, engine, stream)
 
     def update(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
-        """The state with new directives, from the answers that came."""
+        """Return the state with new directives, from the answers that arrived."""
         del stream
         risks = self.law.reported_risks(state.risks)
         votes = dict(_replies(self.server, "votes", state, risks, lambda _, records: unpack_vote(records)))
