@@ -362,7 +362,7 @@ SIMULATIONS = {
     ),
     "an attack's class among attacks": (lambda: simulated(attacks=[LiRA]), "'attacks' must hold instances"),
     "an attack twice": (lambda: simulated(attacks=[LiRA()]), "(got 'lira' twice)"),
-    "watch 3": (lambda: simulated(watch=3), "'watch' must be a function or a tracker, such as TensorBoard(); got 3"),
+    "watch 3": (lambda: simulated(watch=3), "'watch' must be a function or a tracker, such as TensorBoard() (got 3)"),
     "a learning rate that diverges": (
         lambda: simulated(
             model=Model(lambda: nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 3))),

@@ -142,7 +142,7 @@ def test_several_sweeps_can_share_what_they_show(written, tmp_path):
     for text, said in (
         (table, "'tables.t' is also in the sweep's file"),
         ("[grid]", "unknown key 'grid'"),
-        ("labels = ['IFCA']", "'labels' must be a table; got"),
+        ("labels = ['IFCA']", "'labels' must be a table"),
         ("tables = 5", "'tables' must be a table; got 5"),
     ):
         (tmp_path / "show.toml").write_text(text)
