@@ -1,7 +1,6 @@
-"""The keys in docs/configuration.md and the metrics in docs/files.md, generated from the declarations.
+"""Tables of keys in docs/configuration.md and of metrics in docs/files.md, generated from the declarations.
 
-``python docs/build_reference.py`` writes each between its two markers, as the build of the site does in the pages that
-it reads.
+``python docs/build_reference.py`` rewrites the text between the markers of both pages.
 """
 
 import inspect
@@ -25,11 +24,11 @@ BEGIN, END = "<!-- keys: written by python docs/build_reference.py -->", "<!-- e
 METRICS_BEGIN, METRICS_END = BEGIN.replace("keys", "metrics", 1), END.replace("keys", "metrics")
 _HEAD = "| key | value | default | meaning |\n|---|---|---|---|\n"
 _TOP = {described_by(key.hint): key.name for key in keys_of(Config) if is_dataclass(described_by(key.hint))}
-"""The tables of the file, by the settings that they describe."""
+"""Top-level tables of a configuration, by settings class."""
 
 
 def reference() -> str:
-    """All tables of a configuration and their keys, as Markdown."""
+    """Return the tables of a configuration and their keys, as Markdown."""
     parts = [_HEAD + "\n".join(_row(Config, key) for key in keys_of(Config) if described_by(key.hint) not in _TOP)]
     parts += [part for cls, name in _TOP.items() for part in _section(cls, name, f"[{name}]")]
     lists = {key.name: item_of(key.hint) for key in keys_of(Config) if item_of(key.hint) is not None}
@@ -38,7 +37,7 @@ def reference() -> str:
 
 
 def metrics() -> str:
-    """All metrics by their keys in summary.json, as Markdown."""
+    """Return the metrics by their keys in summary.json, as Markdown."""
     rows = []
     for key, metric in METRICS.items():
         total = ".total" if "group" in metric.scopes else ""
@@ -49,7 +48,7 @@ def metrics() -> str:
 
 
 def update(text: str) -> str:
-    """The text of a page with the reference and the metrics between their markers."""
+    """Return the text of a page with regenerated tables between the markers."""
     for begin, end, content in ((BEGIN, END, reference()), (METRICS_BEGIN, METRICS_END, metrics())):
         if begin not in text:
             continue
@@ -59,10 +58,14 @@ def update(text: str) -> str:
 
 
 def _section(cls: type, table: str, title: str, level: int = 3, *, named: bool = False) -> Iterator[str]:
-    """A table of the file, then the tables in it, and the classes that it can name.
+    """Yield a section for a settings class, then sections for its nested tables and named classes.
 
-    ``table`` is its dotted key, ``title`` that of the section, ``level`` that of its heading; ``named`` says whether
-    the key of the table is the field ``name``.
+    Args:
+        cls: the settings class.
+        table: dotted key of the table.
+        title: title of the section.
+        level: level of the heading.
+        named: whether the last part of the dotted key is the value of the field ``name``.
     """
     yield f"{'#' * level} `{title}`"
     yield docstring_as_markdown(
@@ -87,12 +90,12 @@ def _section(cls: type, table: str, title: str, level: int = 3, *, named: bool =
 
 
 def _flat(cls: type) -> Iterator[tuple[type, Key]]:
-    """The keys of settings, those of inline fields in their place, each with the class that declares it."""
+    """Yield the keys of a settings class with their declaring class, and expand inline fields."""
     for key in keys_of(cls):
         if not key.inline or kind_of(key.hint) is not None:
             yield cls, key
         elif not _is_shipped(key.hint):
-            # What may be missing altogether is not required.
+            # A key of an optional inline field is not required.
             yield from (
                 (owner, replace(inner, default=None) if key.optional and inner.default is MISSING else inner)
                 for owner, inner in _flat(key.hint)
@@ -100,7 +103,7 @@ def _flat(cls: type) -> Iterator[tuple[type, Key]]:
 
 
 def _is_shipped(cls: object) -> bool:
-    """Return whether settings have a section of their own, since a file can name them."""
+    """Return whether a configuration can name the settings class, so that it has a separate section."""
     return any(cls in kind.shipped.values() for kind in KINDS.values())
 
 
@@ -159,9 +162,9 @@ def _or(words: Sequence[str]) -> str:
 
 
 def setup(app) -> None:  # noqa: ANN001 (Sphinx's hook)
-    """Let Sphinx read the filled pages.
+    """Make Sphinx read the generated tables.
 
-    They are filled before any page is read, since `drop_checks` of conf.py changes the annotations behind them.
+    The tables are generated before Sphinx reads any page, because `drop_checks` of conf.py changes the annotations.
     """
     filled = {page.stem: update(page.read_text(encoding="utf-8")) for page in PAGES}
 

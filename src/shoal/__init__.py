@@ -1,7 +1,7 @@
 """Shoal: clustered federated learning with a red team in the loop.
 
-The public names are in `__init__.pyi`, each loaded when it is first asked for, so that importing the package costs
-nothing; the command ``shoal`` is built on the same. See `docs/house.md` for where everything is.
+`__init__.pyi` lists the public names. Each name is loaded at its first use, which keeps the import of the package fast.
+`docs/house.md` describes the structure of the code.
 """
 
 import lazy_loader

@@ -1,7 +1,4 @@
-"""Laws that every algorithm, attack and defence keeps, for the tests of your own; see docs/adding.md.
-
-Each check raises `AssertionError` with one sentence on the first law that is broken.
-"""
+"""Checks of the laws that every algorithm, attack and defence must satisfy, for your own tests; see docs/adding.md."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -23,7 +20,7 @@ from shoal.toy import noisy_groups
 
 
 def same_state(one: State, other: State) -> bool:
-    """Return whether two states are equal, bit for bit, NaN to NaN."""
+    """Return whether two states are equal bit for bit, with NaN equal to NaN."""
     tables = [vars(state) | {"personal": {k: v.tensor() for k, v in state.personal.items()}} for state in (one, other)]
     try:
         torch.testing.assert_close(*tables, rtol=0, atol=0, equal_nan=True)
@@ -44,16 +41,17 @@ def check_algorithm(
 ) -> None:
     """Check the laws of an algorithm on a few rounds of a small federation.
 
-    The algorithm is a value. Its first state, and each round, depend on the seed and the given state alone; a round
-    changes no state that it is given, and goes on from a stored one bit for bit. The order of clients does not matter,
-    up to rounding. The weights of a chosen cluster sum to 1. A round without clients changes no model.
+    The algorithm must equal its copy. Its first state must depend on the seed alone. A round must depend on the seed
+    and the given state alone, and must not change the given state. The order of clients must not matter, up to
+    rounding. The weights of a chosen cluster must sum to 1. A round without clients must change no model.
 
     Args:
-        algorithm: with its settings.
-        federation, model, local: what it trains; those of `shoal.toy.noisy_groups` by default.
-        rounds: number of rounds, once with all clients and once with some.
-        participation: fraction of the clients where some take part.
-        risk_estimator: such as `shoal.RedTeam`, where the algorithm needs risks.
+        algorithm: the algorithm to check.
+        federation, model, local: the federation, model and local training, by default those of
+            `shoal.toy.noisy_groups`.
+        rounds: the number of rounds in each of two runs, one with all clients and one with some.
+        participation: the fraction of clients per round in the run with some clients.
+        risk_estimator: an estimator such as `shoal.RedTeam`, if the algorithm needs risks.
 
     Raises:
         AssertionError: a law is broken.
@@ -139,10 +137,10 @@ def _check_permuted(straight: State, permuted: State, order: Tensor) -> None:
 
 
 def check_attack(attack: MembershipAttack) -> None:
-    """Check the laws of a membership-inference attack on made-up outputs of shadow models.
+    """Check the laws of a membership-inference attack on simulated outputs of shadow models.
 
-    The attack is a value. Fitted again with the same stream it gives the same scores: one finite number per record,
-    which depends on that record alone.
+    The attack must equal its copy. Fits with equal streams must give equal scores. Each record must have one finite
+    score, which must not depend on the other records.
 
     Raises:
         AssertionError: a law is broken.
@@ -182,12 +180,12 @@ def check_attack(attack: MembershipAttack) -> None:
 def check_defense(defense: Defense, federation: Federation | None = None, model: Model | None = None) -> None:
     """Check the laws of a defence on two rounds of FedAvg in a small federation.
 
-    The defence is a value, changes no setup that it is given, and gives the same models again from the same seed; the
-    order of clients does not matter, up to rounding.
+    The defence must equal its copy, and must not change the given setup. Equal seeds must give equal models. The order
+    of clients must not matter, up to rounding.
 
     Args:
-        defense: with its settings.
-        federation, model: what it defends; those of `shoal.toy.noisy_groups` by default.
+        defense: the defence to check.
+        federation, model: the federation and model to defend, by default those of `shoal.toy.noisy_groups`.
 
     Raises:
         AssertionError: a law is broken.

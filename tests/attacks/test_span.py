@@ -353,7 +353,7 @@ def test_a_chosen_layer_is_attacked(federation, mlp):
     candidates, _ = asked(federation)
     found = UpdateSpan(layer="output").score(updates, candidates, engine)
     assert (found.layer, found.inputs, found.direct) == ("output", 41, False)
-    with pytest.raises(InputError, match="'layer' must be one of the network's dense layers, 'hidden', 'output'"):
+    with pytest.raises(InputError, match=r"'layer' .* 'hiden'.* 'hidden', 'output'"):
         UpdateSpan(layer="hiden").score(updates, candidates, engine)
 
 
@@ -373,13 +373,13 @@ def test_wrong_input_is_refused_in_one_sentence(federation, mlp):
     scales, of_scale, without = seen(federation, shoal.Model(Scale), rounds=1)
     broken = replace(updates[0], updates=updates[0].updates * torch.nan)
     for call, sentence in (
-        (lambda: UpdateSpan().score([], candidates, engine), "no round's updates"),
-        (lambda: UpdateSpan().score([broken], candidates, engine), "must be finite"),
-        (lambda: ModelSpan().score(models[:1], candidates, engine), r"must have shape \(rounds \+ 1, K, \d+\)"),
-        (lambda: replace(candidates, stratum=torch.zeros(3)), r"'stratum' must have shape \(70,\) or \(70, S\)"),
-        (lambda: Candidates(candidates.x[:0]), "no records"),
-        (lambda: UpdateSpan().score(of_scale, candidates, without), "needs a dense layer"),
-        (lambda: ModelSpan().score(scales, candidates, without), "needs a dense layer"),
+        (lambda: UpdateSpan().score([], candidates, engine), "'rounds'"),
+        (lambda: UpdateSpan().score([broken], candidates, engine), "finite"),
+        (lambda: ModelSpan().score(models[:1], candidates, engine), "'models' must have shape"),
+        (lambda: replace(candidates, stratum=torch.zeros(3)), "'stratum' must have shape"),
+        (lambda: Candidates(candidates.x[:0]), "'x' "),
+        (lambda: UpdateSpan().score(of_scale, candidates, without), "no trained dense layer"),
+        (lambda: ModelSpan().score(scales, candidates, without), "no trained dense layer"),
     ):
         with pytest.raises(InputError, match=sentence):
             call()

@@ -184,7 +184,7 @@ def test_a_level_is_the_upper_tail_of_student_s_t():
 def test_without_references_enough_or_scores_that_vary_there_is_no_rate_for_each_record():
     few = attack_records(made_up_pairs(200, 7)).attacks["calibration"]
     assert np.isnan(measure(few).tpr_at_1_percent_fpr_per_record)
-    with pytest.raises(InputError, match="different scores of a record"):
+    with pytest.raises(InputError, match="different scores"):
         record_levels(np.zeros(9), np.zeros((9, 6)), np.arange(6) % 2 == np.zeros((9, 1)))
 
 
@@ -242,5 +242,5 @@ def test_a_round_in_which_all_losses_are_equal_says_nothing():
 
 
 def test_records_of_one_kind_are_refused():
-    with pytest.raises(InputError, match="members and non-members; got one kind"):
+    with pytest.raises(InputError, match="members and non-members"):
         LossTrajectory().fit(np.zeros((4, 2)), np.ones(4, dtype=bool))

@@ -154,18 +154,18 @@ def test_updates_that_cannot_be_attacked_are_one_sentence(mlp):
     for wrong, sentence in [
         (
             replace(sent, updates=sent.updates[:, 1:]),
-            r"round 1: 'updates' must have shape \(3, 323\) .* got \(3, 322\)",
+            r"round 1: 'updates' .*got \(3, 322\)",
         ),
-        (replace(sent, updates=broken), "round 1: 'updates' must be finite numbers"),
-        (replace(sent, clients=torch.tensor([2, 4, 2])), "round 1: 'clients' must be different .* client 2 has 2"),
-        (replace(sent, assignment=torch.tensor([0, 1, 2])), "round 1: 'assignment' must have one of the 2 models"),
+        (replace(sent, updates=broken), "round 1: 'updates' .* finite"),
+        (replace(sent, clients=torch.tensor([2, 4, 2])), "round 1: 'clients' .* client 2 2 times"),
+        (replace(sent, assignment=torch.tensor([0, 1, 2])), "round 1: 'assignment' "),
     ]:
         with pytest.raises(InputError, match=sentence):
             scored(mlp, [wrong], records)
-    with pytest.raises(InputError, match="no round's updates were recorded"):
+    with pytest.raises(InputError, match="'rounds'"):
         scored(mlp, [], records)
     nothing = OwnedRecords(records.x[:0], records.y[:0], records.client[:0], records.group[:0], records.groups)
-    with pytest.raises(InputError, match="no records to attack"):
+    with pytest.raises(InputError, match="'records'"):
         scored(mlp, [sent], nothing)
 
 

@@ -190,9 +190,9 @@ class Rank:
 @pytest.mark.parametrize(
     ("attributes", "sentence"),
     [
-        ({"name": "my attack.v2"}, "'name' must be of letters, digits, '-' and '_'.*; got 'my attack.v2'"),
-        ({"name": "lira"}, "'lira' is another attack's"),
-        ({"view": "bystander"}, "'rank': 'view' must be one of outsider, client, server; got 'bystander'"),
+        ({"name": "my attack.v2"}, "'name'.*got 'my attack.v2'"),
+        ({"name": "lira"}, "'lira'"),
+        ({"view": "bystander"}, "'rank': 'view'.*got 'bystander'"),
     ],
 )
 def test_an_attack_without_a_usable_name_or_view_is_refused(attributes, sentence):

@@ -47,7 +47,7 @@ def test_of_a_sweep_the_base_is_asked_for(tmp_path, capsys):
     path = tmp_path / "many.toml"
     path.write_text('base = "one.toml"\nseeds = [0, 1]\n')
     assert main(["preflight", str(path)]) == 2
-    assert "is a sweep of many runs; give its 'base', 'one.toml'" in capsys.readouterr().err
+    assert "'one.toml'" in capsys.readouterr().err
 
 
 def test_a_gate_that_holds(config, capsys):

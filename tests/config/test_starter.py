@@ -54,8 +54,8 @@ def test_nothing_is_overwritten_and_nothing_else_is_guessed(tmp_path):
     assert path.read_text() == "mine"
     with pytest.raises(InputError, match="cannot be written: No such file or directory"):
         write_starter(tmp_path / "nowhere" / "run.toml")
-    with pytest.raises(InputError, match="'--data' cannot be 'digit'; did you mean 'digits'"):
+    with pytest.raises(InputError, match="'--data'"):
         write_starter(tmp_path / "other.toml", "digit")
-    with pytest.raises(InputError, match="the algorithm 'ifka' is unknown; did you mean 'ifca'"):
+    with pytest.raises(InputError, match=r"'ifka'.*'ifca'"):
         write_starter(tmp_path / "other.toml", algorithm="ifka")
     assert [each.name for each in tmp_path.iterdir()] == ["run.toml"]

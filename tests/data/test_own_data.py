@@ -128,10 +128,10 @@ def test_a_table_may_have_a_column_of_pictures():
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        ({"client": "who", "label": "who"}, "'label' and 'client' are the same column, 'who'; name two"),
-        ({"client": "who", "label": "ill", "group": "ill"}, "'label' and 'group' are the same column, 'ill'; name two"),
-        ({"client": "who", "label": "ill", "inputs": ("age", "ill")}, "'inputs' has the column 'ill', which is the"),
-        ({"client": "who", "label": "ill", "inputs": ("age", "age")}, "'inputs' has the column 'age' twice"),
+        ({"client": "who", "label": "who"}, "'label'"),
+        ({"client": "who", "label": "ill", "group": "ill"}, "'group'"),
+        ({"client": "who", "label": "ill", "inputs": ("age", "ill")}, "'ill'"),
+        ({"client": "who", "label": "ill", "inputs": ("age", "age")}, "'age' twice"),
     ],
 )
 def test_columns_with_two_meanings_are_refused(names, words):
@@ -165,12 +165,12 @@ def test_a_pair_of_arrays_is_a_data_set_of_its_kind(case):
 @pytest.mark.parametrize(
     ("x", "y", "sentence"),
     [
-        (pd.DataFrame({"a": ["x", "y"]}), [0, 1], "the inputs of 'mine' must be columns of numbers: could not convert"),
-        ([[0.5], [float("inf")]], [0, 1], "'mine' has inputs that are NaN or infinite, in 1 of 2 examples"),
-        ([[0.5], [0.7]], [0, -1], "'mine' has the label -1; labels are integers from 0"),
-        ([[1, -1], [1, 2]], [0, 1], "'mine' has the word -1; words are numbered from 1"),
-        (torch.full((2, 1, 4, 4), 2.0), [0, 1], "'mine' has images of numbers from 2 to 2; give bytes"),
-        ([0.5, 0.7], [0, 1], r"'mine' has inputs of shape \(\); images are \(C, H, W\)"),
+        (pd.DataFrame({"a": ["x", "y"]}), [0, 1], "columns of numbers"),
+        ([[0.5], [float("inf")]], [0, 1], "in 1 of 2"),
+        ([[0.5], [0.7]], [0, -1], "labels of .*got -1"),
+        ([[1, -1], [1, 2]], [0, 1], "words of .*got -1"),
+        (torch.full((2, 1, 4, 4), 2.0), [0, 1], "images of .*2 to 2"),
+        ([0.5, 0.7], [0, 1], r"shape \(\)"),
         (torch.rand(0, 3), [], "'mine' has no examples"),
     ],
 )
@@ -299,7 +299,7 @@ def test_labels_that_are_codes_are_classes_by_their_spelling(codes, given, tmp_p
 @pytest.mark.parametrize(("label", "classes"), [("01", 2), ("dog", 2), ("2", None)])
 def test_a_label_of_the_test_table_that_no_client_has_is_refused(label, classes):
     table = pd.DataFrame({"who": ["a", "b"], "x": [0.0, 1.0], "label": ["1", "0"]})
-    with pytest.raises(InputError, match=f"the test table has the label '{label}', which no client has"):
+    with pytest.raises(InputError, match=f"label '{label}'"):
         Federation.from_table(table, Columns("who", "label"), test=table.assign(label=label), classes=classes)
 
 
@@ -321,8 +321,8 @@ def test_names_of_columns_may_be_numbers_which_are_read_as_text():
 @pytest.mark.parametrize(
     ("titles", "words"),
     [
-        ([0, "0"], "the table has two columns '0'; give one another name"),
-        ([float("nan"), "x"], "the table has no name for column 1"),
+        ([0, "0"], "'0' twice"),
+        ([float("nan"), "x"], "column 1"),
     ],
 )
 def test_columns_without_a_name_of_their_own_are_refused(titles, words):
@@ -353,5 +353,5 @@ def test_a_fraction_holds_out_the_rows_that_a_configuration_holds_out(tmp_path):
         assert torch.equal(theirs.x.sort(dim=0).values, ours.x.sort(dim=0).values)
         assert len(theirs.y) == len(ours.y)
     assert made.test.client is not None
-    assert "either 'test' or" in refused(lambda: Federation.from_table(table, Columns("who", "ill")))
+    assert "'test'" in refused(lambda: Federation.from_table(table, Columns("who", "ill")))
     assert "'test_fraction'" in refused(lambda: Federation.from_table(table, Columns("who", "ill"), test_fraction=1.0))

@@ -73,9 +73,9 @@ def test_partitions_are_clients_and_a_test_set_needs_no_column(dataset, wrapped)
 
 
 def test_what_does_not_fit_is_one_sentence(dataset):
-    with pytest.raises(InputError, match="has a column 'user', but partitions are its clients"):
+    with pytest.raises(InputError, match="'user'"):
         Federation.from_table(Thirds(dataset), PICTURE, test=dataset)
-    with pytest.raises(InputError, match="has partitions of 2 splits; give the partitioner of one"):
+    with pytest.raises(InputError, match="got 2 splits"):
         Federation.from_table(Splits(dataset, "train", "test"), PICTURE, test=dataset)
     with pytest.raises(InputError, match="no column 'user'"):
         Federation.from_table(dataset.remove_columns("user"), PICTURE, test=dataset)

@@ -89,12 +89,12 @@ def test_noise_may_be_left_out_with_no_bound_and_then_nothing_is_private(config_
     ("defenses", "sentence"),
     [
         ({"flooding": "a"}, r"'defenses.flooding' must be a number.*; got 'a'"),
-        ({"relaxloss": {}}, r"the key 'defenses.relaxloss.alpha' is missing"),
+        ({"relaxloss": {}}, r"'defenses.relaxloss.alpha' is missing"),
         ({"augmentation": {"strength": 0.5}}, r"unknown key 'defenses.augmentation.strength'"),
         ({"mixup": 0.4, "flooding": 0.5}, r"^defenses: Mixup cannot be combined with Flooding"),
         ({"ccl": {}, "dp_sgd": {"noise_multiplier": 1.0}}, r"^defenses: DP-SGD clips the gradient of each"),
         ({"dp_sdg": {}}, r"unknown key 'defenses.dp_sdg'; did you mean 'dp_sgd'\?"),
-        ({"dp_sgd": {}}, r"the key 'defenses.dp_sgd.noise_multiplier' is missing"),
+        ({"dp_sgd": {}}, r"'defenses.dp_sgd.noise_multiplier' is missing"),
         (
             {"dp_sgd": {"noise_multiplier": 1.0, "max_grad_norm": math.inf}},
             r"^test: \[defenses.dp_sgd\]: 'max_grad_norm' must be finite",

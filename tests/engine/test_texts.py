@@ -114,7 +114,7 @@ def test_a_gru_is_trained_by_the_loop(gru):
 
 def test_words_outside_the_vocabulary_are_refused(federation):
     small = create_model("gru", TextShape(20, 3))
-    with pytest.raises(InputError, match=r"the model cannot take examples of shape \(9,\)"):
+    with pytest.raises(InputError, match=r"examples of shape \(9,\)"):
         simulate(federation, small, FedAvg(), LOCAL, rounds=1)
 
 
@@ -137,12 +137,12 @@ def test_texts_are_partitioned_unchanged():
 @pytest.mark.parametrize("shift", [{"rotation": (0.0, 9.0)}, {"brightness": (0.5, 1.0)}])
 def test_groups_that_shift_texts_are_refused(shift):
     plan = Partition(clients=2, examples_per_client=10, shadow_examples=5, test_examples=8)
-    with pytest.raises(InputError, match=r"group 'all' rotates or brightens images, but numbers has texts; leave"):
+    with pytest.raises(InputError, match=r"group 'all'.*texts"):
         plan.check(numbered(60), [Group("all", 1.0, **shift)])
 
 
 def test_too_few_texts_are_refused():
-    with pytest.raises(InputError, match=r"needs 33 texts \(.*\), but numbers has 9"):
+    with pytest.raises(InputError, match=r"33 texts.*got 9"):
         Partition(clients=2, examples_per_client=10, shadow_examples=5, test_examples=8).check(
             numbered(9), [Group("all", 1.0)]
         )

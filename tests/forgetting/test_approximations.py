@@ -115,13 +115,13 @@ def test_gradient_ascent_raises_the_leaver_s_loss_from_a_model_without_its_last_
 def test_a_leaver_that_was_alone_and_what_cannot_be_approximated_are_refused(engine):
     alone = replace(FEDERATION, group=torch.tensor([0, 0, 1]), groups=("a", "b"))
     left = leaving(engine, shoal.ProjectedGradientAscent(), algorithm=shoal.ByGroup(), federation=alone)
-    with pytest.raises(InputError, match="client 2 was alone in cluster 1; use 'exact'"):
+    with pytest.raises(InputError, match="only client 2"):
         left.training.forgetting.forget(left)
     events = [Event(round=2, leave=(2,))]
     for method in (shoal.FedEraser(), shoal.ProjectedGradientAscent()):
         for algorithm, more, reason in (
-            (shoal.Ditto(), {}, "depend on their own clients alone"),
-            (shoal.FedAvg(), {"defenses": [shoal.DPSGD()]}, "the noisy steps of DP-SGD"),
+            (shoal.Ditto(), {}, "got Ditto"),
+            (shoal.FedAvg(), {"defenses": [shoal.DPSGD()]}, "DP-SGD"),
         ):
             with pytest.raises(InputError, match=reason):
                 Simulation(FEDERATION, MODEL, algorithm, LOCAL, 3, events=events, forgetting=method, **more)

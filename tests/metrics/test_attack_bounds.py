@@ -218,7 +218,7 @@ def test_empirical_epsilon_is_0_for_equal_scores():
 
 @pytest.mark.parametrize("delta", [1.0, -0.1])
 def test_a_delta_outside_its_range_is_refused(delta):
-    with pytest.raises(InputError, match=rf"'delta' must be in \[0, 1\); got {delta:g}"):
+    with pytest.raises(InputError, match=rf"'delta'.*got {delta:g}"):
         empirical_epsilon(np.arange(10.0), np.arange(10) < 5, Stream(0), delta=delta)
 
 

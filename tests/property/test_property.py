@@ -284,11 +284,11 @@ def test_wrong_settings_are_one_sentence(wrong, sentence):
 
 
 def test_without_a_holder_there_is_nothing_to_attack(mlp, build, federation):
-    with pytest.raises(InputError, match="a client holds a property"):
+    with pytest.raises(InputError, match=r"Federation\.schedule"):
         PropertyAttack().auxiliary_examples(build())
-    with pytest.raises(InputError, match="a client holds a property"):
+    with pytest.raises(InputError, match=r"Federation\.schedule"):
         active_property_attacker(mlp, build(), alpha=0.5, gamma=1.0)
-    with pytest.raises(InputError, match=r"whose last layer is a torch.nn.Linear"):
+    with pytest.raises(InputError, match=r"torch\.nn\.Linear"):
         active_property_attacker(Model(lambda: nn.Conv2d(1, 1, 1)), federation, alpha=0.5, gamma=1.0)
 
 

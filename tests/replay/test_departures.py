@@ -64,7 +64,7 @@ def test_the_privacy_that_a_leaver_spent_counts_and_so_does_forgetting():
 def test_clients_are_named_as_their_user_names_them():
     named = replace(FEDERATION, names=("a", "b", "c", "d", "e", "3"))
     assert named.positions(["a", 1, "3", "4"]).tolist() == [0, 1, 5, 4]
-    with pytest.raises(InputError, match="3 is the name of client 5 and the number of another"):
+    with pytest.raises(InputError, match="client 3 is ambiguous"):
         named.positions([3])
     presence = Presence.from_events([Event(round=2, leave=("b",))], named, 3)
     assert presence.without(torch.tensor([0])).present(1).tolist() == [1, 2, 3, 4, 5]

@@ -563,7 +563,7 @@ def test_a_result_is_audited_as_the_run_of_its_directory_is(toy_config, tmp_path
     assert audit.flat() == from_file.audit.flat() == result.audit(references=3).flat()
     with pytest.raises(InputError, match="from a directory"):
         load(result.save(tmp_path / "saved")).audit(tmp_path / "again")
-    with pytest.raises(InputError, match="or run and audit it in Python"):
+    with pytest.raises(InputError, match="written by a run from Python"):
         audit_run(tmp_path / "saved")
 
 

@@ -268,7 +268,7 @@ def test_an_existing_directory_is_left_alone(finished, toy_config):
         ("folder", lambda out: (out.mkdir(), (out / "thesis.tex").write_text("")), {}, True, "is not a run directory"),
         ("file", lambda out: out.write_text(""), {}, True, "is not a directory"),
         ("file/out", lambda out: out.parent.write_text(""), {}, False, "cannot be written"),
-        ("out", lambda out: None, {"data__clients": 1000}, False, "the partition needs"),
+        ("out", lambda out: None, {"data__clients": 1000}, False, "1000 clients"),
     ],
     ids=["foreign", "file", "unwritable", "too few examples"],
 )
@@ -319,11 +319,11 @@ def test_rounds_without_a_client_are_logged(toy_config, tmp_path):
 
 REFUSED = [
     ({"record": {"updates": "every"}}, "'record.updates' must be an integer; got 'every'"),
-    ({"canaries": {"per_client": 12}}, r"\[canaries\]: 'per_client' = 12 canaries need 'clients' with more examples"),
-    ({"canaries": {"per_client": 2, "clients": 11}}, "at least 11 of them; 10 of 10 have more"),
+    ({"canaries": {"per_client": 12}}, r"\[canaries\]: .*'per_client' = 12"),
+    ({"canaries": {"per_client": 2, "clients": 11}}, "at least 11 of 10 clients"),
     ({"canaries": {"clients": "some"}}, "'canaries.clients' must be"),
     ({"evaluation__view": "all"}, "'evaluation.view' must be 'outsider', 'client' or 'server'; got 'all'"),
-    ({"privacy__view": ["client"]}, "'view' must be one view or one for each of 10 clients; got 1"),
+    ({"privacy__view": ["client"]}, "'view' must be .*10 views"),
     ({"evaluation__reference_federations": -1}, "'evaluation.reference_federations' must be at least 0; got -1"),
     (
         {"evaluation__reference_federations": 2, "property_attack": {"warm_up": 1, "period": 2}}

@@ -56,14 +56,14 @@ def written(toy_sweep, tmp_path_factory):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("mia.minority", "mia.minorty", "since none has the group 'minorty'; did you mean 'minority'?"),
+        ("mia.minority", "mia.minorty", "no run has the group 'minorty'; did you mean 'minority'?"),
         (
             "mia.minority",
             "model.minorty.mia",
             "has the metric 'model.minorty.mia'; docs",
         ),
         ("mia.minority", "migratd", "'tables.accuracy': no run has the metric 'migratd'; did you mean 'migrated'?"),
-        ("mia.minority", "mia.few", "since none has the group 'few'; known: majority, minority"),
+        ("mia.minority", "mia.few", "no run has the group 'few'; known: majority, minority"),
     ],
 )
 def test_metrics_that_no_run_can_have_are_refused_before_the_runs(written, tmp_path, old, new, said):

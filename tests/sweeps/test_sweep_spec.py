@@ -156,7 +156,7 @@ BAD = {
     "no path": (SWEEP.replace('"base.toml"', '"a\\u0000b"'), "is not a path: it has a zero byte"),
     "an integer beyond 64 bits": (
         SWEEP.replace("[4, 2]", "[0x10000000000000000]"),
-        "has an integer of 65 bits; at most 64 are",
+        "65 bits",
     ),
     "a number of thousands of digits": (SWEEP.replace("0.4]", f"1{'0' * 5000}]"), "is not TOML: Exceeds the limit"),
     "lists without end": (f"x = {'[' * 5000}{']' * 5000}", "is nested too deeply"),
@@ -179,7 +179,7 @@ BAD = {
         "unknown key 'data.groups.minority.shar'; did you mean 'share'?",
     ),
     "a wrong value": (SWEEP.replace("0.4]", "-1]"), "'data.groups.minority.share' must be"),
-    "no grid": (SWEEP[: SWEEP.index("[grid]")], "the key 'grid' is missing"),
+    "no grid": (SWEEP[: SWEEP.index("[grid]")], "'grid' is missing"),
     "an axis of one value": (
         SWEEP.replace("[grid]", '[grid]\n"local.epochs" = 3'),
         "'grid.local.epochs' must be a list of values or a table of settings (got 3)",
@@ -207,20 +207,20 @@ BAD = {
     ),
     "an axis unspoken for": (
         SWEEP + '[tables.t]\ny = ["mia.minority"]\nrows = ["algorithm"]',
-        "the sweep also varies 'data.groups.minority.share'; show it, hold it by 'where', or 'average' over it",
+        "'data.groups.minority.share'",
     ),
     "an axis spoken for twice": (
         SWEEP + '[tables.t]\ny = ["mia.minority"]\nrows = ["algorithm"]\naverage = ["algorithm"]',
-        "is named twice",
+        "'algorithm' is used twice",
     ),
     "held at no setting": (
         SWEEP + '[tables.t]\ny = ["mia.minority"]\nrows = ["data.groups.minority.share"]\nwhere.algorithm = "brave"',
-        "holds 'algorithm' at 'brave', but the sweep has it at plain, wary",
+        "'where.algorithm' must be one of plain, wary (got 'brave')",
     ),
     "held at true where it is 1": (
         SWEEP.replace('"data.groups.minority.share" = [0.1, 0.4]', '"local.epochs" = [1, 2]')
         + '[tables.t]\ny = ["x"]\nrows = ["algorithm"]\nwhere."local.epochs" = true',
-        "holds 'local.epochs' at True, but the sweep has it at 1, 2",
+        "'where.local.epochs' must be one of 1, 2 (got True)",
     ),
     "a key twice": (
         SWEEP + '[tables.t]\ny = ["x", "x"]\nrows = ["algorithm"]\naverage = ["data.groups.minority.share"]',
@@ -232,8 +232,8 @@ BAD = {
     ),
     "a figure over nothing": (SWEEP + '[figures.f]\nkind = "bars"\ny = ["x"]', "'figures.f.x' is missing"),
     "a level that is none": (FIGURE + "level = nan", "'figures.f.level' must be a finite number; got nan"),
-    "a name too long for a file": (SWEEP + f"[tables.{'a' * 201}]\ny = ['x']", "is too long for a file's name"),
-    "a file's name that is none": (SWEEP + '[tables."a/b"]\ny = ["x"]', "becomes a file's name"),
+    "a name too long for a file": (SWEEP + f"[tables.{'a' * 201}]\ny = ['x']", "at most 200 bytes"),
+    "a file's name that is none": (SWEEP + '[tables."a/b"]\ny = ["x"]', "'tables.a/b'"),
 }
 
 
@@ -250,10 +250,10 @@ def test_what_only_the_data_show_is_said_before_anything_runs(written):
     with pytest.raises(InputError, match=r"share = 0.1, algorithm = plain, seed 4: \[data\]: .*12,100 images"):
         plan_runs(read_sweep(written(many)))
     for key, value, said in (
-        ("data.clients", "4", r"\[data\]: .*0.1 of 4 clients.* less than one client"),
+        ("data.clients", "4", r"\[data\]: .*0.1 of 4 clients"),
         ("data.groups.majority.share", "0.9", r"\[data\]: .*shares.* must sum to 1"),
         ("privacy.thresholds", "[0.8, 0.5]", r"\[privacy\]: .*thresholds' must be \[low, high\]"),
-        ("privacy.beta", "[0.5]", r"\[privacy\]: .*beta' must be one number or one for each of 10 clients"),
+        ("privacy.beta", "[0.5]", r"\[privacy\]: .*beta'.* 10 numbers"),
     ):
         with pytest.raises(InputError, match=f"algorithm = plain, seed 4: .*{said}"):
             plan_runs(read_sweep(written(SWEEP.replace("[changes]", f'[changes]\n"{key}" = {value}'))))

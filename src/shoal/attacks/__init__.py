@@ -1,8 +1,8 @@
 """Attacks on the models of a federation, one file per paper, each a frozen dataclass.
 
-May import `engine` and below, never `algorithms` or `defenses`. A membership-inference attack implements
-`MembershipAttack`, an active property attacker the engine's `MaliciousClients`, an attack on the scores of reference
-models `ReferenceAttack`. To add a membership-inference attack: a new file, and its name in `MEMBERSHIP_ATTACKS`.
+This package may import `engine` and below, never `algorithms` or `defenses`. A membership-inference attack implements
+`MembershipAttack`. An attack on the scores of reference models implements `ReferenceAttack`. To add a
+membership-inference attack, write a new file and add the class to `MEMBERSHIP_ATTACKS`.
 """
 
 from shoal.attacks.membership_attack import (

@@ -1,7 +1,7 @@
-"""The protocol of membership-inference attacks, and the values that they are fitted on and queried with.
+"""The protocol of membership-inference attacks, and the inputs of their fit and their queries.
 
-An attack is fitted on the records of shadow models, then scores examples. The shadow models may also serve as reference
-models, whose outputs on an example show how difficult it is.
+An attack is fitted on the outputs of shadow models, then scores examples. Some attacks also use the shadow models as
+reference models.
 """
 
 from collections.abc import Sequence
@@ -24,14 +24,15 @@ the reference models' outputs too."""
 
 @dataclass(frozen=True, eq=False)
 class Query:
-    """Examples to be scored, as outputs of the attacked model and of the reference models.
+    """The outputs of the attacked model and of the reference models on M examples to score.
 
     Args:
-        outputs: (M, C) float32, the attacked model's outputs before softmax.
-        labels: (M,) int64, true classes; (M, d) float32 in a regression.
-        reference: (R, M, C) float32, the reference models' outputs; None unless the attack needs them.
-        reference_member: (R, M) bool, whether each reference model was trained on each example; None like
-            ``reference``.
+        outputs: the attacked model's outputs before softmax, (M, C) float32.
+        labels: true classes, (M,) int64, or regression targets, (M, d) float32.
+        reference: the reference models' outputs, (R, M, C) float32, or ``None`` if the attack does not use reference
+            models.
+        reference_member: whether each reference model was trained on each example, (R, M) bool, or ``None`` if the
+            attack does not use reference models.
         loss: the training loss of the attacked model.
     """
 
@@ -43,19 +44,19 @@ class Query:
 
     @staticmethod
     def offline(outputs: Tensor, labels: Tensor, reference: Tensor | None, loss: Loss = cross_entropy) -> "Query":
-        """Return a query for an offline attack, where no reference model was trained on the examples."""
+        """Return a query for reference models that were trained on none of the examples."""
         reference_member = None if reference is None else torch.zeros(reference.shape[:2], dtype=torch.bool)
         return Query(outputs, labels, reference, reference_member, loss)
 
 
 @dataclass(frozen=True, eq=False)
 class ReferenceModels:
-    """The shadow models of one cluster, to be evaluated on the examples that an attack scores.
+    """The shadow models of one cluster.
 
     Args:
-        models: (R, P) float32 on the CPU.
-        member: (R, S) bool, which examples of the shadow set each model was trained on.
-        outputs: (R, S, C) float32, the models' outputs on the shadow set.
+        models: the shadow models' parameters, (R, P) float32 on the CPU.
+        member: whether each model was trained on each example of the shadow set, (R, S) bool.
+        outputs: the shadow models' outputs on the shadow set, (R, S, C) float32.
     """
 
     models: Tensor
@@ -63,26 +64,26 @@ class ReferenceModels:
     outputs: Tensor
 
     def evaluate(self, x: Tensor, rows: Tensor, engine: Engine) -> Tensor:
-        """Compute the outputs (R, m, C) float32 on the CPU for the inputs of x at ``rows`` (m,)."""
+        """Compute the shadow models' outputs for the inputs of x at ``rows`` (m,), (R, m, C) float32 on the CPU."""
         return torch.stack([engine.outputs(model, x, rows).cpu() for model in self.models])
 
     def without(self, model: int) -> "ReferenceModels":
-        """Leave out the model at position ``model``."""
+        """Leave out the model at index ``model``."""
         rest = torch.arange(len(self.models)) != model
         return ReferenceModels(self.models[rest], self.member[rest], self.outputs[rest])
 
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """Outputs of the shadow models of one cluster on their members and non-members.
+    """The outputs of one cluster's shadow models on their members and non-members.
 
     Args:
-        outputs: (M, C) float32, outputs before softmax.
-        labels: (M,) int64, true classes; (M, d) float32 in a regression.
-        member: (M,) bool, whether the shadow model was trained on the example.
-        shadow: (M,) int64, the position of the shadow model.
-        example: (M,) int64, the example's position in the shadow set.
-        reference: the shadow models; None unless the attack needs reference models.
+        outputs: outputs before softmax, (M, C) float32.
+        labels: true classes, (M,) int64, or regression targets, (M, d) float32.
+        member: whether each record's shadow model was trained on its example, (M,) bool.
+        shadow: the index of each record's shadow model, (M,) int64.
+        example: the index of each record's example in the shadow set, (M,) int64.
+        reference: the shadow models, or ``None`` if the attack does not use reference models.
         loss: the training loss of the shadow models and of the attacked model.
     """
 
@@ -102,15 +103,15 @@ class Records:
         return replace(self, **{name: getattr(self, name)[mask] for name in _COLUMNS})
 
     def without(self, model: int) -> "Records":
-        """Leave out one shadow model and its records; the shadow models after it move up by one."""
+        """Remove one shadow model and its records, and decrease the later models' indices by 1."""
         rest = self.where(self.shadow != model)
         reference = None if self.reference is None else self.reference.without(model)
         return replace(rest, shadow=rest.shadow - (rest.shadow > model).long(), reference=reference)
 
     def query(self, model: int) -> Query:
-        """Return a query about the records of one shadow model, with the other shadow models as reference models.
+        """Return a query on the records of one shadow model, with the other shadow models as reference models.
 
-        Its members are ``member[shadow == model]``.
+        The members among the records are ``member[shadow == model]``.
         """
         records = self.where(self.shadow == model)
         if self.reference is None:
@@ -122,13 +123,13 @@ class Records:
 
     @staticmethod
     def concatenate(records: Sequence["Records"], reference: ReferenceModels | None) -> "Records":
-        """Concatenate records of models with the same loss, and set their reference models."""
+        """Concatenate records of models with the same loss, and set the reference models."""
         columns = {name: torch.cat([getattr(part, name) for part in records]) for name in _COLUMNS}
         return Records(**columns, reference=reference, loss=records[0].loss)
 
     @staticmethod
     def empty() -> "Records":
-        """Return zero records, for an attack that needs nothing."""
+        """Return an object with zero records, for an attack without a fit."""
         nothing = torch.empty(0, dtype=torch.int64)
         return Records(torch.empty(0, 0), nothing, nothing.bool(), nothing, nothing)
 
@@ -138,24 +139,24 @@ _COLUMNS = ("outputs", "labels", "member", "shadow", "example")
 
 
 class FittedAttack(Protocol):
-    """An attack after its fit: an example is classified as a member if its score is above ``threshold``."""
+    """A fitted attack, which classifies an example as a member if its score exceeds ``threshold``."""
 
     @property
     def threshold(self) -> float:
-        """The largest score of a non-member."""
+        """The largest score that is classified as a non-member."""
         ...
 
     def score(self, query: Query) -> Floats:
-        """Return scores (M,) of the M examples; higher means more likely a member."""
+        """Return one score per example, (M,); a higher score means more likely a member."""
         ...
 
 
 @runtime_checkable
 class MembershipAttack(Protocol):
-    """An attack before it is fitted: a frozen dataclass of its hyper-parameters.
+    """A membership-inference attack before its fit: a frozen dataclass of its hyper-parameters.
 
-    An attack that reads posteriors or predicted classes has a class variable ``needs_classes = True``, and is refused
-    in a regression. A new attack needs a file and its name in `shoal.attacks.MEMBERSHIP_ATTACKS`.
+    An attack on posteriors or predicted classes sets the class variable ``needs_classes = True`` and is refused in a
+    regression. To add an attack, add its class to `shoal.attacks.MEMBERSHIP_ATTACKS`.
 
     Example:
         >>> from dataclasses import dataclass
@@ -181,22 +182,22 @@ class MembershipAttack(Protocol):
     needs: ClassVar[Needs]
 
     def fit(self, records: Records, stream: Stream) -> FittedAttack:
-        """Fit the attack on one model of the federation.
+        """Fit the attack to one model of the federation.
 
         Args:
-            records: records of that model's shadow models, as ``needs`` declares.
-            stream: the randomness of fitting.
+            records: the records of that model's shadow models, as declared by ``needs``.
+            stream: the randomness of the fit.
         """
         ...
 
 
 def needs_classes(attack: MembershipAttack | type) -> bool:
-    """Whether an attack reads posteriors or predicted classes, which a regression lacks."""
+    """Return whether an attack uses posteriors or predicted classes, which a regression does not have."""
     return bool(getattr(attack, "needs_classes", False))
 
 
 def losses(outputs: Tensor, labels: Tensor, loss: Loss = cross_entropy) -> Floats:
-    """Return the losses (M,) of outputs (M, C) for labels (M,), or targets (M, d); cross-entropy in nats.
+    """Return the loss of each output (M, C) for labels (M,) or targets (M, d), as (M,); cross-entropy is in nats.
 
     >>> losses(torch.zeros(1, 4), torch.tensor([2])).round(3)
     array([1.386])
@@ -210,11 +211,11 @@ def losses(outputs: Tensor, labels: Tensor, loss: Loss = cross_entropy) -> Float
 def logit_confidence(outputs: Tensor, labels: Tensor, loss: Loss = cross_entropy) -> Tensor:
     """Return the logit-scaled confidence in the true class, log(p / (1 - p)), of outputs (M, C) and labels (M,).
 
-    It is computed as z_y - log sum_{j != y} exp(z_j), which stays finite where p rounds to 1. A model with another loss
-    than cross-entropy gets minus its loss.
+    The computation is z_y - log sum_{j != y} exp(z_j), which stays finite if p rounds to 1. For losses other than
+    cross-entropy the confidence is minus the loss.
 
     Returns:
-        (M,) float64.
+        One confidence per output, (M,) float64.
 
     Source: Carlini et al. 2022, equation 3.
 

@@ -1,7 +1,7 @@
-"""Scores of records by the attacked models and by reference models, and the protocol of the attacks on them.
+"""Scores of records by the attacked models and by reference models, and the protocol of attacks on these scores.
 
-Reference models are trained as the attacked one was, each on another draw of the same records. So each record has
-scores by models that trained on it (IN) and by models that did not (OUT). An attack on this matrix needs no network.
+Every reference model is trained like the attacked model, on another random subset of the same records. Each record
+therefore has scores by models that trained on the record (IN) and scores by models that did not (OUT).
 """
 
 from collections.abc import Sequence
@@ -28,15 +28,15 @@ _TYPES = {_REAL: (np.float64, "numbers"), _INTEGER: (np.int64, "integers"), _TRU
 
 @dataclass(frozen=True, eq=False)
 class Population:
-    """Records that no model trained on, the attacker's own.
+    """The attacker's own records, which no model trained on.
 
     Args:
-        score: (Z,) logit-scaled confidences log(p / (1 - p)) of an attacked model, p of the true class.
-        reference: (Z, R) the same of the reference models.
-        model: (Z,) int64, which attacked model scored the record.
+        score: logit-scaled confidences log(p / (1 - p)) of an attacked model in the true class, (Z,).
+        reference: logit-scaled confidences of the reference models, (Z, R).
+        model: the index of the attacked model that scored each record, (Z,) int64.
 
     Raises:
-        InputError: a shape that does not fit, or a value that is not finite.
+        InputError: a shape does not fit, or a value is not finite.
 
     Example:
         >>> import numpy as np
@@ -65,18 +65,18 @@ class Population:
 
 @dataclass(frozen=True, eq=False)
 class ReferenceScores:
-    """The matrix of scores that attacks with reference models are computed from.
+    """The matrix of scores that attacks with reference models use.
 
     Args:
-        score: (M,) logit-scaled confidences log(p / (1 - p)) of the attacked model on each record, p of the true class.
-        member: (M,) bool, whether the attacked model trained on it. Attacks do not read it.
-        reference: (M, R) the same confidences of the R reference models.
-        reference_member: (M, R) bool, whether each reference model trained on the record.
-        model: (M,) int64, which attacked model scored the record; a federation has K.
+        score: logit-scaled confidences log(p / (1 - p)) of the attacked model in each record's true class, (M,).
+        member: whether the attacked model trained on each record, (M,) bool. Attacks do not read this array.
+        reference: logit-scaled confidences of the R reference models, (M, R).
+        reference_member: whether each reference model trained on each record, (M, R) bool.
+        model: the index of the attacked model that scored each record, (M,) int64.
         population: records that no model trained on.
 
     Raises:
-        InputError: a shape that does not fit, or a value that is not finite.
+        InputError: a shape does not fit, or a value is not finite.
 
     Example:
         >>> import numpy as np
@@ -103,8 +103,7 @@ class ReferenceScores:
             columns = self.population.reference.shape[1]
             require(
                 columns == self.references,
-                f"'population.reference' must have a column for each of the {self.references} reference models; "
-                f"got {columns}",
+                f"'population.reference' must have {self.references} columns, one per reference model (got {columns})",
             )
 
     def __len__(self) -> int:
@@ -116,14 +115,14 @@ class ReferenceScores:
         return self.reference.shape[1]
 
     def take(self, rows: Ints | Bools) -> "ReferenceScores":
-        """Some of the records, by position (m,) or by mask (M,); the population stays."""
+        """Select records by index (m,) or by mask (M,), and keep the whole population."""
         return replace(self, **{name: getattr(self, name)[rows] for name in _RECORDS})
 
     def only(self, references: Sequence[int] | Ints) -> "ReferenceScores":
-        """Keep only the reference models at these positions (r,), in this order.
+        """Keep only the reference models at the indices ``references`` (r,), in the given order.
 
         Raises:
-            InputError: a position that no reference model has.
+            InputError: an index that no reference model has.
         """
         chosen = np.asarray(references, dtype=np.int64)
         for r in chosen:
@@ -135,12 +134,10 @@ class ReferenceScores:
         return replace(self, reference=reference, reference_member=reference_member, population=population)
 
     def leave_one_out(self, r: int) -> "ReferenceScores":
-        """Reference model r as the attacked model, with the others as its reference models; of the population too.
-
-        ``model`` stays: a record belongs to the same one of the federation's K models.
+        """Return the scores with reference model r as the attacked model and the others as its reference models.
 
         Raises:
-            InputError: a position that no reference model has.
+            InputError: an index that no reference model has.
         """
         self._require_reference(r)
         kept = self.only(np.delete(np.arange(self.references), r))
@@ -152,9 +149,9 @@ class ReferenceScores:
     def _require_reference(self, r: int) -> None:
         require(
             0 <= r < self.references,
-            f"a reference model must be one of 0 to {self.references - 1}; got {r}"
+            f"the index of a reference model must be 0 to {self.references - 1} (got {r})"
             if self.references
-            else f"reference model {r} was asked for, but these scores have no reference models",
+            else f"these scores have no reference models (got the index {r})",
         )
 
 
@@ -163,10 +160,10 @@ class ReferenceAttack(Protocol):
     """An attack on a matrix of scores: a frozen dataclass of its hyper-parameters.
 
     Args:
-        name: its key in `audit.json`.
-        title: its name in a report; begin it with a small letter.
-        view: who can carry it out: an "outsider", a "client" or the "server".
-        least: the fewest reference models that it can be computed from; with fewer an audit does not ask it.
+        name: the attack's key in `audit.json`.
+        title: the attack's name in a report, starting with a small letter.
+        view: the attacker: an "outsider", a "client" or the "server".
+        least: the fewest reference models that the attack needs; an audit with fewer skips the attack.
     """
 
     name: ClassVar[str]
@@ -175,13 +172,13 @@ class ReferenceAttack(Protocol):
     least: ClassVar[int]
 
     def scores(self, records: ReferenceScores) -> Floats:
-        """Finite scores (M,) of the M records; higher means more likely a member.
+        """Return one finite score per record, (M,); a higher score means more likely a member.
 
-        It reads everything but ``records.member``. Every reference model may have trained on a record, or none: such a
-        record has a neutral score.
+        The attack reads every field except ``records.member``. If all or none of the reference models trained on a
+        record, the record has a neutral score.
 
         Raises:
-            InputError: too few reference models, or reference models that say too little.
+            InputError: too few reference models, or their scores do not suffice for the attack.
         """
         ...
 
@@ -192,24 +189,23 @@ def _check(value: Any, prefix: str, kinds: dict[str, str]) -> None:  # noqa: ANN
     The first field sets the number of records; fields that begin with "reference" have a column for each model.
     """
     shape: tuple[int, ...] = np.shape(getattr(value, next(iter(kinds))))
-    require(len(shape) == 1, f"'{prefix}score' must have the shape (records,); got {shape}")
+    require(len(shape) == 1, f"'{prefix}score' must have the shape (records,) (got {shape})")
     for name, kind in kinds.items():
         array: NDArray[Any] = np.asarray(getattr(value, name))
         dtype, words = _TYPES[kind]
-        require(array.dtype.kind in kind, f"'{prefix}{name}' must hold {words}; got an array of {array.dtype}")
+        require(array.dtype.kind in kind, f"'{prefix}{name}' must hold {words} (got an array of {array.dtype})")
         if name == "reference":
             require(
                 array.ndim == 2 and len(array) == shape[0],
-                f"'{prefix}reference' must have the shape ({shape[0]}, reference models); got {array.shape}",
+                f"'{prefix}reference' must have the shape ({shape[0]}, reference models) (got {array.shape})",
             )
         else:
             allowed = np.shape(value.reference) if name == "reference_member" else shape
-            require(array.shape == allowed, f"'{prefix}{name}' must have the shape {allowed}; got {array.shape}")
+            require(array.shape == allowed, f"'{prefix}{name}' must have the shape {allowed} (got {array.shape})")
         broken = np.argwhere(~np.isfinite(array)) if kind == _REAL else np.empty((0, 1))
         if len(broken):
             place = tuple(map(int, broken[0]))
             raise InputError(
-                f"'{prefix}{name}' must hold finite numbers, since p = 0 and p = 1 have no logit; got "
-                f"{array[place]} at {', '.join(map(str, place))}"
+                f"'{prefix}{name}' must hold finite numbers (got {array[place]} at index {', '.join(map(str, place))})"
             )
         object.__setattr__(value, name, array.astype(dtype, copy=False))

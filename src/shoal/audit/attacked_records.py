@@ -1,4 +1,4 @@
-"""Records with their scores on the attacked model and on reference models, and every attack on these scores."""
+"""Records with their attack scores, and the attacks that use these scores."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -52,18 +52,21 @@ class AuditRecords:
     """Records under attack, with their scores.
 
     Args:
-        scores: the scores of M records on the attacked model and on reference models.
-        record, client, group: (M,), the names of each record, of its real or would-be client, and of that client's
-            group.
-        all_models: (M, K) logit-scaled confidence of every cluster's model; None: only one model is known.
-        further: rows of attacks that need more than these scores, by key in audit.json; NaN: no score of a record.
-        omitted: reasons for missing attacks, by key.
-        notes: caveats about the records, in sentences without a full stop.
-        pair: (M,) the pair of each record: a member and a non-member of one client. Intervals allow for their
-            dependence. None: records are independent.
+        scores: the M records' scores on the attacked model and on reference models.
+        record: the records' names, (M,).
+        client: the name of each record's client, (M,).
+        group: the name of each client's group, (M,).
+        all_models: the logit-scaled confidence of every cluster's model in each record, (M, K), or ``None`` if
+            only one model is known.
+        further: the results of attacks that need more than ``scores``, by their key in audit.json. A NaN score means
+            that the attack has no score for the record.
+        omitted: the reasons for missing attacks, by the attack's key.
+        notes: caveats about the records, as sentences without a full stop.
+        pair: the pair number of each record, (M,), or ``None`` if the records are independent. A pair is a member and a
+            non-member of one client.
 
     Raises:
-        InputError: one of several groups is called ``all``.
+        InputError: there are several groups and one is named ``all``.
     """
 
     scores: ReferenceScores
@@ -84,7 +87,7 @@ class AuditRecords:
         return len(self.record)
 
     def rows_of(self, attack: str, answers: RecordTable) -> RecordTable:
-        """Add the records' names to an attack's rows, one per record, and drop records without a score."""
+        """Add the records' names to an attack's results, and drop records without a score."""
         columns: dict[str, NDArray[Any] | None] = {name: getattr(self, name) for name in ("record", "client", "group")}
         columns |= {"member": self.scores.member, "model": self.scores.model, "pair": self.pair}
         columns |= {"attack": np.broadcast_to(attack, len(self)), "level": self._levels(answers), "reference": None}
@@ -105,13 +108,13 @@ class AuditRecords:
 
 @dataclass(frozen=True, eq=False)
 class AttackedRecords:
-    """Records with the rows of every attack.
+    """The results of every attack on the same records.
 
     Args:
-        attacks: the rows of each attack, by its key in audit.json.
-        order: the attacks in the order of choice, which ignores the attacked model's members.
-        references: R, the number of reference models.
-        omitted: reasons for missing attacks.
+        attacks: the scored records of each attack, by the attack's key in audit.json.
+        order: the attacks' keys, ordered by strength without knowledge of the attacked model's members.
+        references: the number R of reference models.
+        omitted: the reasons for missing attacks, by the attack's key.
     """
 
     attacks: Mapping[str, RecordTable]
@@ -127,15 +130,18 @@ class AttackedRecords:
 
     @cached_property
     def on_all(self) -> dict[str, MembershipMetrics]:
-        """Metrics of each attack on all records, the first in the order of choice first."""
+        """Each attack's metrics on all records; the first attack of `order` comes first."""
         return {name: measure(self.attacks[name]) for name in dict.fromkeys((self.order[0], *self.attacks))}
 
     def chosen(self, view: View = OUTSIDER) -> str:
-        """Return the attack chosen for a view without its members."""
+        """Return the key of the attack chosen for a view, without knowledge of the attacked model's members."""
         return next(iter(rank_attacks_for_view(view, self.views, self.order, self.on_all)), self.order[0])
 
     def measured(self, by: str, view: View | None = None) -> dict[Any, dict[str, MembershipMetrics]]:
-        """Measure each attack by the values of a column, the chosen one first; ``view`` limits the attacks."""
+        """Measure each attack per value of a column.
+
+        The chosen attack comes first. A ``view`` restricts the result to attacks that the view can carry out.
+        """
         metrics: dict[Any, dict[str, MembershipMetrics]] = {}
         for name in self.on_all:
             for value, measured in measure(self.attacks[name], by=by).items():
@@ -152,12 +158,13 @@ class AttackedRecords:
 def attack_records(records: AuditRecords, attacks: Sequence[ReferenceAttack] = REFERENCE_ATTACKS) -> AttackedRecords:
     """Attack ``records`` with every attack that their scores allow; see `shoal.audit_records`.
 
-    The chosen attack has the largest AUC against the reference models, each attacked with the others as references.
-    With fewer than `MIN_TO_CHOOSE` it is the first of `CHOSEN_WITHOUT_REFERENCES`. Stacks of attacks are never chosen.
+    The chosen attack has the largest AUC against the reference models, where each reference model is attacked with the
+    remaining models as references. With fewer than `MIN_TO_CHOOSE` reference models, the chosen attack is the first
+    available attack of `CHOSEN_WITHOUT_REFERENCES`. A stack of attacks is never chosen.
     """
     scores, trained = records.scores, records.scores.reference_member
     for kind, count in (("members", int(scores.member.sum())), ("non-members", int((~scores.member).sum()))):
-        require(count >= 2, f"an attack needs at least two {kind}; got {count}")
+        require(count >= 2, f"an attack needs at least two {kind} (got {count})")
     answers, strength, omitted = dict[str, RecordTable](), dict[str, float](), dict[str, str]()
     cells = threshold_cells(np.unique(records.group, return_inverse=True)[1], scores.model)
     for attack in attacks:
@@ -200,10 +207,13 @@ def attack_records(records: AuditRecords, attacks: Sequence[ReferenceAttack] = R
 def stack_scores(
     answers: Mapping[str, RecordTable], trained: Bools, *cells: Ints
 ) -> tuple[dict[str, RecordTable], dict[str, str]]:
-    """Stack the attacks of each view that adds some, and return the stacks and the reason for a missing one.
+    """Combine the attacks available to each view.
 
-    A stack combines all attacks of the view with scores on reference models. Its key is ``stack``, ``stack-client`` or
-    ``stack-server``.
+    A stack combines all attacks of a view that have scores on reference models. The keys of stacks are ``stack``,
+    ``stack-client`` and ``stack-server``.
+
+    Returns:
+        The stacks by key, and the reason for a missing stack by key.
     """
     references = trained.shape[1]
     if references < Stack.least:
@@ -225,19 +235,20 @@ def stack_scores(
 
 
 def threshold_cells(group: Ints, model: Ints) -> tuple[Ints, Ints]:
-    """Return the cells for `reference_thresholds`: the group (M,) of each record, and its group and model (M,)."""
+    """Return each record's cell for `reference_thresholds`, once by group and once by group and model, (M,) each."""
     return group, group * (int(model.max(initial=0)) + 1) + model
 
 
 def leave_one_out_scores(attack: ReferenceAttack, records: ReferenceScores) -> Floats | None:
-    """Attack each reference model with the others as references; return scores (M, R).
+    """Attack each reference model with the remaining models as references.
 
-    The reference models' members are known (``records.reference_member``), so these scores show an attack's strength.
-    None with too few reference models, or too few with members among the records.
+    The scores measure an attack's strength, since the reference models' members are known.
 
-    Reference federations come in pairs with opposite records, and the partner is left out too. Otherwise members would
-    have one IN score less than non-members, unlike in the attacked run: LiRA would have an AUC of 0.40 without any leak
-    (four models, 1,200 records).
+    Reference federations are trained in pairs on opposite halves of the records. An attack on one model of a pair omits
+    the second model of the pair, because members would otherwise have one IN score less than non-members.
+
+    Returns:
+        Scores (M, R), or ``None`` with too few reference models or too few members.
     """
     trained = records.reference_member
     if not 0 < records.references > attack.least or not trained.any() or trained.all():
@@ -259,17 +270,20 @@ def leave_one_out_scores(attack: ReferenceAttack, records: ReferenceScores) -> F
 
 
 def reference_thresholds(scores: Floats, left_out: Floats | None, trained: Bools, *cells: Ints) -> Floats:
-    """Return thresholds (M,) for ``scores`` (M,) without knowledge of the members.
+    """Choose thresholds for an attack's scores without knowledge of the members.
 
-    A threshold has the best balanced accuracy against the reference models, whose members are known. Without these it
-    is the median, so that half of the records are called members. A cell with `MIN_OF_CELL` members and non-members has
-    its own threshold, since one for all may lie above or below all scores of a model or group.
+    The threshold maximises the balanced accuracy on the reference models, whose members are known. Without reference
+    models, the threshold is the median score. A cell with at least `MIN_OF_CELL` members and `MIN_OF_CELL` non-members
+    gets a separate threshold, because scores may differ in scale between models and groups.
 
     Args:
-        scores: (M,), the attack's scores on the attacked model.
-        left_out: (M, R), see `leave_one_out_scores`; None: no reference models.
-        trained: (M, R) the members of each reference model.
-        cells: (M,) each, the cell of each record; coarse ones first, such as its group, then its group and model.
+        scores: the attack's scores on the attacked model, (M,).
+        left_out: the scores of `leave_one_out_scores`, (M, R), or ``None`` if there are no reference models.
+        trained: the members of each reference model, (M, R).
+        cells: arrays with the cell of each record, (M,) each, from coarse cells to fine cells.
+
+    Returns:
+        The threshold for each record, (M,).
 
     Example:
         >>> import numpy as np
@@ -298,14 +312,16 @@ def reference_thresholds(scores: Floats, left_out: Floats | None, trained: Bools
 
 
 def median_threshold(scores: Floats) -> float:
-    """Return the threshold that is nearest to having half of the scores (M,) above it, half-way between two scores."""
+    """Return the threshold, midway between two of the scores (M,), that splits the scores most evenly."""
     values, counts = np.unique(scores, return_counts=True)
     above = np.append(counts[::-1].cumsum()[::-1], 0)
     return _between(values, int(np.abs(above - len(scores) / 2).argmin()))
 
 
 def best_threshold(scores: Floats, member: Bools) -> float:
-    """Return the threshold of best balanced accuracy, half-way between two scores (M,); the middle one of several.
+    """Return the threshold with the highest balanced accuracy, midway between two of the scores (M,).
+
+    Of several equally good thresholds, the middle one is returned.
 
     >>> best_threshold(np.array([0.0, 1.0, 2.0, 3.0]), np.array([False, False, True, True]))
     1.5

@@ -1,4 +1,4 @@
-"""An audit: every attack's metrics on all records, by group, model and client; and gates, limits on them."""
+"""Audits of records: every attack's metrics by group, model and client."""
 
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -57,27 +57,26 @@ RECORD_COLUMNS = ("record", "client", "group", "member", "score", "exposure", "e
 
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """The findings of all attackers.
+    """The results of an audit.
 
     Args:
-        attacks: one row per attack and scope, with `ATTACK_COLUMNS`: "all", each "group", each attacked "model" and
-            each "client", by the strongest attack only. NaN: not measured, such as a TPR with too few non-members.
-            "exact": the fraction of its called members on which the attack claims to be exact.
-            "accuracy.null_high": what 95 % of such tests do not exceed where nothing is leaked. "view": the `View` that
-            the attack needs. "chosen": whether it was chosen beforehand for that view or a larger one, without the
-            attacked model's members; "strongest": whether it decides how exposed the scope's records are. See
-            `Audit.strongest`. "title": as the attack declares it; empty where no class does. "other_clients" is 1 where
-            non-members may be of other clients, and left out where none are.
-        records: one row per record with `RECORD_COLUMNS`, the most exposed first: the score of the strongest attack,
-            and the record's exposure over reference models with its lower end (`record_exposure`).
-        references: R, the number of reference models.
-        members, non_members: the number of records of each kind.
-        empirical_epsilon: a lower bound, at 95 % confidence, on the epsilon of (epsilon, delta)-differential privacy of
-            a record, by the attack that was chosen beforehand; as if the records of one run were independent.
-        delta: the delta of that epsilon.
-        omitted: reasons for missing attacks, by attack.
-        guesses: further keys and values of audit.json: what the server guesses beside membership.
-        notes: caveats about the records, in sentences without a full stop.
+        attacks: a table with one row per attack and scope, with `ATTACK_COLUMNS`. A scope is "all", a "group", an
+            attacked "model" or a "client"; clients are attacked by the strongest attack only. NaN means that the metric
+            was not measured. "exact" is the fraction of predicted members for which the attack claims certainty.
+            "accuracy.null_high" is the 95 % quantile of the balanced accuracy if nothing is leaked. "view" is the
+            `View` that the attack needs. "chosen" marks the attack chosen for a view without knowledge of the attacked
+            model's members. "strongest" marks the attack that decides the scope's exposure; see `Audit.strongest`.
+            "title" is the attack's title, or empty. "other_clients" is 1 if non-members may belong to other clients.
+        records: a table with one row per record and the columns `RECORD_COLUMNS`, the most exposed record first. Each
+            row holds the strongest attack's score and the result of `record_exposure`.
+        references: the number R of reference models.
+        members, non_members: the numbers of members and of non-members.
+        empirical_epsilon: a lower bound, at 95 % confidence, on the epsilon of per-record (epsilon, delta)-differential
+            privacy. The bound uses the attack that was chosen beforehand and assumes that the records are independent.
+        delta: the delta of the empirical epsilon.
+        omitted: the reasons for missing attacks, by the attack's key.
+        guesses: further keys and values of audit.json, from attacks that infer something other than membership.
+        notes: caveats about the records, as sentences without a full stop.
     """
 
     attacks: pd.DataFrame
@@ -103,19 +102,23 @@ class Audit:
         return shown.to_html(float_format="{:.3f}".format, na_rep="", index=False)
 
     def mark_other_clients(self, note: str) -> "Audit":
-        """Mark that non-members may be of other clients, with a ``note``, so that no record is called exposed."""
+        """Return the audit with a note that non-members may belong to other clients.
+
+        No record of a marked audit is called exposed, unless the attack is exact.
+        """
         return replace(self, attacks=self.attacks.assign(other_clients=1), notes=(*dict.fromkeys((*self.notes, note)),))
 
     def strongest(self, scope: str = "all", name: str = "all") -> Mapping[Hashable, Any]:
-        """Return the row of the attack that decides in a scope; its figures are NaN where one kind of records lacks.
+        """Return the row of the attack that decides a scope's exposure.
 
-        The attack that was chosen beforehand decides (`attack_records`), unless a different one is certainly stronger.
+        The attack chosen beforehand decides (`attack_records`), unless a different attack is significantly stronger.
+        The metrics are NaN if the scope has only members or only non-members.
         """
         rows = self.attacks[(self.attacks["scope"] == scope) & (self.attacks["name"] == name)]
         return rows_of(rows[rows["strongest"].astype(bool)])[0]
 
     def headline(self, view: View, scope: str = "all", name: str = "all") -> Mapping[Hashable, Any] | None:
-        """Return the row of the attack that decides for a view; see `headline`."""
+        """Return the row of the attack that decides a scope's exposure to a view."""
         return headline(self.attacks, view, scope, name)
 
     @property
@@ -124,7 +127,7 @@ class Audit:
         return self.attacks.loc[self.attacks["scope"] == "group", "name"].unique().tolist()
 
     def flat(self) -> dict[str, float | str]:
-        """Return the keys and values of audit.json; what was not measured is left out."""
+        """Return the keys and values of audit.json, without unmeasured values."""
         flat = self.figures()
         for view, (name, scope) in product(VIEWS, self._scopes().items()):
             if (found := self.headline(view, *scope)) is not None:
@@ -177,18 +180,15 @@ def audit_records(
 ) -> Audit:
     """Attack ``records`` with every attack that their scores allow.
 
-    Thresholds come from the reference models, each attacked in turn with the others as its references, or call half of
-    the records members (`reference_thresholds`); so no attack knows the attacked model's members.
+    No attack knows the attacked model's members, since thresholds come from `reference_thresholds`.
 
     Args:
         records: the attacked records, with at least two members and two non-members.
-        stream: the stream for the halves of the empirical epsilon, and for the level that no record exceeds by chance
-            (`record_exposure`).
-        attacks: attacks on the matrix of scores.
+        stream: the random stream for the empirical epsilon and for `record_exposure`.
         delta: the delta of the empirical epsilon.
 
     Raises:
-        InputError: too few members or non-members.
+        InputError: there are too few members or non-members.
 
     Example:
         >>> import numpy as np
@@ -252,7 +252,11 @@ def _client_membership(attacked: AttackedRecords) -> dict[str, float]:
 
 
 def attack_table(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> pd.DataFrame:
-    """`Audit.attacks`, with the titles of attacks by name."""
+    """Create the table `Audit.attacks`.
+
+    Args:
+        titles: the attacks' titles, by the attack's key.
+    """
     table = pd.DataFrame(rows, columns=[*ATTACK_COLUMNS])
     return table.assign(title=table["attack"].map(titles).fillna(""))
 
@@ -278,9 +282,14 @@ def scope_rows(
     views: Mapping[str, View],
     order: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """Return the rows of `Audit.attacks` of one scope, such as "group" and its name, in the order of ``views``.
+    """Create the rows of `Audit.attacks` for one scope, in the order of ``views``.
 
-    The first of ``metrics`` is of the attack that was chosen beforehand; ``order`` is `AttackedRecords.order`.
+    Args:
+        scope: "all", "group", "model" or "client".
+        name: the name of the group, model or client.
+        metrics: the attacks' metrics by key; the attack chosen beforehand comes first.
+        views: the view that each attack needs, by the attack's key.
+        order: `AttackedRecords.order`; by default the order of ``metrics``.
     """
     decisive, _ = strongest(metrics)
     measured = {name: found for name, found in metrics.items() if not np.isnan(found.accuracy)}
@@ -295,7 +304,7 @@ def scope_rows(
 def attack_row(
     scope: str, name: str, attack: str, view: View, metrics: MembershipMetrics, *, chosen: bool, strongest: bool
 ) -> dict[str, Any]:
-    """Return a row of `Audit.attacks`."""
+    """Create a row of `Audit.attacks`."""
     row: dict[str, Any] = {"view": view, "attack": attack, "scope": scope, "name": name}
     return row | {
         "chosen": chosen,
@@ -312,16 +321,16 @@ of IN and OUT scores alone (`leave_one_out_scores`)."""
 
 
 def wrong_sign(audit: Mapping[str, float | str]) -> dict[str, str]:
-    """Attacks that are certain to be below chance, as where losses are given as scores; an attacker reverses these.
-    Attacks on a client that left are left out, since its examples become less probable if forgetting overshoots.
+    """Find attacks with an AUC significantly below chance, such as losses used as scores.
 
-    Certainty is by the upper end of an interval of the AUC that all attacks and groups keep at once (Bonferroni).
+    The interval of the AUC holds for all attacks and groups at once (Bonferroni). Attacks on a client that left are
+    excluded, because forgetting may make the client's examples less probable than non-members.
 
     Args:
-        audit: figures by key of audit.json.
+        audit: the values of audit.json, by key.
 
     Returns:
-        What is wrong, a part of a sentence, by the key of the AUC; the lowest AUC first.
+        A description of the error by key of the AUC, the lowest AUC first.
 
     Example:
         >>> from shoal.audit.audit import wrong_sign

@@ -1,18 +1,13 @@
-"""Canaries on the final models: how many of those trained on are found, and the epsilon that this proves.
+"""Canary audits: a lower bound on epsilon from one training run.
 
-Every canary, trained on or left out, is scored on the model that its client trained last, by the logit of its wrong
-label's probability. One threshold serves all models.
+Each canary is scored on the model that its client trained last. The score is the logit of the wrong label's
+probability. All models use the same threshold.
 
-Source: Steinke, Nasr, Jagielski 2023, arXiv:2305.08846, Theorem 5.2 and Algorithm 1. The data of m canaries are
-included by independent fair coins. If training is (epsilon, delta)-DP towards adding or removing one of them, at least
-v of at most r guesses are right with probability at most
+Source: Steinke, Nasr, Jagielski 2023, arXiv:2305.08846, Theorem 5.2 and Algorithm 1. Each of the m canaries is included
+independently with probability 1/2. If training is (epsilon, delta)-DP for adding or removing one canary, then at least
+v of at most r guesses are correct with probability at most
 
     f(v) + 2 m delta max_{i = 1..m} (f(v - i) - f(v)) / i,    f(v) = P[Binomial(r, e^epsilon / (1 + e^epsilon)) >= v].
-
-With delta = 0 the bound is f(v), which randomized response attains, so f(v) is exact.
-`tests/audit/test_canary_audit.py` verifies two facts about the other term: with it the bounds are those that the paper
-prints, and the sum is never below the exact probability for randomized response that also reveals a random set of coins
-now and then. The proof is the paper's.
 """
 
 from collections.abc import Sequence
@@ -50,11 +45,10 @@ _CELLS = 1 << 22
 
 @dataclass(frozen=True, eq=False)
 class CanaryExposure:
-    """The measurement of a run's canaries: `canary_summary`, the table of canaries, and `CLIENT_CANARY_COLUMNS`.
+    """A measurement of a run's canaries.
 
     Args:
-        canaries: the federation's canaries.
-        delta: the audit's delta.
+        delta: the delta of the bound on epsilon.
     """
 
     canaries: Canaries
@@ -88,11 +82,11 @@ class CanaryExposure:
 
 
 def canary_summary(table: pd.DataFrame, delta: float) -> Summary:
-    """Return the metrics of a run with canaries, from the rows of `canaries.csv`; rates with their limits.
+    """Measure a run's canaries from the rows of `canaries.csv`.
 
-    ``canaries.found`` is the fraction that scores above every left-out canary. ``canaries.epsilon_low`` is a lower
-    bound from one audit. With 95 % confidence training is not (epsilon, delta)-DP towards one record for any smaller
-    epsilon.
+    ``canaries.found`` is the fraction of trained canaries that score above every left-out canary.
+    ``canaries.epsilon_low`` is a lower bound, at 95 % confidence, on the epsilon of per-record (epsilon,
+    delta)-differential privacy.
     """
     scores, member = table["score"].to_numpy(), table["member"].to_numpy(dtype=bool)
     audit, scored = one_run_audit(scores, member, delta=delta), ~np.isnan(scores)
@@ -108,14 +102,14 @@ def canary_summary(table: pd.DataFrame, delta: float) -> Summary:
 
 @dataclass(frozen=True)
 class OneRunAudit:
-    """A lower bound on epsilon from one training run, by guessing which canaries were trained on.
+    """A lower bound on epsilon from guesses of the canaries that one training run used.
 
     Args:
-        epsilon: the lower bound, at least 0: with probability ``confidence`` training is not (e, delta)-DP for any e
-            below.
-        delta, confidence: the delta and the confidence of the bound.
-        canaries: m, the canaries with an inclusion drawn at random, probability 1/2.
-        guesses, correct: the numbers of guesses and of right guesses, for the choice with the best bound.
+        epsilon: the lower bound, at least 0.
+        delta: the delta of the tested (epsilon, delta).
+        canaries: the number m of canaries.
+        guesses: the number of guesses that gave the best bound.
+        correct: the number of correct guesses.
     """
 
     epsilon: float
@@ -135,18 +129,17 @@ def one_run_audit(
     confidence: float = 0.95,
     guesses: Sequence[tuple[int, int]] | None = None,
 ) -> OneRunAudit:
-    """Bound epsilon from below by the scores of m canaries.
+    """Compute a lower bound on epsilon from the scores of m canaries.
 
-    The highest scores are guessed "in", the lowest "out", and the rest is not guessed. Several choices of the number of
-    guesses are tried, and the best bound counts. Each choice gets a part of the error probability (Bonferroni), so the
-    confidence holds. Ranks of equal scores go against the auditor, since the order of the canaries may tell who is
-    included.
+    The canaries with the highest scores are guessed "in" and the canaries with the lowest scores "out". Several numbers
+    of guesses are tried, and the best bound is returned; the confidence allows for the trials (Bonferroni). Ties are
+    broken against the auditor.
 
     Args:
-        scores: (m,), higher if a canary looks trained on; NaN: not guessed.
-        included: (m,) whether each was trained on, by independent fair coins.
-        delta, confidence: the delta of the tested (epsilon, delta), and the confidence of the bound.
-        guesses: choices (in, out) of the numbers of guesses; None: those of `default_guesses`.
+        scores: the canaries' scores, higher for a canary that looks trained on, (m,). A canary with NaN is not guessed.
+        included: whether training used each canary, (m,), drawn independently with probability 1/2.
+        delta: the delta of the tested (epsilon, delta).
+        guesses: pairs with the number of guesses "in" and "out", or ``None`` for `default_guesses`.
 
     Example:
         >>> import numpy as np
@@ -157,14 +150,17 @@ def one_run_audit(
     """
     require(
         scores.ndim == 1 and scores.shape == included.shape,
-        f"'scores' and 'included' must be of the same shape (m,); got {scores.shape} and {included.shape}",
+        f"'scores' and 'included' must have the same shape (m,) (got {scores.shape} and {included.shape})",
     )
     count, choices = len(scores), default_guesses(len(scores)) if guesses is None else guesses
-    require(count > 0 and len(choices) > 0, f"an audit needs canaries and guesses; got {count} and {len(choices)}")
-    require(0 < confidence < 1, f"'confidence' must be above 0 and below 1; got {confidence:g}")
+    require(
+        count > 0 and len(choices) > 0,
+        f"'scores' and 'guesses' must not be empty (got {count} and {len(choices)})",
+    )
+    require(0 < confidence < 1, f"'confidence' must be above 0 and below 1 (got {confidence:g})")
     for high, low in choices:
         fits = high >= 0 and low >= 0 and 1 <= high + low <= count
-        require(fits, f"'guesses' must be pairs (in, out) that sum to 1..{count} (canaries); got ({high}, {low})")
+        require(fits, f"'guesses' must be pairs (in, out) with a sum from 1 to {count} (got ({high}, {low}))")
     level = (1 - confidence) / len(choices)
     audits = []
     for high, low in choices:
@@ -175,18 +171,15 @@ def one_run_audit(
 
 
 def default_guesses(canaries: int) -> list[tuple[int, int]]:
-    """Choices (in, out) for m canaries: two fifths, a fifth and a twentieth at each end.
-
-    Not a half, since coins do not include exactly a half, and the guesses in the middle would be wrong.
-    """
+    """Return pairs (in, out) with two fifths, one fifth and one twentieth of the m canaries on each side."""
     ends = [max(1, canaries * part // 20) for part in (8, 4, 1)]
     return list(dict.fromkeys((end, min(end, canaries - end)) for end in ends))
 
 
 def correct_guesses(scores: Floats, included: Bools, high: int, low: int) -> int:
-    """Return the number of right guesses of the ``high`` highest scores (m,) in and the ``low`` lowest out.
+    """Count the correct guesses, with the ``high`` highest scores (m,) guessed "in" and the ``low`` lowest "out".
 
-    Where fewer are not NaN, all of those are guessed, in the same proportion.
+    With fewer finite scores than guesses, all canaries with a finite score are guessed in the same proportion.
     """
     scored = ~np.isnan(scores)
     score, member = scores[scored], included[scored]
@@ -199,8 +192,9 @@ def correct_guesses(scores: Floats, included: Bools, high: int, low: int) -> int
 
 
 def p_value(canaries: int, guesses: int, correct: int, epsilon: Floats, delta: float = 0.0) -> Floats:
-    """Return the largest probability of at least ``correct`` right of ``guesses`` about m ``canaries`` under (epsilon,
-    delta)-DP: epsilon (E,) -> (E,), at most 1. Theorem 5.2.
+    """Return the largest probability of at least ``correct`` correct guesses under (epsilon, delta)-DP, (E,).
+
+    Source: Theorem 5.2.
 
     >>> p_value(100, 10, 9, np.array([0.0])).round(4)
     array([0.0107])
@@ -221,14 +215,14 @@ def p_value(canaries: int, guesses: int, correct: int, epsilon: Floats, delta: f
 
 
 def one_run_epsilon(canaries: int, guesses: int, correct: int, delta: float = 0.0, confidence: float = 0.95) -> float:
-    """Return the largest epsilon below which every epsilon is rejected by `p_value`; 0 where none is."""
+    """Return the largest epsilon such that `p_value` rejects every smaller epsilon, or 0 if none is rejected."""
     from scipy import special, stats  # noqa: PLC0415 - takes half a second to import
 
     require(
         0 <= correct <= guesses <= canaries,
-        f"'correct' <= 'guesses' <= 'canaries' must hold, from 0; got {correct}, {guesses} and {canaries}",
+        f"0 <= 'correct' <= 'guesses' <= 'canaries' must hold (got {correct}, {guesses} and {canaries})",
     )
-    require(0 <= delta < 1, f"'delta' must be at least 0 and below 1; got {delta:g}")
+    require(0 <= delta < 1, f"'delta' must be at least 0 and below 1 (got {delta:g})")
     level = 1 - confidence
     # With delta = 0 this is the lower limit of Clopper and Pearson for the rate of right guesses.
     rate = stats.beta.ppf(level, correct, guesses - correct + 1) if correct else 0.0

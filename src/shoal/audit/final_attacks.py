@@ -1,10 +1,9 @@
-"""The membership-inference attacks at the end of a run, and the exposure of models, groups and clients.
+"""Membership-inference attacks on the models at the end of a run.
 
-The configured attack is fitted as often as the red team asks; the gap attack and a threshold on the loss are run too.
-With reference models, attacks on records join them.
+The configured attack is fitted `RedTeam.refits` times. The gap attack and a loss threshold are always added. With
+reference models, attacks on records are added too.
 
-A personal model is attacked by the fit on its cluster's model, because shadow models of every client would cost N times
-as much. This fit may understate the exposure of personal models.
+A personal model is attacked by the fit on its cluster's model, which may understate the exposure of personal models.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -54,15 +53,13 @@ ByAttack = dict[str, MembershipMetrics]
 
 @dataclass(frozen=True, eq=False)
 class FinalAttacks:
-    """The outcome of all attacks on the final models.
+    """The results of all attacks on the final models.
 
     Args:
-        predictions: the deployed models' predictions.
-        fits: scores of the deployed models by each fit of each attack, by the attacks' names; the configured attack
-            first.
-        shared: scores of the clusters' models by each fit of the configured attack.
-        titles: the attacks' titles, by their names.
-        references: attacked records with reference models; None: no reference models.
+        fits: the scores of the deployed models per fit, by the attack's name. The configured attack comes first.
+        shared: the scores of the clusters' models per fit of the configured attack.
+        titles: the attacks' titles, by name.
+        references: the records attacked with reference models, or ``None`` if there are no reference models.
         view: the view that decides the run's exposure.
     """
 
@@ -79,10 +76,10 @@ class FinalAttacks:
         return next(iter(self.fits.values()))
 
     def measured(self, by: Literal["model", "group"], view: View) -> dict[int, ByAttack]:
-        """Return metrics of all attacks that a view can carry out, by deployed model or by group with clients.
+        """Measure all attacks that a view can carry out, per deployed model or per group with clients.
 
-        Fitted attacks are measured on all examples, those of a group against non-members of the group; attacks on
-        records with reference models join them (`join_attacks`).
+        Fitted attacks are measured on all examples; the non-members then belong to the members' group. Attacks on
+        records with reference models are added (`join_attacks`).
         """
         federation, records, titles = self.configured[0].federation, self.records_of(view), self.titles
         groups = federation.groups_with_clients
@@ -106,15 +103,16 @@ class FinalAttacks:
         }
 
     def records_of(self, view: View) -> AttackedRecords | None:
-        """Return the records that a view attacks; None where the configured attack decides: without reference models an
-        outsider compares a record with nothing.
-        """
+        """Return the records that a view attacks, or ``None`` if the configured attack decides the exposure."""
         alone = view == OUTSIDER and self.references is not None and not self.references.references
         return None if alone else self.references
 
 
 def join_attacks(by_records: ByAttack, by_fits: ByAttack) -> ByAttack:
-    """Attacks on records, or on all examples where no record is attacked; then other fitted attacks."""
+    """Join the metrics of attacks on records and of fitted attacks.
+
+    Attacks on records come first. An attack without attacked records falls back on the metrics on all examples.
+    """
     measured = {name: metrics for name, metrics in by_records.items() if not np.isnan(metrics.accuracy)}
     return {**by_records, **by_fits, **measured}
 
@@ -131,7 +129,7 @@ def attack_final_models(
     references: AttackedRecords | None = None,
     view: View = OUTSIDER,
 ) -> FinalAttacks:
-    """Fit the attacks on the final ``state`` and score the deployed models, of the ``members``; see `measure_final`."""
+    """Attack the final models and score the deployed models; see `measure_final`."""
     federation, engine, personal = training.federation, training.engine, is_personal(deployed)
     local, used = training.local_of_clusters(state), red_team.attack.needs != "nothing"
     configured, by_loss = [], []
@@ -176,7 +174,7 @@ def attack_final_models(
 
 
 def attack_name(attack: MembershipAttack) -> str:
-    """Return the key in audit.json of an attack that a run is configured with.
+    """Return the key in audit.json of a run's configured attack.
 
     >>> attack_name(ShadowModelAttack()), attack_name(Gap())
     ('posterior', 'gap')
@@ -215,8 +213,10 @@ class _AttackTarget:
     def scores(
         self, fits: Sequence[_Fit], watch: Callable[[int, ModelOutputs], None] | None = None
     ) -> list[ModelScores]:
-        """Return the scores of each of ``fits``. Outputs are computed for some models at a time, and none are kept;
-        ``watch`` is told the number of the first model of each part, and the part's outputs.
+        """Return the scores of each of ``fits``.
+
+        Outputs are computed and discarded in batches of models. ``watch`` receives the number of a batch's first model,
+        and the batch's outputs.
         """
         outputs_of_model = len(self.federation.test) * (self.federation.classes or self.federation.test.y[0].numel())
         size = max(1, OUTPUTS_AT_ONCE // max(1, outputs_of_model))
@@ -244,12 +244,16 @@ class _AttackTarget:
 
 
 def exposure_of_clients(by_model: Sequence[ByAttack], trainers: Bools, federation: Federation) -> dict[str, NDArray]:
-    """Columns of `clients.csv`, (N,) each, from what attacks find about each of the S models.
+    """Compute the clients' exposure columns of `clients.csv`, (N,) each.
 
-    ``exposure``: the balanced accuracy of the `strongest` attack, averaged over its fits, on the most exposed model
-    that the client trained, so that who leaves an exposed model late is not called safe; NaN for a client that never
-    trained. ``exposure_low``: the lower end of its interval. ``exposure_null_high``: what 95 % of such attacks do not
-    exceed where nothing is leaked. ``exceeded``: whether ``exposure_low`` is above the client's threshold.
+    ``exposure`` is the balanced accuracy of the `strongest` attack on the most exposed model that the client trained,
+    averaged over the attack's fits. ``exposure`` is NaN for a client that never trained. ``exposure_low`` is the lower
+    end of the interval of ``exposure``. ``exposure_null_high`` is the 95 % quantile of the balanced accuracy if nothing
+    is leaked. ``exceeded`` means that ``exposure_low`` is above the client's limit.
+
+    Args:
+        by_model: the attacks' metrics, per deployed model.
+        trainers: the clients that trained each model, (N, S).
     """
     decisions = [strongest(attacks) for attacks in by_model]
     decisive = [attacks[name] for attacks, (name, _) in zip(by_model, decisions, strict=True)]

@@ -1,8 +1,7 @@
-"""Findings of attacks: for each attacker and group one figure with one interval, and one verdict that all pages print.
+"""Findings: the exposure of each group's records to each view, as figures with intervals and one verdict.
 
-One attack decides about a `View` and a group, chosen beforehand (`headline`). Its balanced accuracy has an interval
-inside [0, 1] that the figures of all groups and views keep at once. The interval is compared with chance, or with a
-limit on exposure.
+One attack decides the finding of a view and a group (`headline`). The intervals of the balanced accuracy are
+simultaneous for all groups and views. The verdict compares the interval with chance or with a limit.
 """
 
 from collections import Counter
@@ -75,7 +74,7 @@ TITLES: Mapping[str, str] = {getattr(attack, "name"): getattr(attack, "title") f
 
 
 def attack_title(name: str) -> str:
-    """Return the title of an attack within a sentence; its name where it declares no title.
+    """Return an attack's title for use within a sentence, or the name of an attack without a title.
 
     >>> attack_title("lira-offline"), attack_title("fedmia-i-others"), attack_title("my-attack")
     ('offline LiRA', 'FedMIA-I, other clients', 'my-attack')
@@ -85,30 +84,32 @@ def attack_title(name: str) -> str:
 
 
 def attack_head(name: str) -> str:
-    """Return the title of an attack at the beginning of a line; a name without a title stays as it is."""
+    """Return an attack's title with a capital letter, or the unchanged name of an attack without a title."""
     title = attack_title(name)
     return capitalize(title) if name.removesuffix(AGAINST_CLIENTS) in TITLES else title
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The figures of one attack on one group's records, with intervals that all groups and views keep at once.
+    """The metrics of one attack on one group's records.
+
+    The intervals are simultaneous for all groups and views.
 
     Args:
-        view: the attacker's view.
-        group: the name of a group, a model or a client; "all": all records.
-        attack: the attack's key in audit.json; "": the configured attack of a run.
-        accuracy, auc: balanced accuracy, and area under the ROC curve; 0.5 is chance.
-        tpr: true positive rates by false positive rate.
-        members, non_members: the number of records of each kind; 0 if unknown.
-        chance_high: the balanced accuracy that 95 % of such tests do not exceed where nothing is leaked.
-        chosen: whether the attack was chosen beforehand, without the attacked model's members.
-        decides: whether the attack decides how exposed the group's records are; see `Audit.strongest`.
-        exact: the fraction of the called members on which a span attack is exact; None: a different attack.
-        title: the title that the attack declares, or `attack_title`.
-        limit: the limit on the accuracy that the verdict compares with; None: chance.
-        other_clients: whether non-members may be of other clients. An attack that tells clients apart has the same
-            figures as one that tells members, so nobody is called exposed, unless the attack is exact.
+        group: the name of a group, a model or a client. "all" means all records.
+        attack: the attack's key in audit.json. An empty string means the run's configured attack.
+        accuracy: the balanced accuracy; chance is 0.5.
+        auc: the area under the ROC curve; chance is 0.5.
+        tpr: the true positive rates, by false positive rate.
+        members, non_members: the numbers of members and of non-members, or 0 if unknown.
+        chance_high: the 95 % quantile of the balanced accuracy if nothing is leaked.
+        chosen: whether the attack was chosen without knowledge of the attacked model's members.
+        decides: whether the attack decides the exposure of the group's records; see `Audit.strongest`.
+        exact: the fraction of predicted members for which a span attack claims certainty, or ``None`` if the
+            attack makes no such claim.
+        limit: the accuracy that the verdict compares with, or ``None`` for chance.
+        other_clients: whether non-members may belong to other clients. With non-members of other clients, only an exact
+            attack can find the records exposed.
     """
 
     view: str
@@ -129,7 +130,7 @@ class Finding:
 
     @staticmethod
     def of(row: Mapping[Any, Any], looked: int, view: str = "") -> "Finding":
-        """Create the finding of a row of `Audit.attacks`; its intervals are simultaneous for ``looked`` rows."""
+        """Create a finding from a row of `Audit.attacks`, with intervals that are simultaneous for ``looked`` rows."""
         declared = row.get("title")
         return Finding(
             view=view or str(row["view"]),
@@ -150,30 +151,30 @@ class Finding:
 
     @property
     def verdict(self) -> Verdict:
-        """The one answer; see `Estimate.verdict`, and with a limit `Estimate.against`."""
+        """The verdict of `Estimate.verdict`, or of `Estimate.against` if there is a limit."""
         verdict = self.accuracy.verdict if self.limit is None else self.accuracy.against(self.limit)
         return "not decided" if self.confounded and verdict in CERTAIN else verdict
 
     @property
     def confounded(self) -> bool:
-        """Whether telling clients apart may be what the attack does."""
+        """Whether the attack may recognise clients rather than members."""
         return self.other_clients and not self.exact
 
     @property
     def records(self) -> str:
-        """The records, or the property, in words."""
+        """A phrase for the attacked records, or for the property in property inference."""
         if self.attack == PROPERTY:
             return "the property"
         return "the records" if self.group == "all" else f"records of {self.group}"
 
     @property
     def head(self) -> str:
-        """The attack's title at the beginning of a line."""
+        """The attack's title with a capital letter."""
         return attack_head(self.attack) if self.title == attack_title(self.attack) else capitalize(self.title)
 
     @property
     def json(self) -> dict[str, Any]:
-        """The entry in a file's list "findings"; what was not measured is left out."""
+        """The finding's entry in the list "findings" of a JSON file, without unmeasured values."""
         limit = nan if self.limit is None else self.limit
         figures = {
             "accuracy": self.accuracy.value,
@@ -186,7 +187,7 @@ class Finding:
         return {"view": self.view, "group": self.group, "attack": self.attack, **known, "verdict": self.verdict, **why}
 
     def why_no_tpr(self, rate: float) -> str:
-        """Explain a missing true positive rate at a false positive rate."""
+        """Explain why the true positive rate at a false positive rate is missing."""
         needed, few = least_non_members(rate), f"too few non-members: {self.non_members:,}, "
         if self.non_members >= needed:
             return f"{few}unequally weighted; {count(needed)} alike are needed"
@@ -194,20 +195,19 @@ class Finding:
 
 
 def rows_of(table: pd.DataFrame) -> list[dict[Hashable, Any]]:
-    """List the rows of a table, as pandas' ``to_dict("records")`` but much faster."""
+    """List the rows of a table as dictionaries; faster than pandas' ``to_dict("records")``."""
     return [dict(zip(table.columns, values, strict=True)) for values in table.to_numpy(dtype=object)]
 
 
 def headline(attacks: pd.DataFrame, view: View, scope: str = "all", name: str = "all") -> Mapping[Hashable, Any] | None:
-    """Return the row of the attack that decides how exposed a scope's records are to a view; None if none was measured.
+    """Return the row of the attack that decides a scope's exposure to a view, or ``None`` if no attack was measured.
 
-    This attack is the `strongest` of all attacks that need this view or a smaller one; `rank_attacks_for_view` chooses
-    one of them beforehand.
+    The candidates are all attacks that the view can carry out. `rank_attacks_for_view` chooses one without knowledge of
+    the attacked model's members, and `strongest` decides whether a different attack replaces the chosen one.
 
     Args:
-        attacks: `Audit.attacks`.
-        view: the attacker's view.
-        scope, name: "all", "group", "model" or "client", and the name of that group, model or client.
+        scope: "all", "group", "model" or "client".
+        name: the name of the group, model or client.
     """
     rows = rows_of_view(attacks, view, scope, name)
     needed: dict[str, View] = {attack: row["view"] for attack, row in rows.items()}
@@ -221,19 +221,16 @@ def headline(attacks: pd.DataFrame, view: View, scope: str = "all", name: str = 
 
 
 def rows_of_view(attacks: pd.DataFrame, view: View, scope: str, name: str) -> dict[str, Mapping[Hashable, Any]]:
-    """Return the rows of `Audit.attacks` of a scope that a view can carry out, by attack."""
+    """Return the measured rows of `Audit.attacks` that a view can carry out on one scope, by the attack's key."""
     here = (attacks["scope"] == scope) & (attacks["name"] == name) & attacks["accuracy"].notna()
     here &= attacks["view"].isin(views_within(view)) & ~attacks["attack"].str.endswith(AGAINST_CLIENTS)
     return {str(row["attack"]): row for row in rows_of(attacks[here])}
 
 
 def findings(attacks: pd.DataFrame) -> list[Finding]:
-    """One finding per view and group, of the attack that decides there (`headline`), from an outsider to the server.
+    """Return one finding per view and group, by the attack that decides (`headline`), from an outsider to the server.
 
-    A view that could not be measured on any group has a finding on all records, if that was measured.
-
-    Args:
-        attacks: `Audit.attacks`.
+    A view without a measurement on any group has a finding on all records instead.
     """
     pairs, tried = _pairs(attacks), _tried(attacks)
     rows = ((view, headline(attacks, view, scope, name)) for view, scope, name in pairs)
@@ -241,13 +238,13 @@ def findings(attacks: pd.DataFrame) -> list[Finding]:
 
 
 def every_attack(attacks: pd.DataFrame, scope: str) -> dict[str, list[Finding]]:
-    """Return every attack on each name of a scope, in the order of the audit; the attack that decides comes first.
+    """Return the findings of all attacks on each group, model or client, by its name.
 
-    The other attacks follow by their balanced accuracy; unmeasured attacks come last. The intervals of groups are those
-    of `findings`, the intervals of models hold for all models at once, and those of clients for one client.
+    The attack that decides comes first; the remaining attacks follow by descending balanced accuracy, unmeasured
+    attacks last. Intervals are simultaneous for all findings of groups or for all models; a client's interval stands
+    alone.
 
     Args:
-        attacks: `Audit.attacks`.
         scope: "all", "group", "model" or "client".
     """
     rows = attacks[attacks["scope"] == scope]
@@ -287,7 +284,7 @@ def _looked(row: Mapping[Any, Any], pairs: int, tried: Mapping[tuple[str, str], 
 
 
 def run_findings(summary: Summary) -> list[Finding]:
-    """One finding per group, of the attack that decides in a run without an audit; its view is the run's."""
+    """Return one finding per group for the run's view, by the attack that decides in a run without an audit."""
     measured = {name: metrics for name, metrics in summary.by_group.items() if "mia" in metrics}
     found = []
     for name, metrics in measured.items():
@@ -315,7 +312,7 @@ def _attack_of(metrics: Mapping[str, float]) -> str:
 
 
 def most_exposed(found: Iterable[Finding]) -> list[Finding]:
-    """Return the measured findings, the most exposed first."""
+    """Return the measured findings, sorted by descending exposure; findings with a certain verdict come first."""
     return sorted(
         (one for one in found if one.accuracy.known), key=lambda one: (one.verdict not in CERTAIN, _weakness(one))
     )
@@ -326,7 +323,7 @@ def _weakness(finding: Finding) -> float:
 
 
 def sentence(finding: Finding) -> str:
-    """Return a finding in one or two sentences.
+    """Describe a finding in one or two sentences.
 
     >>> few = Finding("server", "few", "lira", Estimate(0.87, 0.8, 0.92), title="LiRA")
     >>> sentence(few)
@@ -353,7 +350,7 @@ def sentence(finding: Finding) -> str:
 
 
 def findings_table(found: Sequence[Finding]) -> list[str]:
-    """One line per finding under a line of titles, in columns; nothing without findings.
+    """Return the lines of a text table with one line per finding, or no lines without findings.
 
     >>> few = Finding("server", "few", "lira", Estimate(0.87, 0.8, 0.92), Estimate(0.9, 0.85, 0.94), title="LiRA")
     >>> print(findings_table([few])[1])
@@ -367,11 +364,11 @@ def findings_table(found: Sequence[Finding]) -> list[str]:
 
 
 def exposure_summary(found: Sequence[Finding], *, unasked: bool = True) -> str:
-    """Summarise the groups exposed to each view, in a phrase per verdict.
+    """Summarise which groups are exposed to which views, in one phrase per verdict.
 
     Args:
         found: one finding per view and group.
-        unasked: whether to name views without a finding.
+        unasked: whether to list the views without a finding.
 
     >>> ends = {"few": Estimate(0.7, 0.6, 0.8), "many": Estimate(0.51, 0.49, 0.53)}
     >>> exposure_summary([Finding("client", name, "", accuracy) for name, accuracy in ends.items()])

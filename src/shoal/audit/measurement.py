@@ -1,6 +1,6 @@
-"""Measurements of a finished training: their interface and input, and those of accuracy, fairness and exposure.
+"""Measurements of a finished training: accuracy, fairness and exposure.
 
-A metric of one's own is a function with the decorator `measurement`; tables call it by its title or its ``metrics``.
+The decorator `measurement` turns a function into a user-defined metric.
 """
 
 import logging
@@ -43,19 +43,15 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class FinishedTraining:
-    """A finished training, the models that clients use at its end, and the attacks on these.
-
-    Members of a model are the clients that trained it, not those that choose it at the end.
+    """A finished training, with the deployed models and the attacks on these models.
 
     Args:
-        state: the state after the last round.
-        training: the finished training, with its federation and engine.
-        red_team: the red team with the configured attack.
+        training: the training, with the federation and the engine.
         deployed: the S models that clients use.
-        losses: (N,), the loss of each client's model on all the client's training examples.
+        losses: the loss of each client's model on the client's training examples, (N,).
         members: the clients that trained each deployed model.
-        attacks: the outcome of every attack on the deployed models.
-        tables: tables of measurements beside the metrics, by the names of their files.
+        attacks: the results of every attack on the deployed models.
+        tables: further tables that measurements produce, by file name.
     """
 
     state: State
@@ -80,20 +76,21 @@ class FinishedTraining:
 
     @property
     def metric(self) -> ModelMetric:
-        """The metric that is reported as accuracy."""
+        """The metric reported as accuracy."""
         return self.training.engine.model.metric_for(self.federation.classes)
 
     @cached_property
     def records(self) -> RecordTable:
-        """The configured attack's scores of each deployed model's members, and of as many test examples of their groups
-        and labels.
+        """The configured attack's scores of each deployed model's members and non-members.
+
+        The non-members are test examples, weighted to the members' groups and labels.
         """
         scores = self.attacks.configured[0]
         return RecordTable.join([scores.of_model(s) for s in range(len(scores.margins))])
 
     @cached_property
     def clients(self) -> pd.DataFrame:
-        """One row per client, with the columns of `clients.csv`."""
+        """The table `clients.csv`, with one row per client."""
         federation, model, shares = self.federation, self.deployed.model.numpy(), self.federation.group_shares.numpy()
         group = [EVERYBODY] * len(federation) if federation.row_groups else federation.group.tolist()
         preferences, exposures = federation.preferences, self.exposures
@@ -125,7 +122,10 @@ class FinishedTraining:
 
     @cached_property
     def exposures(self) -> dict[View, pd.DataFrame]:
-        """The columns of `exposure_of_clients`, and ``mia``, of all clients by view: the run's, and those of limits."""
+        """All clients' columns of `exposure_of_clients` and ``mia``, by view.
+
+        The views are the run's view and the views of the clients' limits.
+        """
         federation, trainers, model = self.federation, self.members.trainers.numpy(), self.deployed.model.numpy()
         views: list[View] = [self.attacks.view, *federation.preferences.views(self.attacks.view)]
         by_model: dict[View, Sequence[ByAttack]] = {
@@ -148,11 +148,11 @@ class FinishedTraining:
 
 @runtime_checkable
 class Measurement(Protocol):
-    """A metric of a finished training, or several; `measurement` makes one of a function."""
+    """A function that measures one or more metrics of a finished training; see `measurement`."""
 
     @property
     def name(self) -> str:
-        """The key of `summary.json`, or what the keys have in common."""
+        """The key in `summary.json`, or the common prefix of several keys."""
         ...
 
     @property
@@ -178,12 +178,12 @@ class _Function:
 def measurement(
     name: str, title: str, *metrics: Metric
 ) -> Callable[[Callable[[FinishedTraining], Summary]], Measurement]:
-    """Decorate a function that measures a finished training, so that it is a `Measurement`.
+    """Turn a function of a finished training into a `Measurement`.
 
     Args:
-        name: the key of `summary.json`, or what the keys have in common.
-        title: the name in tables.
-        metrics: the headings of each key in tables; by default one of the name and the title.
+        name: the key in `summary.json`, or the common prefix of several keys.
+        title: the title in tables.
+        metrics: the heading of each key in tables; by default one heading made from ``name`` and ``title``.
 
     Example:
         >>> from shoal.audit import measurement
@@ -199,7 +199,10 @@ def measurement(
 
 
 def declared_metrics(measurements: Sequence[object]) -> tuple[Metric, ...]:
-    """Return the metrics of measurements in tables: their ``metrics``, or one of a measurement's name and title."""
+    """Return the table headings that measurements declare.
+
+    A measurement without ``metrics`` has one heading, made from its name and title.
+    """
     shown: list[Metric] = []
     for measurement in measurements:
         alone = (Metric(measurement.name, measurement.title),) if isinstance(measurement, Measurement) else ()
@@ -209,7 +212,7 @@ def declared_metrics(measurements: Sequence[object]) -> tuple[Metric, ...]:
 
 @measurement("accuracy", "Accuracy")
 def client_accuracy(finished: FinishedTraining) -> Summary:
-    """Accuracies and sizes, how clusters relate to groups, and whose threshold is exceeded."""
+    """Measure accuracies, cluster sizes, the agreement of clusters with groups, and exceeded limits."""
     federation, clients, metric = finished.federation, finished.clients, finished.metric
     group, cluster = federation.group.numpy(), clients["cluster"].to_numpy()
     exposure = finished.exposures[finished.attacks.view]["exposure"]
@@ -265,7 +268,7 @@ def _accuracies(clients: pd.DataFrame, metric: ModelMetric, weight: Floats | Non
 
 @measurement("fairness", "Fairness")
 def group_fairness(finished: FinishedTraining) -> Summary:
-    """Fairness between groups, and the accuracy of naming one class; nothing in a regression."""
+    """Measure fairness between groups, and the accuracy of a constant prediction; a regression has neither."""
     if finished.federation.classes is None:
         return Summary()
     # A share of examples, which says nothing beside another metric than accuracy.
@@ -313,10 +316,10 @@ def _most_frequent_class(federation: Federation) -> Mapping[str, Metrics]:
 
 @measurement("mia", "Exposure of groups")
 def group_exposure(finished: FinishedTraining) -> Summary:
-    """Each group with clients: its training examples against each kind of non-members.
+    """Attack each group's training examples, against each choice of non-members.
 
-    The configured attack says how exposed it is; with reference models, the `strongest` of all attacks on members and
-    non-members of the group, and each of them beside it.
+    The configured attack decides a group's exposure. With reference models, the `strongest` attack decides, and the
+    accuracy of every attack is reported too.
     """
     federation, attacks = finished.federation, finished.attacks
     if federation.classes is None:
@@ -393,9 +396,10 @@ def _warn_of_one_answer(scores: ModelScores, federation: Federation) -> None:
 
 @measurement("mia", "Exposure of models")
 def model_exposure(finished: FinishedTraining) -> Summary:
-    """Each cluster's model: its members against non-members of their groups and labels, and the last risk.
+    """Attack each cluster's model, and report the red team's last risk estimate.
 
-    Clients with models of their own are attacked on those; the clusters' models then by the configured attack.
+    Non-members have the groups and labels of the members. If clients have personal models, only the configured attack
+    is used on the clusters' models.
     """
     attacks, clusters = finished.attacks, dict[int, Metrics]()
     configured = attacks.records_of(attacks.view) is None or is_personal(finished.deployed)
@@ -409,7 +413,10 @@ def model_exposure(finished: FinishedTraining) -> Summary:
 
 @measurement("mia_mean", "Exposure over new shadow models")
 def repeated_attacks(finished: FinishedTraining) -> Summary:
-    """Mean and standard deviation over an attack's fits of ``mia`` of each group and cluster; nothing of one fit."""
+    """Compute the mean and standard deviation of ``mia`` over the configured attack's fits, by group and by cluster.
+
+    A run with one fit has no ``mia_mean`` and no ``mia_spread``.
+    """
     deployed, shared, federation = finished.attacks.configured, finished.attacks.shared, finished.federation
     if len(deployed) == 1:
         return Summary()
@@ -427,7 +434,7 @@ def repeated_attacks(finished: FinishedTraining) -> Summary:
 
 @measurement("shadow_examples", "Examples of each shadow model")
 def shadow_examples(finished: FinishedTraining) -> Summary:
-    """Number of examples of each cluster's shadow models, which half the shadow set limits."""
+    """Report the number of training examples per shadow model, by cluster."""
     if finished.red_team.attack.needs == "nothing":
         return Summary()
     state, federation, shadows = finished.state, finished.federation, finished.red_team.shadow_models
@@ -445,6 +452,6 @@ def shadow_examples(finished: FinishedTraining) -> Summary:
 
 @measurement("references", "Reference models")
 def reference_models(finished: FinishedTraining) -> Summary:
-    """The number of reference models of a run; nothing without."""
+    """Report the number of reference models, if there are any."""
     references = finished.attacks.references
     return Summary(overall={"references": references.references} if references and references.references else {})

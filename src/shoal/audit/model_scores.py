@@ -1,8 +1,7 @@
-"""Predictions of K models, and one attack's scores of their training and test examples, as tables of records.
+"""Model outputs and attack scores on training and test examples.
 
-The simulator knows who was trained on what. For measurement alone: algorithms see none of it, unless the red team's
-estimator is "audit". Non-members are weighted to the members' groups and labels, not drawn: a draw would add noise to a
-headline figure.
+Membership is known to the simulator only. Algorithms have no access to these scores, unless the red team's estimator is
+"audit". Test examples serve as non-members, weighted to the members' groups and labels.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,14 +37,16 @@ class ModelOutputs:
     """Outputs of K models on training examples and on test examples.
 
     Args:
-        training: (T_k,) int64 per model, the training examples with stored outputs.
-        members: (T_k, C) per model, its outputs on these examples.
-        evaluated: (E_k,) int64 per model, the training examples that it was evaluated on.
-        values: (E_k,) float64 per model, its metric on the evaluated examples.
-        labels, owner: (T,), the labels (in a regression (T, d)) and the clients of all training examples.
-        test, test_labels: (K, M, C) outputs of every model on every test example, and their labels (M,).
-        reference_members, reference_test: outputs (R, T_k, C) and (R, M, C) of reference models, by model.
-        loss: the loss that the models were trained with.
+        training: the indices of the T_k training examples with stored outputs, per model, (T_k,) int64.
+        members: the outputs on the examples in ``training``, per model, (T_k, C).
+        evaluated: the indices of the E_k training examples with a known metric, per model, (E_k,) int64.
+        values: the metric on the examples in ``evaluated``, per model, (E_k,) float64.
+        labels: the labels of all training examples, (T,), or (T, d) in a regression.
+        owner: the client of each training example, (T,).
+        test: the outputs of every model on every test example, (K, M, C).
+        test_labels: the labels of the test examples, (M,).
+        reference_members: the outputs of R reference models on the examples in ``training``, by model, (R, T_k, C).
+        reference_test: the outputs of R reference models on the test examples, by model, (R, M, C).
     """
 
     training: tuple[Tensor, ...]
@@ -71,14 +72,14 @@ def evaluate_models(
 ) -> ModelOutputs:
     """Evaluate each model on the training examples of some clients, and on the test set.
 
-    If a model's outputs on these examples are too many for memory (`MAX_OUTPUTS`), only the outputs on its members'
-    examples are kept, and the model's metric on the rest.
+    If a model has more than `MAX_OUTPUTS` outputs, only the outputs on members' examples are stored. The model's metric
+    is stored for all evaluated examples.
 
     Args:
-        models: (K, P), the models' parameters.
-        clients: (N, K) bool, the clients whose examples each model is evaluated on.
-        records: the records that the attacks on the K models were fitted on; see `with_references`.
-        members: (N, K) bool, the ``clients`` whose examples are members of each model; None: all of them.
+        models: the models' parameters, (K, P).
+        clients: the clients whose examples each model is evaluated on, (N, K) bool.
+        records: the records that the attacks were fitted on, per model; see `with_references`.
+        members: the clients whose examples are members of each model, (N, K) bool, or ``None`` for ``clients``.
     """
     shards, test, owner = federation.clients, federation.test, federation.clients.owners()
     labels = shards.y[shards.indices.to(shards.y.device)].cpu()
@@ -133,7 +134,12 @@ def _masks_of_stored(evaluated: Sequence[Tensor], owner: Tensor, members: Tensor
 def with_references(
     outputs: ModelOutputs, federation: Federation, engine: Engine, records: Sequence[Records]
 ) -> ModelOutputs:
-    """``outputs`` of K models with those of the reference models in ``records``, one for each, on the same examples."""
+    """Add the outputs of reference models on the same examples to ``outputs``.
+
+    Args:
+        records: the fitted attack's records per model, with the reference models, or an empty list without reference
+            models.
+    """
     test, members, on_tests = federation.test, {}, {}
     everything = torch.arange(len(test), device=test.y.device)
     # Clients' own models share the reference models of their cluster.
@@ -156,17 +162,16 @@ def _rows(shards: Shards, examples: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """Metrics and classes of S deployed models on the test examples and on their clients' training examples.
-
-    Outputs are kept only where somebody asks for them: for N clients with personal models they are N M C numbers.
+    """The metrics of S deployed models on test and training examples, and the predicted classes.
 
     Args:
-        test: (S, G) float64, the mean of the metric of each model on each group's M test examples.
-        training: (N,) float64, the mean of the metric of each client's model on the client's training examples; 0 where
-            its model is not among these.
-        training_by_group: (N, G) float64, the same on its training examples of each group; 0 where it has none.
-        predicted: (S, M), the class of the largest output for each test example; None in a regression.
-        outputs: (S, M, C), where the federation has a schedule, whose main task is measured; None elsewhere.
+        test: each model's mean metric on each group's test examples, (S, G) float64.
+        training: the mean metric of each client's model on the client's training examples, (N,) float64, or 0 if these
+            predictions do not include the client's model.
+        training_by_group: the mean metric of each client's model on the client's training examples of each group,
+            (N, G) float64, or 0 if the client has no example of the group.
+        predicted: each model's predicted class of each test example, (S, M), or ``None`` in a regression.
+        outputs: each model's outputs on the test examples, (S, M, C), or ``None`` if the federation has no schedule.
     """
 
     test: Floats
@@ -177,7 +182,7 @@ class Predictions:
 
     @staticmethod
     def join(parts: "Sequence[Predictions]") -> "Predictions":
-        """Join the predictions of parts of the models; each client uses one model."""
+        """Join the predictions of disjoint sets of models."""
         return Predictions(
             test=np.concatenate([part.test for part in parts]),
             training=np.sum([part.training for part in parts], axis=0),
@@ -195,7 +200,7 @@ def _concatenate(parts: Sequence[Tensor | None]) -> Tensor | None:
 def predictions_of(
     outputs: ModelOutputs, first: int, deployed: DeployedModels, federation: Federation, metric: ModelMetric
 ) -> Predictions:
-    """Return predictions of the deployed models from number ``first`` on, which have these ``outputs``."""
+    """Compute predictions from the outputs of consecutive deployed models, numbered from ``first``."""
     values = torch.stack([metric(row, outputs.test_labels).double() for row in outputs.test])
     by_group = [values[:, federation.test.group == g].mean(dim=1) for g in range(len(federation.groups))]
     groups, group = len(federation.groups), federation.groups_of("clients")
@@ -222,8 +227,9 @@ class Membership:
     """The clients that trained each of S models.
 
     Args:
-        trainers: (N, S) bool, the clients whose examples are members of each model.
-        latest: (N,) int64, the model that each client trained last; -1: none, or too long ago to be its member.
+        trainers: the clients whose examples are members of each model, (N, S) bool.
+        latest: the model that each client trained last, (N,) int64, or -1 for a client that is not a member of any
+            model.
     """
 
     trainers: Tensor
@@ -231,7 +237,11 @@ class Membership:
 
     @staticmethod
     def of_clusters(state: State, within: int) -> "Membership":
-        """Membership of the K clusters' models; members trained ``within`` so many rounds of the last training."""
+        """Return the membership of the K clusters' models.
+
+        A client is a member of a model if it trained the model at most ``within`` rounds before the model's last
+        training.
+        """
         trainers = state.trainers(within)
         cluster = state.assignment.clamp(min=0)
         member = (state.assignment >= 0) & trainers[torch.arange(len(cluster)), cluster]
@@ -239,9 +249,9 @@ class Membership:
 
     @staticmethod
     def of_deployed(state: State, deployed: DeployedModels, within: int) -> "Membership":
-        """Membership of the models that clients use: the clusters', or personal ones.
+        """Return the membership of the deployed models, which belong to clusters or to single clients.
 
-        Of several models that a client trained last, as FedEM's clients train all, the latest is the one that it uses.
+        If a client trained several models in its last round, as in FedEM, `latest` is the model that the client uses.
         """
         if not is_personal(deployed):
             members, number = Membership.of_clusters(state, within), torch.arange(len(state.assignment))
@@ -259,7 +269,7 @@ class Membership:
 
 
 def is_personal(deployed: DeployedModels) -> bool:
-    """Return whether clients have personal models, as opposed to clusters with one client each."""
+    """Return whether clients have personal models rather than cluster models."""
     single = torch.equal(deployed.model, torch.arange(len(deployed.models)))
     shared = torch.equal(deployed.model, deployed.assignment)
     return isinstance(deployed.models, PersonalModels) or (single and not shared)
@@ -267,8 +277,12 @@ def is_personal(deployed: DeployedModels) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Margins:
-    """Margins of one attack on one model, score - threshold: of the training examples (T_k,) that were scored, and of
-    the test examples (M,).
+    """The margins of one attack on one model; a margin is the score minus the threshold.
+
+    Args:
+        training: the indices of the scored training examples, (T_k,).
+        members: the margins of the scored training examples, (T_k,).
+        non_members: the margins of the test examples, (M,).
     """
 
     training: Ints
@@ -277,7 +291,7 @@ class Margins:
 
 
 def margins_of(outputs: ModelOutputs, attacks: Sequence[FittedAttack]) -> list[Margins]:
-    """Return the margins of ``attacks``, one per model, on each of the K models with these ``outputs``."""
+    """Compute the margins of one attack per model, on each of the K models with these ``outputs``."""
     margins = []
     for k, attack in enumerate(attacks):
         examples, reference = outputs.training[k], outputs.reference_members.get(k)
@@ -291,15 +305,12 @@ def margins_of(outputs: ModelOutputs, attacks: Sequence[FittedAttack]) -> list[M
 
 @dataclass(frozen=True, eq=False)
 class ModelScores:
-    """One attack's margins of each model's members and non-members.
+    """One attack's margins for the members and non-members of each model.
 
-    Non-members are test examples, weighted to the members' mix of labels; in a regression only to their mix of groups.
+    Non-members are test examples, weighted to the members' groups and labels, or only to the groups in a regression.
 
     Args:
-        margins: the margins of each of the K models, at least on the examples of all its trainers.
-        members: the clients that trained each model.
-        federation: the attacked federation.
-        attack: the attack's name.
+        margins: the margins for each of the K models, at least on all members.
     """
 
     margins: Sequence[Margins]
@@ -308,11 +319,10 @@ class ModelScores:
     attack: str = ""
 
     def of_model(self, k: int, *, population: bool = False) -> RecordTable:
-        """Return the training examples of the clients that trained model k, against as many test examples.
+        """Return the members of model k, and test examples weighted to the same total.
 
-        The test examples have the members' mix of groups and labels; with ``population`` they are of all groups, in the
-        proportions of the groups among the clients. Members without test examples of their group and label are left
-        out.
+        The test examples have the members' groups and labels. With ``population``, the test examples have all clients'
+        mix of groups. Members without test examples of the same group and label are left out.
         """
         scored = self.margins[k]
         inside = self.members.trainers.numpy()[self._owner[scored.training], k]
@@ -326,11 +336,13 @@ class ModelScores:
         return self._table([(k, inside, wanted)])
 
     def of_group(self, g: int, mix: Floats | None = None) -> RecordTable:
-        """Return the training examples of group g against test examples, each on the model that its client trained
-        last.
+        """Return the training examples of group g, and test examples weighted to the same total.
 
-        ``mix`` (G,) are the proportions of the groups among the test examples; None: of group g alone, which measures
-        memorisation. With other groups, an attack that only recognises groups has an advantage too.
+        Each example is scored on the model that its client trained last.
+
+        Args:
+            g: the number of the group.
+            mix: the proportions of the groups among the non-members, (G,), or ``None`` for group g only.
         """
         shares = np.eye(len(self.federation.groups))[g] if mix is None else mix
         latest, parts = self.members.latest.numpy(), []
@@ -402,12 +414,12 @@ class ModelScores:
 
 
 def mixes_of_non_members(g: int, federation: Federation) -> Mapping[str, Floats]:
-    """(G,) shares of the groups among the non-members of group g, by kind of non-members."""
+    """Return the proportions of the groups among the non-members of group g, (G,), by the name of the mix."""
     return {"group": np.eye(len(federation.groups))[g], "population": federation.group_fractions.numpy()}
 
 
 def roc_curves(scores: ModelScores) -> pd.DataFrame:
-    """Return the rows of `roc.csv`: ROC curves of an attack by group with clients and kind of non-members."""
+    """Return the rows of `roc.csv`, with one ROC curve per group with clients and per mix of non-members."""
     curves = [
         _curve(scores.of_group(g, mix), scores.federation.groups[g], kind)
         for g in scores.federation.groups_with_clients

@@ -1,4 +1,4 @@
-"""The exposure of each record, over all models that did and did not train on them."""
+"""The exposure of each record, estimated over models that did and did not train on the record."""
 
 from collections.abc import Iterator
 from math import nan
@@ -22,30 +22,28 @@ MIN_MODELS = 5
 def record_exposure(
     scores: ReferenceScores, stream: Stream | None, *, pair: Ints | None = None
 ) -> tuple[Floats, Floats]:
-    """Measure the exposure of every record from the scores of models that did and did not train on it.
+    """Measure the exposure of every record from the scores of models that did and did not train on the record.
 
-    The exposure is the balanced accuracy Phi(d / 2) of the best test between two normal distributions whose means are d
-    standard deviations apart. These are the record's mean IN and mean OUT score over all models, including the attacked
-    one, and the record's standard deviation around them. The exposure is below 0.5 where IN scores are lower. Records
-    differ in this deviation, and few scores hardly determine it. So the deviation is moderated: it is the posterior
-    one, given an inverse-gamma distribution of the variances that fits all records (Smyth 2004; at least four degrees
-    of freedom more than the record's).
+    The exposure is Phi(d / 2), the balanced accuracy of the best test between two normal distributions with means d
+    standard deviations apart. The means are the record's mean IN and mean OUT score over all models, including the
+    attacked model. The record's variance is moderated: an inverse-gamma prior, fitted to all records, is combined with
+    the record's sample variance (Smyth 2004). The prior has at least four degrees of freedom more than the record. An
+    exposure below 0.5 means that IN scores are lower than OUT scores.
 
-    The most exposed of many records is also the luckiest. So all records keep their lower ends at once with probability
-    95 %. The end is d - c e, where e = sqrt(1 / n_in + 1 / n_out + d^2 / (2 f)) is the standard error of d at f degrees
-    of freedom (Hedges and Olkin 1985). c is the quantile of the largest d / e of a record where memberships are drawn
-    anew, as if nothing were leaked: one fair draw per pair and model, or per two neighbouring models that always
-    trained on opposite records; without pairs, each record's own memberships are permuted. With few models no lower end
-    exceeds 0.5. With fewer than `MIN_MODELS` a record's deviation is unknown, and lower ends are NaN.
+    The lower ends hold for all records simultaneously, with probability 95 %. Each lower end is d - c e, mapped to a
+    balanced accuracy. The standard error of d at f degrees of freedom is e = sqrt(1 / n_in + 1 / n_out + d^2 / (2 f))
+    (Hedges and Olkin 1985). The factor c is the 95 % quantile of the records' largest d / e under random memberships.
+    Memberships are redrawn per pair and model, or permuted within each record if there are no pairs.
 
     Args:
         scores: the scores on the attacked model and on the reference models.
-        stream: the stream of the assignments that are drawn; None: lower ends are NaN.
-        pair: (M,), the pair of each record; each model trained on at most one record of a pair.
+        stream: the random stream for memberships; without a stream, lower ends are NaN.
+        pair: the pair number of each record, (M,). Each model trained on at most one record of a pair.
 
     Returns:
-        The exposures (M,) and their lower ends (M,); NaN where a record has scores of one kind only, where no record
-        has two of a kind, and lower ends with too few models.
+        The exposures (M,) and the lower ends (M,). An exposure is NaN if the record has only IN scores or only OUT
+        scores, or if no record has two scores of either type. Lower ends are also NaN with fewer than `MIN_MODELS`
+        models.
 
     Source: Smyth 2004, Statistical Applications in Genetics and Molecular Biology 3(1), article 3 (moderated t);
     Westfall and Young 1993, Resampling-Based Multiple Testing (the largest statistic under permutation).

@@ -1,7 +1,6 @@
-"""The table of attacked records, and the one function that measures attacks on membership.
+"""The table of attacked records, and the function that measures membership attacks.
 
-All attacks use it: those at the end of a run, audits with reference models, audits of clients' updates, canaries, and
-property inference, whose "members" are the updates with the property.
+Property inference uses the same table; its "members" are the updates with the property.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,21 +34,28 @@ AGAINST_CLIENTS = "-others"
 
 @dataclass(frozen=True, eq=False)
 class RecordTable:
-    """One row per record, attacked model and attack. Every column is an array (M,).
+    """A table with one row per record, attacked model and attack.
+
+    Every column is an array (M,), except ``reference``.
 
     Args:
         score: the attack's score, higher for members.
         member: whether the model was trained on the record.
-        threshold: the threshold; the attack calls records above it members.
+        threshold: the score above which the attack predicts a member.
         weight: the row's weight.
-        record, client, group, model: names or numbers of the record, of its real or would-be client (`NOBODY`: none),
-            of its group, and of the model or update behind the score.
-        attack, view: the attack's name, and the narrowest `View` that can run it.
-        pair: the pair of a member and a non-member; intervals allow for their dependence. None: rows are independent.
-        exact: whether the attack calls its verdict exact rather than statistical.
-        level: the score's level on its record (`record_levels`), for true positive rates with a threshold per record.
-            None: unknown.
-        reference: (M, R) scores of the same attack on each of R reference models; None: unknown.
+        record: the name or number of the record.
+        client: the name or number of the record's client; `NOBODY` means no client.
+        group: the name or number of the client's group.
+        model: the name or number of the attacked model or update.
+        attack: the attack's name.
+        view: the narrowest `View` that can run the attack.
+        pair: the pair number of a member and a non-member; intervals allow for the dependence within pairs, or ``None``
+            if rows are independent.
+        exact: whether the attack claims certainty for the record.
+        level: the level of `record_levels`, used for true positive rates with a threshold per record, or ``None`` if
+            levels are unknown.
+        reference: the attack's scores on each of R reference models, (M, R), or ``None`` if the scores are
+            unknown.
 
     Example:
         >>> import numpy as np
@@ -94,7 +100,7 @@ class RecordTable:
         level: Floats | None = None,
         reference: Floats | None = None,
     ) -> "RecordTable":
-        """Create a table from columns (M,); one value in place of an array counts for all rows and takes no memory.
+        """Create a table from columns (M,), or from scalars that apply to all rows.
 
         Without ``member``, `AuditRecords.rows_of` must fill the column before a measurement.
         """
@@ -106,18 +112,18 @@ class RecordTable:
         return len(self.score)
 
     def take(self, rows: Ints | Bools) -> "RecordTable":
-        """Return some of the rows, by position or by mask."""
+        """Select rows by position or by mask."""
         positions: NDArray[Any] = np.flatnonzero(rows) if rows.dtype == bool else rows
         return replace(self, **{name: _rows_of(column, positions) for name, column in self.columns().items()})
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """Return the columns by name."""
+        """Return the columns that are not ``None``, by name."""
         columns = {column.name: getattr(self, column.name) for column in fields(self)}
         return {name: column for name, column in columns.items() if column is not None}
 
     @staticmethod
     def join(tables: "Sequence[RecordTable]") -> "RecordTable":
-        """Concatenate tables; pairs, levels and reference models are dropped."""
+        """Concatenate tables, without the columns ``pair``, ``level`` and ``reference``."""
         tables = tables or [RecordTable.from_columns(np.empty(0), np.empty(0, dtype=bool))]
         names = [name for name in tables[0].columns() if name not in {"pair", "level", "reference"}]
         return RecordTable(**{name: _concatenate([getattr(table, name) for table in tables]) for name in names})
@@ -141,13 +147,12 @@ def measure(records: RecordTable) -> MembershipMetrics: ...
 @overload
 def measure(records: RecordTable, by: str) -> dict[Any, MembershipMetrics]: ...
 def measure(records: RecordTable, by: str | None = None) -> MembershipMetrics | dict[Any, MembershipMetrics]:
-    """Measure balanced accuracy, AUC, true positive rates at low false positive rates, and their intervals.
+    """Measure the balanced accuracy, the AUC and true positive rates of a membership attack, with intervals.
 
     Rates are NaN without members or without non-members.
 
     Args:
-        records: the records of one attack, or of several with ``by="attack"``.
-        by: a column, to measure each of its values in order of appearance. None: all rows together.
+        by: a column to group the rows by, such as "attack". ``None`` measures all rows together.
     """
     if by is None:
         table = records
@@ -163,25 +168,26 @@ def measure(records: RecordTable, by: str | None = None) -> MembershipMetrics | 
 
 
 def matching_weights(wanted: NDArray[Any], stratum: Ints) -> Floats:
-    """Return weights (m,) that give each of S strata the total ``wanted`` (S,), by the ``stratum`` (m,) of each record.
+    """Return weights (m,) that give each of S strata the total weight ``wanted`` (S,).
 
-    Weighted non-members have the members' mix of groups and labels; otherwise recognising the mix would count as an
-    attack.
+    Args:
+        wanted: the total weight of each stratum, (S,).
+        stratum: the stratum of each record, (m,).
     """
     return (wanted / np.maximum(1, np.bincount(stratum, minlength=len(wanted))))[stratum]
 
 
 def mean_metrics(fits: Sequence[MembershipMetrics]) -> MembershipMetrics:
-    """Return the metrics of an attack's first fit, with accuracy and interval averaged over all fits.
+    """Return the metrics of an attack's first fit, with the accuracy and its interval averaged over all fits.
 
-    All fits have the same members, so the mean interval is conservative for the mean accuracy.
+    The mean interval is conservative, since all fits have the same members.
     """
     averaged = ("accuracy", "low", "high", "null_high")
     return replace(fits[0], **{name: float(np.mean([getattr(fit, name) for fit in fits])) for name in averaged})
 
 
 def views_within(view: View) -> tuple[View, ...]:
-    """List a view and all narrower ones, whose attacks it can run too.
+    """List a view and all narrower views.
 
     >>> views_within(CLIENT)
     ('outsider', 'client')
@@ -192,19 +198,17 @@ def views_within(view: View) -> tuple[View, ...]:
 def rank_attacks_for_view(
     view: View, needed: Mapping[str, View], order: Iterable[str], measured: Mapping[str, MembershipMetrics]
 ) -> list[str]:
-    """List the attacks of a view, the chosen one first.
+    """List the attacks that a view can carry out, the chosen attack first.
 
-    For an outsider the chosen attack is the first of ``order``. For a wider view it is the view's exact attack
-    (`CHOSEN_OF_VIEW`) if most of that attack's calls are exact, which needs no members and never happens in null runs;
-    else the view's joint attack (`JOINT_OF_VIEW`) if the lower end of its AUC, simultaneous for two attacks, is above
-    0.5. Either needs an AUC of at least that of the narrower view's deciding attack, which decides otherwise. So the
-    AUC never falls for a wider view.
+    For an outsider, the chosen attack is the first of ``order``. A wider view has two further candidates: the exact
+    attack of `CHOSEN_OF_VIEW`, if the attack claims certainty for most predicted members, and the joint attack of
+    `JOINT_OF_VIEW`, if the AUC is significantly above 0.5. A candidate is chosen only if its AUC reaches the AUC of the
+    narrower view's deciding attack; otherwise the narrower view's deciding attack is chosen.
 
     Args:
-        view: the attacker's view.
         needed: the narrowest view of each attack, by name.
-        order: the attacks in order of choice.
-        measured: metrics of each attack, by name.
+        order: the attacks' names, ordered by strength.
+        measured: the metrics of each attack, by name.
 
     Example:
         >>> import numpy as np
@@ -242,13 +246,14 @@ def rank_attacks_for_view(
 def strongest(attacks: Mapping[str, MembershipMetrics]) -> tuple[str, float]:
     """Return the attack that decides the exposure of records, and the lower end of its balanced accuracy.
 
-    The first measured attack decides, chosen without the members, since the largest of many figures is above chance
-    even without a leak. A different attack decides if its AUC is certainly above 0.5 and above the first attack's, by
-    the lower end of intervals that are simultaneous for all attacks (`at_once`); of several such attacks, the one with
-    the highest lower end. The AUC is compared, since the balanced accuracy depends on the threshold.
+    By default the first measured attack decides, because the maximum over many attacks is above chance even without a
+    leak. A different attack decides if the lower end of its AUC is above 0.5 and above the first attack's AUC. The
+    intervals are simultaneous for all attacks (`at_once`). Among several such attacks, the attack with the highest
+    lower end decides.
 
     Returns:
-        The attack, and the lower end: the first's own, or the simultaneous one.
+        The attack's name, and the lower end. The lower end is simultaneous for all attacks if the first attack is
+        replaced.
 
     Example:
         >>> import numpy as np

@@ -1,13 +1,7 @@
-"""The red team: the server's own attacks on each model, which estimate the exposure of its members.
+"""The red team: the server's attacks that estimate the exposure of each model's members during training.
 
-Source: IFCA-MIR, Algorithm 1 line 6 and Algorithm 2, which do not specify the data of the accuracy. The server has no
-members, so there are five estimators. For "federated", it sends the attack with its reference models; each client
-scores its own examples on its model and returns counts only. For "histogram" and "relative-histogram", it gets
-histograms of losses (`loss_histograms`).
-
-"shadow" is cross-validated over shadow models, since an attack looks too strong on its own training records. Shadow
-models train on the whole shadow mix, since the server does not know a cluster's groups. A refit draws new shadow
-models.
+Source: IFCA-MIR, Algorithm 1 line 6 and Algorithm 2. The paper does not specify the data for the attack accuracy, so
+`RedTeam` offers five estimators.
 """
 
 from dataclasses import replace
@@ -37,21 +31,21 @@ NEED_HOLDOUT: tuple[Estimator, ...] = ("federated", "histogram", "relative-histo
 
 @settings
 class RedTeam:
-    """A periodic estimator of each model's risk; implements the engine's protocol `RiskEstimator`.
+    """A periodic estimator of each model's risk, implementing the engine's protocol `RiskEstimator`.
 
     Args:
-        every: rounds from one estimate to the next (IFCA-MIR: 5); 0: never.
-        estimator: source of the estimate. "shadow": shadow models, each left out in turn; "federated": counts of the
-            clients on their training and hold-out examples; "histogram": the best threshold on the loss, from clients'
-            histograms of their losses on both, for any ``attack``; "relative-histogram": the same with losses relative
-            to the other clusters' models, the closest to a strong attack for several clusters
-            (`docs/results/audit/measured.md`) but too low where models share what they learn; "audit": all training and
-            test examples, known to a simulator only.
-        attack: the attack on each model, also at the end of a run.
-        shadow_models: training of the attack's shadow models.
+        every: the number of rounds between estimates (IFCA-MIR: 5). 0 means that risks are never estimated.
+        estimator: the data for the estimate. "shadow" attacks each shadow model with the remaining shadow models.
+            "federated" sends the attack to the clients, which return counts on their training and hold-out examples.
+            "histogram" chooses the best loss threshold from clients' histograms of training and hold-out losses, for
+            any ``attack``. "relative-histogram" subtracts the loss of other clusters' models first; it is the closest
+            estimator to a strong attack with several clusters (`docs/results/audit/measured.md`), but is too low for
+            models that share parameters. "audit" uses all training and test examples, which only a simulator knows.
+        attack: the attack on each model, during training and at the end of a run.
+        shadow_models: the training of the attack's shadow models.
         histograms: the clients' histograms for "histogram" and "relative-histogram".
-        refits: number of fits of the attack at the end of a run, each on new shadow models. Exposure uses their mean;
-            ``mia`` is that of the first.
+        refits: the number of fits of the attack at the end of a run, each on new shadow models. The exposure is the
+            mean over fits, and ``mia`` is the accuracy of the first fit.
 
     Example:
         >>> import shoal.toy
@@ -74,8 +68,7 @@ class RedTeam:
         least = 3 if self.estimator == "shadow" and self.every > 0 else 2
         require(
             self.attack.needs != "reference models" or self.shadow_models.number >= least,
-            f"the attack needs at least {least} shadow models with the '{self.estimator}' estimator; "
-            f"got {self.shadow_models.number}",
+            f"the '{self.estimator}' estimator needs at least {least} shadow models (got {self.shadow_models.number})",
         )
 
     def estimate(
@@ -83,8 +76,8 @@ class RedTeam:
     ) -> RiskEstimate:
         """Estimate the membership-inference accuracy on each of the K models of ``state``.
 
-        A model without clients keeps its last estimate. Intervals treat examples as independent and the attack as
-        fixed; those of "shadow" are about the mean over shadow models.
+        A model without clients keeps the last estimate. Intervals treat examples as independent and the attack as
+        fixed. For "shadow", the interval is for the mean over shadow models.
         """
         if self.estimator == "shadow":
             records = self._records(state, federation, engine, local, stream)
@@ -110,7 +103,11 @@ class RedTeam:
     def fit(
         self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
     ) -> tuple[list[FittedAttack], list[Records]]:
-        """Fit the attack on each of the K models of ``state``; return the fits and their records."""
+        """Fit the attack on each of the K models of ``state``.
+
+        Returns:
+            The fitted attack per model, and the attack's records per model.
+        """
         if self.attack.needs == "nothing":
             records = [Records.empty()] * len(state.models)
         else:
@@ -147,7 +144,7 @@ def _estimate(records: RecordTable) -> Estimate:
 
 
 def fill_unknown(estimates: list[Estimate], state: State) -> RiskEstimate:
-    """Replace NaN among the estimates of K models by the last ones of ``state``."""
+    """Replace NaN among the K models' estimates by the last estimates in ``state``."""
     measured = torch.tensor(estimates, dtype=torch.float64)
     unknown = measured[:, 0].isnan()
     risks = torch.where(unknown, state.risks, measured[:, 0])

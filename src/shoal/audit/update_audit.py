@@ -1,13 +1,11 @@
 """Attacks of an honest-but-curious server on clients' updates.
 
-A client's update shows which labels and groups its examples have. If the non-members had a different mix, an attack
-would be right because of that mix alone: with 30 examples of ten labels, the number of the client's examples with a
-record's label has an AUC of 0.651 against records of all labels alike. So non-members are weighted to the mix of the
-client's members, for client i:
+A client's update reveals the groups and labels of its examples. Non-members are weighted to the same mix as the
+client's members, so that recognising the mix is no advantage:
 
     weight of a non-member x = (members of i with x's group and label) / (non-members with x's group and label)
 
-A score that knows no more of a record than its group and label then has an AUC of 0.5, whatever it knows of the client.
+A score that depends only on the client and on a record's group and label then has an AUC of 0.5.
 """
 
 import re
@@ -63,12 +61,13 @@ UPDATE_ATTACKS: tuple[UpdateAttack, ...] = (FedMIALoss(), FedMIACosine(), GradCo
 
 @dataclass(frozen=True, eq=False)
 class ScoredUpdates:
-    """An attack on updates whose scores were computed elsewhere, because it needs more than `UpdateScores`.
+    """An attack on updates with precomputed scores, for attacks that need more than `UpdateScores`.
 
     Args:
-        name, title, view: the attack's name, title and view, see `UpdateAttack`.
-        values: (N, M), the scores for the clients and the records of `UpdateScores`; NaN where that has NaN.
-        threshold, exact: (N, M); see `RecordTable`.
+        name, title, view: the attack's name, title and view; see `UpdateAttack`.
+        values: the scores per client and record of `UpdateScores`, (N, M). NaN marks pairs that `UpdateScores` lacks.
+        threshold: the threshold per client and record, (N, M).
+        exact: whether the attack claims certainty, per client and record, (N, M).
     """
 
     name: str
@@ -80,7 +79,7 @@ class ScoredUpdates:
     __repr__ = one_line
 
     def score(self, scores: UpdateScores) -> Floats:
-        """Return the scores (N, M)."""
+        """Return the precomputed scores, (N, M)."""
         del scores
         return self.values
 
@@ -90,44 +89,45 @@ AllAttacks = tuple[tuple[ReferenceAttack, ...], tuple[UpdateAttack, ...]]
 
 
 def all_attacks(further: Sequence[object] = ()) -> AllAttacks:
-    """Return the attacks that an audit asks, with ``further`` ones of the user's own.
+    """Return the default attacks of an audit and the user-defined attacks ``further``, as attacks on scores and on
+    updates.
 
     Raises:
-        InputError: one of these is neither a `ReferenceAttack` nor an `UpdateAttack`, has another attack's name, an
-            invalid name, or an unknown view.
+        InputError: a user-defined attack is neither a `ReferenceAttack` nor an `UpdateAttack`, or has an invalid name,
+            a duplicate name or an unknown view.
     """
     on_scores, on_updates = [*REFERENCE_ATTACKS], [*UPDATE_ATTACKS]
     for attack in further:
-        require(not isinstance(attack, type), f"'attacks' must hold values, such as Mine(); got {describe(attack)}")
+        require(not isinstance(attack, type), f"'attacks' must hold instances, such as Mine() (got {describe(attack)})")
         name = getattr(attack, "name", "")
         names = [listed.name for listed in (*on_scores, *on_updates)]
-        require(name not in names, f"'attacks' must have names of their own; '{name}' is another attack's")
+        require(name not in names, f"'attacks' must have unique names (got '{name}' twice)")
         if isinstance(attack, ReferenceAttack):
             on_scores.append(attack)
         elif isinstance(attack, UpdateAttack):
             on_updates.append(attack)
         else:
             raise InputError(
-                "'attacks' must hold attacks on scores (ReferenceAttack) or on updates (UpdateAttack), with 'name', "
-                "'title' and 'view'; on scores also 'least' and 'scores', on updates also 'threshold' and 'score'; "
-                f"got {describe(attack)}"
+                f"'attacks' must hold a ReferenceAttack or an UpdateAttack (got {describe(attack)}); a ReferenceAttack "
+                "has 'name', 'title', 'view', 'least' and 'scores', and an UpdateAttack has 'name', 'title', 'view', "
+                "'threshold' and 'score'"
             )
         plain = re.fullmatch(r"[\w-]+", str(name)) is not None
-        require(plain, f"an attack's 'name' must be of letters, digits, '-' and '_', since it is a key; got '{name}'")
+        require(plain, f"an attack's 'name' must consist of letters, digits, '-' and '_' (got '{name}')")
         views = ", ".join(VIEWS)
-        require(attack.view in VIEWS, f"attack '{name}': 'view' must be one of {views}; got {attack.view!r}")
+        require(attack.view in VIEWS, f"attack '{name}': 'view' must be one of {views} (got {attack.view!r})")
     return tuple(on_scores), tuple(on_updates)
 
 
 @dataclass(frozen=True)
 class UpdateAudit:
-    """The outcome of an attack on the updates of every client in turn, with M records per client and N clients.
+    """The metrics of one attack on the updates of every client.
 
     Args:
-        unused: members against records that nobody trained on, the comparison that decides what is exposed.
-        other_clients: members against other clients' records. In the null of FedMIA these records have their owner, a
-            member of its own update, so they look less like members than records that nobody trained on.
-        by_client: `unused` of each client, by the client's id.
+        unused: the metrics of members against records that no client trained on; these metrics decide the exposure.
+        other_clients: the metrics of members against other clients' records. FedMIA's null distribution contains the
+            owner's update for such records, which makes the attack look stronger.
+        by_client: the metrics of each client's members against records that no client trained on, by the client's id.
     """
 
     unused: MembershipMetrics
@@ -136,10 +136,10 @@ class UpdateAudit:
 
 
 def audit_updates(attack: UpdateAttack, scores: UpdateScores, group: str | None = None) -> UpdateAudit:
-    """Attack every client that was seen, or those with records of a ``group``.
+    """Attack the updates of every recorded client, or of the clients with records of a ``group``.
 
-    Members whose group and label no non-member has are left out. The attack tests each record that nobody trained on
-    against many clients, so intervals over all clients are somewhat too narrow.
+    Members without a non-member of the same group and label are left out. Intervals over all clients are slightly too
+    narrow, because each non-member is tested against many clients.
 
     Example:
         >>> import numpy as np
@@ -222,27 +222,27 @@ def audit_server(
 ) -> Audit:
     """Attack every client whose updates were recorded.
 
-    `Audit.attacks` has each attack of the server twice: against records that nobody trained on, and, with
-    `AGAINST_CLIENTS` in its name, against other clients' examples. `Audit.guesses` has the server's guesses beside
-    membership: each record's client, each client's group, and the stricter or laxer half of that group.
+    `Audit.attacks` has two rows per attack of the server and scope. One row uses non-members that no client trained on.
+    The other row, with `AGAINST_CLIENTS` in the attack's name, uses other clients' examples. `Audit.guesses` holds the
+    accuracy of guessing each record's client, each client's group, and the half of the group with stricter limits.
 
     Args:
         scores: the scores of the recorded rounds.
-        preferences: threshold and beta of each client, by the client's id; None: unknown, and not inferred.
-        attacks: attacks on membership.
+        preferences: the threshold and beta of each client, by the client's id, or ``None`` if preferences are
+            unknown.
 
     Raises:
-        InputError: no record of a client whose updates were recorded, or none of its group and label that nobody
-            trained on.
+        InputError: no record belongs to a recorded client, or no unused record has the group and label of such a
+            record.
     """
     owned = scores.client >= 0
-    require(bool(owned.any()), "no record is of a client whose updates were recorded")
-    require(not owned.all(), "no record is nobody's; members need records that nobody trained on beside them")
+    require(bool(owned.any()), "no record belongs to a client with recorded updates")
+    require(not owned.all(), "every record belongs to a client; add records that no client trained on, as non-members")
     kinds = [{*zip(scores.group[of].tolist(), scores.label[of].tolist(), strict=True)} for of in (owned, ~owned)]
     require(
         not kinds[0].isdisjoint(kinds[1]),
-        "no record that nobody trained on has the group and label of a client's; an update tells both, so members need "
-        "such records beside them",
+        "no non-member has the group and label of a client's record; add non-members with the groups and labels of the "
+        "clients' records",
     )
     tables = {attack.name: _tables(attack, scores) for attack in attacks}
     views: dict[str, View] = {attack.name: attack.view for attack in attacks}
@@ -279,9 +279,9 @@ def audit_server(
 
 
 def with_server(audit: Audit, server: Audit) -> Audit:
-    """Return an audit of released models, and what the server finds in the updates of the same run.
+    """Combine an audit of released models with the server's audit of the same run's updates.
 
-    The server's attack decides on a scope where the lower end of its AUC is above 0.5 and the other's AUC.
+    The server's attack decides a scope if the lower end of its AUC is above 0.5 and above the AUC of the model attack.
     """
     rows = pd.concat([audit.attacks, server.attacks], ignore_index=True)
     # Of both, the first was chosen without the updates; a view's own attack stays chosen beside it.

@@ -1,4 +1,4 @@
-"""Simulations from configurations and their data."""
+"""Construction of simulations from configurations and their data."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -43,7 +43,7 @@ from shoal.simulation.simulation import DEFAULT_FORGETTING, Simulation
 
 @dataclass(frozen=True, eq=False)
 class Resolved:
-    """A complete configuration that fits its data, and its simulation."""
+    """A complete configuration that fits its data, with the configuration's simulation."""
 
     config: Config
     data: SourceData
@@ -53,7 +53,7 @@ class Resolved:
 
     @property
     def standardizer(self) -> Standardizer | None:
-        """The scales of a table's columns over the training examples; None for other data."""
+        """The scales of a table's columns, fitted to the training examples, or None for data without columns."""
         if not isinstance(self.data, ClientDataset) or self.indices is None:
             return None
         return self.data.standardizer(self.indices)
@@ -77,7 +77,7 @@ class Resolved:
                 )
 
     def description(self) -> Iterator[str]:
-        """Describe the data in lines for run.log: their size, and the examples with the task's property."""
+        """Describe the data for run.log: the number of examples, and the fraction with the task's property."""
         if isinstance(self.data, ClientDataset):
             yield from self.data.description()
             return
@@ -96,18 +96,22 @@ def build(config: Config, data_dir: Path | None = None, dataset: SourceData | No
 
     Args:
         config: the configuration.
-        data_dir: the first folder in which to look for data.
-        dataset: the examples of [data], if they are loaded already.
+        data_dir: the folder to search first for data.
+        dataset: the examples of [data], which are loaded by default.
 
     Raises:
-        InputError: missing, damaged or too few data, or contradicting keys.
+        InputError: data are missing, damaged or too few, or keys contradict each other.
     """
     resolved = resolve(config, load_data(config.data, data_dir) if dataset is None else dataset)
     return resolved.config, resolved.simulation
 
 
 def load_data(section: DataSection, data_dir: Path | None = None) -> SourceData:
-    """Load the examples of [data]; raises as `load_dataset`, `load_folder` and `load_table`."""
+    """Load the examples of [data].
+
+    Raises:
+        InputError: an error of `load_dataset`, `load_folder` or `load_table`.
+    """
     return load_source(section.source, section.path, section.task, data_dir, reading_of(section))
 
 
@@ -118,7 +122,15 @@ def load_source(
     data_dir: Path | None = None,
     reading: Reading | None = None,
 ) -> SourceData:
-    """Load the examples of a source; ``reading`` is the format of files by client, None for other sources."""
+    """Load the examples of a source.
+
+    Args:
+        source: the name of the source, or a user's function ``module:Name``.
+        path: the folder or archive of the source.
+        task: the main label and the property.
+        data_dir: the folder to search first for data.
+        reading: the format of files that state each example's client, or None for a data set without clients.
+    """
     where = None if path is None else Path(path).expanduser()
     with locate_errors("[data]"):
         code = own_source(source)
@@ -132,21 +144,21 @@ def load_source(
         except InputError:
             raise
         except Exception as error:
-            arguments = "its arguments are a path and a task, each possibly None"
+            arguments = "the function is called with a path and a task, each possibly None"
             raise InputError(f"'source' = '{source}' failed with {failure(error)}; {arguments}") from error
         return own_data(source, value, reading)
 
 
 def resolve(config: Config, data: SourceData, *, draft: bool = False) -> Resolved:
-    """Check a configuration against its data, complete it, and build its simulation.
+    """Check a configuration against its data, complete the configuration, and build its simulation.
 
     Args:
         config: the configuration.
         data: the configuration's examples.
-        draft: whether to skip the shifts of images, which take most of the time: for checks of a later run.
+        draft: whether to skip the slow shifts of images, when the simulation is only checked and not run.
 
     Raises:
-        InputError: too few examples, or contradicting keys.
+        InputError: there are too few examples, or keys contradict each other.
     """
     _require_partition(config.data, data)
     if isinstance(data, ClientDataset):
@@ -247,12 +259,12 @@ def _count_clients(config: Config, data: SourceData) -> int:
         count = len(data) if isinstance(data, Federation) else len(data.client_names)
     numbers = [table_of(base).get("clusters", 1) for base in with_bases(config.algorithm.value)]
     clusters = max((number for number in numbers if number != "auto"), default=1)
-    require(clusters <= count, f"'algorithm.clusters' must be at most {count}, the number of clients; got {clusters}")
+    require(clusters <= count, f"'algorithm.clusters' must be at most the number of clients, {count} (got {clusters})")
     return count
 
 
 def reading_of(section: DataSection) -> Reading | None:
-    """Return the format of [data]'s files or table; None for a set that is partitioned across clients."""
+    """Return the format of the files or table of [data], or None for a data set that Shoal partitions itself."""
     if section.partition is not None or own_source(section.source):
         return section.columns
     return section.columns or section.pictures or PictureFormat()
@@ -263,15 +275,17 @@ def _require_partition(section: DataSection, data: SourceData) -> None:
     if isinstance(data, LabelledDataset):
         require(
             section.partition is not None,
-            f"'{section.source}' is one set for all clients; set 'data.clients', 'data.examples_per_client' and "
+            f"'{section.source}' has no clients; set 'data.clients', 'data.examples_per_client' and "
             "'data.test_examples'",
         )
         return
-    have = f"'{section.source}' states each client's examples"
-    require(section.partition is None, f"{have}; leave 'data.clients' and the other numbers of examples out")
+    require(
+        section.partition is None,
+        f"'{section.source}' states each client's examples; remove 'data.clients' and other numbers of examples",
+    )
     require(
         section.split is None or isinstance(data, ClientDataset),
-        f"{have} and the held-out ones; leave 'data.test_fraction' and the other fractions out",
+        f"'{section.source}' states the held-out examples; remove 'data.test_fraction' and other fractions",
     )
 
 
@@ -280,7 +294,7 @@ def _check_partition(config: Config, data: LabelledDataset) -> None:
     partition, groups = _partition(config), [*config.data.groups.values()]
     require(
         partition.test_examples >= len(groups),
-        f"'data.test_examples' must be at least one for each of {len(groups)} groups; got {partition.test_examples}",
+        f"'data.test_examples' must be at least {len(groups)}, the number of groups (got {partition.test_examples})",
     )
     if config.property_attack is None:
         with locate_errors("[data]"):
@@ -311,8 +325,8 @@ def _describe_data(section: DataSection, data: ClientDataset | Federation) -> Da
 
     require(
         section.groups in ({"all": Group("all", 1.0)}, groups),  # the default, or those of a written configuration
-        f"[data]: the groups of {name} are {sentence(groups)}, but 'groups' has {sentence(section.groups)}; leave "
-        "'groups' out, or restore the data of the written configuration",
+        f"[data]: 'groups' has {sentence(section.groups)}, but {name} has the groups {sentence(groups)}; remove "
+        "'groups', or use the data with which the configuration was written",
     )
     if isinstance(data, Federation):
         return replace(section, groups=groups)
@@ -335,20 +349,23 @@ def _outputs(config: Config, data: SourceData) -> int:
     """
     name, labels = f"'{config.data.source}'", data.clients.y if isinstance(data, Federation) else data.labels
     if not isinstance(data, LabelledDataset):
-        require(config.property_attack is None, f"'property_attack' needs a source with a 'task'; {name} has none")
+        require(
+            config.property_attack is None,
+            f"[property_attack]: {name} has no property to infer; choose a source with a 'task'",
+        )
     name, count = getattr(data, "name", name), data.classes
     if count is None:
         targets = labels.shape[1]
         require(
             config.model.classes in (None, targets),
-            f"{name} is a regression of {targets} number{'s' * (targets > 1)}, but 'model.classes' is "
-            f"{config.model.classes}; leave it out",
+            f"'model.classes' must be {targets}, the number of targets of the regression {name} (got "
+            f"{config.model.classes}); remove 'model.classes'",
         )
         return targets
     largest, classes = int(labels.max()), config.model.classes or count
     require(
         largest < classes,
-        f"{name} has the label {largest}, but the model has {classes} classes; set 'model.classes' to {largest + 1} or "
+        f"{name} has the label {largest}, but 'model.classes' is {classes}; set 'model.classes' to {largest + 1} or "
         "more",
     )
     return classes
@@ -367,11 +384,14 @@ def _model(network: Network, data: SourceData, features: Features | None, scale:
     elif data.kind == "rows":
         shape = VectorShape(inputs.shape[1], network.classes)
     else:
-        require(inputs.dim() == 4, f"inputs of shape {tuple(inputs.shape[1:])} are neither images, rows nor texts")
+        require(
+            inputs.dim() == 4,
+            f"inputs must be images (C, H, W), rows (F,) or texts (L,) (got shape {tuple(inputs.shape[1:])})",
+        )
         channels, height, width = inputs.shape[1:]
         shape = Shape(channels, height, width, network.classes)
     if features is not None:
-        require(data.kind != "texts", "'features' need numbers, but the data are texts; leave them out")
+        require(data.kind != "texts", "'features' cannot be computed from texts; remove [model.features]")
         with locate_errors("[features]"):
             width = features.width((shape.inputs,) if isinstance(shape, VectorShape) else inputs.shape[1:])
         shape = VectorShape(width, network.classes)
@@ -380,7 +400,7 @@ def _model(network: Network, data: SourceData, features: Features | None, scale:
 
 
 def fit_features(network: Network, shape: Shape | VectorShape | TextShape) -> Model:
-    """Create the model of a network, Shoal's or a user's own, for a shape of inputs."""
+    """Create the model of a shipped or a user's own network for a shape of inputs."""
     custom = ":" in network.name
     return Model(partial(load_code(network.name, "name"), shape)) if custom else network.model(shape)
 

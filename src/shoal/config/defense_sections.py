@@ -1,4 +1,4 @@
-"""The tables [defenses] and [coordinator]: fixed defences, and those that a coordinator steers."""
+"""The tables [defenses] and [coordinator]: defences of fixed strength, and defences that a coordinator steers."""
 
 from dataclasses import field, replace
 from typing import Annotated, Any
@@ -42,19 +42,21 @@ PRIOR_EFFECTS = {
 class SteerableDefenses:
     """The shipped defences that a coordinator can steer, and a user's own.
 
+    The defences ``mixup``, ``flooding``, ``relaxloss``, ``ccl`` and ``dp_sgd`` exclude each other.
+
     Args:
         augmentation: random transformations of training images; an empty table has the defaults.
-        l2: an L2 penalty.
-        relaxloss: a level of the loss, and flat posteriors below it.
-        flooding: a level below which the loss is raised.
-        shorter_training: fewer local steps.
-        mixup: mixtures of examples.
-        ccl: convex-concave loss; an empty table has the defaults. ``mixup``, ``flooding``, ``relaxloss``, ``ccl`` and
-            ``dp_sgd`` exclude each other.
-        dp_sgd: clipping of each example's gradient, with noise; see [differential privacy](#differential-privacy).
-            Steered noise has no epsilon.
+        l2: an L2 penalty on the parameters.
+        relaxloss: a target level of the training loss, with flattened posteriors below the level.
+        flooding: a level of the training loss below which training raises the loss.
+        shorter_training: fewer local steps per round.
+        mixup: training on convex combinations of two examples.
+        ccl: the convex-concave loss; an empty table has the defaults.
+        dp_sgd: clipping of each example's gradient, with added noise; see [differential
+            privacy](#differential-privacy). Noise that a coordinator steers has no epsilon.
         custom: your own defences, one table ``custom.NAME`` each, with ``name = "module:Name"`` and the keys of that
-            class. A steered one needs the method ``with_strength``; see [your own](adding.md#steered-by-a-coordinator).
+            class. A steered defence needs the method ``with_strength``; see [your
+            own](adding.md#steered-by-a-coordinator).
     """
 
     augmentation: Augmentation | None = None
@@ -70,12 +72,12 @@ class SteerableDefenses:
 
 @settings
 class DefensesSection(SteerableDefenses):
-    """Defences of clients and server; a missing table applies none.
+    """Defences of clients and server; a defence without a table is not applied.
 
     Args:
-        dropout: dropout.
-        norm_clipping: clipping of updates.
-        laplace_noise: Laplace noise of each client on its update, by one of two scales.
+        dropout: dropout layers in the network.
+        norm_clipping: clipping of each client's update to an L2 norm.
+        laplace_noise: Laplace noise that each client adds to its update.
     """
 
     dropout: Annotated[Dropout | None, Inline()] = None
@@ -83,23 +85,25 @@ class DefensesSection(SteerableDefenses):
     laplace_noise: LaplaceNoise | None = None
 
     def all(self) -> tuple[Defense, ...]:
-        """List the defences in the order of their application."""
+        """List the defences in the order in which training applies them."""
         shipped = [getattr(self, name) for name in DEFENSES]
         return (*(defense for defense in shipped if defense is not None), *(self.custom or {}).values())
 
 
 @settings
 class CoordinatorSection(SteerableDefenses):
-    """A coordinator that turns measured risk into directives for the training of each cluster; see
-    [the coordinator](coordinator.md). A directive is the strength of a defence in a cluster, from 0 (training is
-    bit-identical without it) to 1 (the strength of the defence's keys). The server sets new directives after each
-    estimate of the red team (``red_team.every``) and sends them with the model for the cluster's next rounds.
+    """A coordinator that turns measured risk into directives for the training of each cluster; see [the
+    coordinator](coordinator.md).
+
+    A directive is the strength of a defence in a cluster, from 0 (no defence) to 1 (the strength set by the defence's
+    keys). The server sets new directives after each estimate of the red team (``red_team.every``). The server sends the
+    directives to clients with the cluster's model.
 
     Args:
         law: the control law.
-        pooling: the largest share of the mean of all models in each model.
-        relief: prior mean of each knob's risk reduction at full strength, by name.
-        cost: prior mean of each knob's cost in held-out accuracy at full strength, by name.
+        pooling: the largest weight of the mean of all models in each cluster's model.
+        relief: the prior mean of each knob's risk reduction at full strength, by the knob's name.
+        cost: the prior mean of each knob's loss of held-out accuracy at full strength, by the knob's name.
     """
 
     law: Annotated[LimitController, Inline()] = LimitController()
@@ -109,25 +113,33 @@ class CoordinatorSection(SteerableDefenses):
 
     def __post_init__(self) -> None:
         for name, defense in (self.custom or {}).items():
-            require(name not in PRIOR_EFFECTS, f"'custom.{name}' has the name of a shipped defence; rename it")
+            require(
+                name not in PRIOR_EFFECTS, f"'custom.{name}' has the name of a shipped defence; choose a different name"
+            )
             scalable = isinstance(defense, ScalableDefense)
             require(
-                scalable, f"'custom.{name}' cannot be steered: {type(defense).__name__} has no method 'with_strength'"
+                scalable,
+                f"'custom.{name}' cannot be steered; add the method 'with_strength' to {type(defense).__name__}",
             )
         steered = self._steered()
         require(
             bool(steered) or self.law.min_clients > 0,
-            "a coordinator needs something to steer, such as [coordinator.augmentation]; it can steer "
+            "a coordinator must steer at least one defence (got none); add a table [coordinator.NAME] for one of "
             f"{', '.join(PRIOR_EFFECTS)}",
         )
         losses = [name for name in ("mixup", "flooding", "relaxloss", "ccl", "dp_sgd") if name in steered]
-        require(len(losses) <= 1, f"a coordinator can steer only one of {' and '.join(losses)}; leave the others out")
+        require(
+            len(losses) <= 1, f"a coordinator can steer only one of {' and '.join(losses)}; keep one of these tables"
+        )
         for key, beliefs in (("relief", self.relief), ("cost", self.cost)):
             for name in beliefs:
-                require(name in steered, f"'{key}' names '{name}', which is not steered; steer it or leave it out")
+                require(
+                    name in steered,
+                    f"'{key}' names '{name}', which is not a steered defence; remove '{name}' or steer it",
+                )
 
     def coordinator(self) -> LimitController:
-        """Build the coordinator with its knobs."""
+        """Build the coordinator with one knob per steered defence."""
         knobs = {}
         for name, defense in self._steered().items():
             reduction, cost = PRIOR_EFFECTS.get(name, (Knob.risk_reduction, Knob.accuracy_cost))
@@ -135,7 +147,7 @@ class CoordinatorSection(SteerableDefenses):
         return replace(self.law, knobs=knobs)
 
     def with_server_knobs(self, algorithm: Algorithm) -> Algorithm:
-        """Wrap ``algorithm`` for the directives that the server itself follows."""
+        """Wrap ``algorithm`` so that the server follows its own directives."""
         if self.pooling is not None:
             algorithm = Pooling(algorithm, self.pooling)
         return PricedChoice(algorithm) if self.law.min_clients else algorithm

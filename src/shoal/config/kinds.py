@@ -1,4 +1,4 @@
-"""Classes by name: a word for shipped algorithms, attacks and defences, ``module:Name`` for a user's own."""
+"""Classes by name: shipped classes have a short name, a user's own classes are ``module:Name``."""
 
 import importlib
 import sys
@@ -27,24 +27,24 @@ from shoal.simulation.simulation import RoundAttack, Simulation
 
 @runtime_checkable
 class RoundAttackSection(Protocol):
-    """The table of a round attack: `shoal.property.PropertyAttackSection`, or a user's class ``module:Name``.
+    """The configuration table of a round attack, such as `shoal.property.PropertyAttackSection`.
 
-    The argument ``config`` is a `shoal.Config`.
+    The argument ``config`` of each method is a `shoal.Config`.
     """
 
     attack: RoundAttack
 
     @staticmethod
     def from_simulation(simulation: Simulation) -> "RoundAttackSection | None":
-        """Return the table of a simulation's attack; None where a file cannot describe it."""
+        """Return the table of a simulation's round attack, or None if a file cannot describe the attack."""
         ...
 
     def check(self, config: Any) -> None:  # noqa: ANN401 - its schema has a field of this type
-        """Raise `InputError` where other tables contradict this one."""
+        """Raise `InputError` if another table contradicts this table."""
         ...
 
     def draw(self, config: Any, dataset: LabelledDataset, stream: Stream) -> PartitionIndices:  # noqa: ANN401
-        """Draw the partition of the examples."""
+        """Draw the partition of the examples across clients."""
         ...
 
     def federation(
@@ -55,17 +55,17 @@ class RoundAttackSection(Protocol):
         preferences: Preferences,
         stream: Stream,
     ) -> Federation:
-        """Build the federation from the partition of `draw`."""
+        """Build the federation from the partition that `draw` returned."""
         ...
 
     def malicious_clients(self, model: Model, federation: Federation) -> MaliciousClients | None:
-        """Return the attack's malicious clients; None where it only observes."""
+        """Return the attack's malicious clients, or None if the attack only observes."""
         ...
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of settings; a file chooses the class by name."""
+    """A set of exchangeable settings classes, such as all algorithms; a file chooses a class by name."""
 
     title: str  # in sentences, with its article
     protocol: type  # of the classes
@@ -75,19 +75,19 @@ class Kind:
 
     @property
     def added(self) -> dict[str, str]:
-        """The names from installed packages, each with its ``module:Name``."""
+        """The names that installed packages add, each with its ``module:Name``."""
         return installed_names(self.group, self.shipped)
 
     def unnamed(self, where: str) -> type:
-        """Load the class of a table without a name."""
-        require(bool(self.default), f"the key '{where}' is missing")
+        """Load the default class for a table without a name."""
+        require(bool(self.default), f"'{where}' is missing; name a class")
         return load_code(self.default, where)
 
     def named(self, name: object, where: str) -> type:
         """Return the class called ``name``, the value of the key ``where``.
 
         Raises:
-            InputError: no class of this kind has that name.
+            InputError: no class of this kind is called ``name``.
         """
         added = self.added
         if isinstance(name, str) and name in self.shipped:
@@ -97,18 +97,24 @@ class Kind:
             close = suggest(str(name), names)
             if close.startswith("did"):
                 raise InputError(f"'{where}' is unknown; {close} (got {spell_value(name)})")
-            raise InputError(f"'{where}' must be {one_of([*names, 'module:Name'])}; got {spell_value(name)}")
+            raise InputError(f"'{where}' must be {one_of([*names, 'module:Name'])} (got {spell_value(name)})")
         cls = load_code(added.get(name, name), where)
         require(
             isinstance(cls, type) and is_dataclass(cls),
-            f"'{where}' = '{name}' must be a class with the decorator @settings; got {cls!r}",
+            f"'{where}' must name a class with the decorator @settings (got '{name}', {cls!r})",
         )
         members = {*dir(cls), *(field.name for field in fields(cls))}
         missing = [member for member in vars(self.protocol) if not member.startswith("_") and member not in members]
-        require(not missing, f"'{where}' = '{name}' is not {self.title}: it has no '{missing[0] if missing else ''}'")
+        require(
+            not missing,
+            f"'{where}' must name {self.title} (got '{name}', which lacks '{missing[0] if missing else ''}')",
+        )
         origin = name_of(cls)
         # The name in config.toml must lead to the same class.
-        require(name in (origin, added.get(origin)), f"'{where}' = '{name}' is defined elsewhere; call it '{origin}'")
+        require(
+            name in (origin, added.get(origin)),
+            f"'{where}' must be '{origin}', where the class is defined (got '{name}')",
+        )
         return cls
 
 
@@ -126,7 +132,7 @@ KINDS = {
 
 
 def kind_of(hint: object) -> Kind | None:
-    """Return the kind of settings of a field with this annotation; None for other fields."""
+    """Return the `Kind` of a field with this annotation, or None if the field holds a plain value."""
     return KINDS.get(hint) if isinstance(hint, type) else None
 
 
@@ -144,17 +150,17 @@ def name_of(cls: type) -> str:
 
 
 def own_source(source: str) -> str | None:
-    """Return the ``module:Name`` of a data source of a user or an installed package; None for one of Shoal's."""
+    """Return a data source's ``module:Name``, or None for a shipped source."""
     return source if ":" in source else installed_names("shoal.sources", SOURCES).get(source)
 
 
 def title_of(algorithm: Algorithm) -> str:
-    """Return an algorithm's name in text: the ``title`` of its own class, or the name of the class."""
+    """Return an algorithm's name for text: its class's ``title``, else the class name."""
     return str(vars(type(algorithm)).get("title", type(algorithm).__name__))
 
 
 def algorithm_title(name: str) -> str:
-    """Return an algorithm's name in text, from its name in a file; see `title_of`.
+    """Return an algorithm's name for text from the algorithm's name in a file.
 
     >>> algorithm_title("ifca-mir"), algorithm_title("mine:Sticky")
     ('IFCA-MIR', 'Sticky')
@@ -163,34 +169,35 @@ def algorithm_title(name: str) -> str:
 
 
 def create_from_table(name: str, where: str) -> Any:  # noqa: ANN401
-    """Load the value ``module:Name``, or create it from a class without arguments.
+    """Load the value ``module:Name``; a class is called without arguments.
 
     Raises:
-        InputError: see `load_code`, or the class needs arguments.
+        InputError: an error of `load_code`, or the class has required arguments.
     """
-    require(":" in name, f"'{where}' must be 'module:Name'; got '{name}'")
+    require(":" in name, f"'{where}' must be 'module:Name' (got '{name}')")
     member = load_code(name, where, values=True)
     try:
         return member() if isinstance(member, type) else member
     except TypeError as error:
-        raise InputError(f"'{where}' = '{name}' must be a class without required arguments: {error}") from error
+        raise InputError(f"'{where}' must name a class without required arguments (got '{name}'): {error}") from error
 
 
 def load_code(name: str, where: str, *, values: bool = False) -> Any:  # noqa: ANN401
-    """Load the class or function ``module:Name``, from the current directory or Python's path.
+    """Load the class or function ``module:Name`` from the current directory or Python's path.
 
     Args:
-        name: ``module:Name``.
-        where: the key, for errors.
-        values: whether other values than classes and functions are allowed.
+        name: the ``module:Name``.
+        where: the configuration key, for error messages.
+        values: whether objects that are neither classes nor functions are allowed.
 
     Raises:
-        InputError: the module cannot be imported, is Python's own, or has no class or function of that name.
+        InputError: the module cannot be imported, belongs to Python's standard library, or has no class or function of
+            that name.
     """
     module, _, member = name.partition(":")
     require(
         module.partition(".")[0] not in sys.stdlib_module_names,
-        f"'{where}' = '{name}' must be in your own module or an installed package, not in Python's own '{module}'",
+        f"'{where}' must be in your own module or an installed package (got '{name}' from Python's standard library)",
     )
     if str(Path.cwd()) not in sys.path:
         # Permanent, for later imports of the module and for worker processes.
@@ -215,7 +222,7 @@ def load_code(name: str, where: str, *, values: bool = False) -> Any:  # noqa: A
 
 
 def own_code(table: object, key: str = "") -> set[str]:
-    """Return the code that a configuration's table names, each as ``module:Name``."""
+    """Return every ``module:Name`` that a configuration's table names."""
     if isinstance(table, dict):
         return {name for key, value in table.items() for name in own_code(value, key)}
     if isinstance(table, list | tuple):
@@ -225,11 +232,11 @@ def own_code(table: object, key: str = "") -> set[str]:
 
 
 def require_data(table: object, path: Path) -> None:
-    """Raise `InputError` where a table names code, since importing runs it and the file may be somebody else's."""
+    """Raise `InputError` if a table names code, because importing code from an untrusted file would run it."""
     code = sorted(own_code(table))
     require(
         not code,
-        f"{path}: names code, {quote(code)}; trust it with --allow-code (in Python: allow_code=True), or keep to "
+        f"{path}: names code (got {quote(code)}); add --allow-code (in Python: allow_code=True), or use only "
         "Shoal's own names",
     )
 
@@ -238,7 +245,7 @@ _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "
 
 
 def failure(error: Exception) -> str:
-    """Describe an exception in a user's code with the last line of that code, in one sentence."""
+    """Describe an exception in a user's code in one sentence, with the last line of the user's code."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [
         frame for frame in frames if not frame.filename.startswith(("<", str(Path(__file__).parents[1]), *_LIBRARIES))

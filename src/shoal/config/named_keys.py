@@ -1,4 +1,4 @@
-"""Changes of keys, and the keys that belong to the algorithm, network or forgetting method that a table names."""
+"""Changes of keys, and checks that keys belong to the named algorithm, network or forgetting method."""
 
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
@@ -18,31 +18,31 @@ _COMMON_KEYS = ("name", "rounds", "participation")
 def require_own_keys(
     table: Mapping[str, Any], where: str = "algorithm", by: str = "name", kind: Kind = _KIND, default: object = None
 ) -> None:
-    """Raise `InputError` if a table, or a base in it, has a key of a different algorithm than the named one.
+    """Raise `InputError` if ``table``, or a base algorithm's table inside it, has a key that the named class lacks.
 
     Args:
-        table: an algorithm's table, or that of other settings.
+        table: the table of an algorithm or a forgetting method.
         where: the table's dotted key.
-        by: the key with the algorithm's name.
-        kind: the shipped classes.
-        default: the name in a table without that key.
+        by: the key that names the class.
+        kind: the classes that the table can name.
+        default: the settings that apply if the table names no class.
 
     >>> require_own_keys({"name": "fedavg", "rounds": 2, "alpha": 0.1})
     Traceback (most recent call last):
     ...
-    shoal.core.errors.InputError: 'algorithm.alpha' is a key of 'apfl', 'per-fedavg', not of 'fedavg'; leave it out
+    shoal.core.errors.InputError: 'algorithm.alpha' is a key of 'apfl', 'per-fedavg', not of 'fedavg'; remove this key
     """
     for _, key, path, name in _foreign_keys(table, where, default, by, kind):
         owners = [owner for owner, cls in kind.shipped.items() if key in names_of(cls)]
         some = quote(owners[:4]) + " and others" * (len(owners) > 4)
-        raise InputError(f"'{path}' is a key of {some}, not of '{name}'; leave it out")
+        raise InputError(f"'{path}' is a key of {some}, not of '{name}'; remove this key")
 
 
 def set_keys(table: dict[str, Any], changes: Mapping[str, object]) -> None:
-    """Set dotted keys in ``table``, names first; the keys that a new algorithm, network or method lacks are removed.
+    """Set dotted keys in ``table``, names of classes first, and remove keys that the new classes lack.
 
     Raises:
-        InputError: a key leads through a value that is not a table.
+        InputError: a dotted key leads through a value that is not a table.
 
     >>> table = {"algorithm": {"name": "apfl", "alpha": 0.1}}
     >>> set_keys(table, {"algorithm.rounds": 5, "algorithm.name": "fedavg"})
@@ -54,7 +54,7 @@ def set_keys(table: dict[str, Any], changes: Mapping[str, object]) -> None:
         for part in parts[:-1]:
             section = section.setdefault(part, {})
             if not isinstance(section, dict):
-                raise InputError(f"'{key}': '{part}' is a value, not a table")
+                raise InputError(f"'{key}' cannot be set: '{part}' is a value, not a table")
         section[parts[-1]] = deepcopy(changes[key])
         if _order(parts)[0]:
             continue

@@ -48,31 +48,32 @@ _OF_CLIENTS = {
 class DataSection:
     """The examples, and how they are partitioned.
 
-    Most sources are one set, partitioned across clients: ``clients``, ``examples_per_client`` and ``test_examples``
-    are required. The files of ``folder``, ``table`` and the named tables state each example's client, so these three
-    keys are not allowed; ``test_fraction``, ``holdout_fraction`` and ``shadow_fraction`` set the held-out parts.
-    ``size`` and ``channels`` belong to ``folder``; ``client``, ``label`` (both required), ``group`` and ``inputs`` to
-    ``table`` (named tables have defaults); see [own data](own-data.md).
+    Most sources are one data set that Shoal partitions across clients, and require ``clients``, ``examples_per_client``
+    and ``test_examples``. The sources ``folder``, ``table`` and the named tables state each example's client, and do
+    not allow ``clients``, ``examples_per_client`` and ``test_examples``. For these sources, ``test_fraction``,
+    ``holdout_fraction`` and ``shadow_fraction`` set the held-out fractions. The keys ``size`` and ``channels`` belong
+    to ``folder``. The keys ``client``, ``label``, ``group`` and ``inputs`` belong to ``table``, which requires
+    ``client`` and ``label``; named tables have defaults for all four keys. See [own data](own-data.md).
 
     Args:
-        source: images: ``digits``, ``mnist``, ``fashion-mnist``, ``emnist-byclass``, ``cifar10``, ``lfw`` or ``idx``
-            (any folder in MNIST's format, given by ``path``); texts: ``yelp``; examples by client: ``folder``
-            (pictures) or ``table`` (CSV or Parquet); named tables: ``hsb82``, ``azprocedure``, ``aids2``, ``chem97``,
-            ``star`` (``pip install 'shoal[tables]'``); or your function ``module:Name`` that returns a data set or a
-            pair of inputs and labels to partition, a table with the keys of ``table``, or a federation. ``shoal data``
-            lists those on this machine.
-        partition: numbers of examples by purpose; None where files state each example's client.
-        path: folder or archive of the source; by default Shoal looks in ``--data-dir``, ``SHOAL_DATA``, the user's
-            cache and Debian's folder. ``folder`` and ``table`` require it. A relative path starts from the folder of
-            the configuration file; given by ``--set``, from the working directory.
-        task: ``MAIN/PROPERTY``, the label to learn and the property to infer, or ``MAIN``; see [tasks](#tasks). By
-            default the source's labels; ``lfw`` requires a task. For tables: ``classification``, the default, or
-            ``regression``, with a number as label.
-        groups: the groups of clients, one table ``[data.groups.NAME]`` each; shares sum to 1. By default one group,
-            ``all``; with several, that name is reserved for all clients together. A group of share 0 has test examples
-            only, as non-members of a different kind (see ``mia_against_*`` below). The files of ``folder`` and
-            ``table`` define the groups, so leave ``groups`` out with them.
-        split: held-out parts of each client's examples; None for a partitioned set.
+        source: the name of the data source. Images: ``digits``, ``mnist``, ``fashion-mnist``, ``emnist-byclass``,
+            ``cifar10``, ``lfw`` or ``idx`` (a folder in MNIST's format, given by ``path``). Texts: ``yelp``. Examples
+            by client: ``folder`` (pictures) or ``table`` (CSV or Parquet). Named tables: ``hsb82``, ``azprocedure``,
+            ``aids2``, ``chem97`` or ``star`` (``pip install 'shoal[tables]'``). Your own function: ``module:Name``,
+            which returns a data set, a pair of inputs and labels, a table or a federation. ``shoal data`` lists the
+            sources on this machine.
+        partition: the number of examples for each purpose; None where files state each example's client.
+        path: the source's folder or archive, required by ``folder`` and ``table``. By default, Shoal searches
+            ``--data-dir``, ``SHOAL_DATA``, the user's cache and Debian's folder. A relative path in a file starts from
+            the file's folder; a relative path in ``--set`` starts from the working directory.
+        task: the label to learn and the property to infer, ``MAIN/PROPERTY``, or the label alone, ``MAIN``; see
+            [tasks](#tasks). By default the source's labels are learned, but ``lfw`` has no default. Tables have the
+            tasks ``classification`` (the default) and ``regression``, which predicts a number.
+        groups: the groups of clients, one table ``[data.groups.NAME]`` each, with shares that sum to 1. The default is
+            one group, ``all``. A federation with several groups cannot have a group named ``all``. A group of share 0
+            has test examples only, for the metrics ``mia_against_*``. The files of ``folder`` and ``table`` define the
+            groups, so these two sources do not allow ``groups``.
+        split: the held-out fractions of each client's examples, or None for a partitioned data set.
         pictures: the format of the pictures of ``folder``.
         columns: the roles of the columns of a ``table``.
     """
@@ -95,22 +96,27 @@ class DataSection:
 
     @staticmethod
     def check_keys(table: Mapping[str, Any]) -> None:
-        """Raise `InputError` if the table of a file has keys of a different source, or lacks the first of its own."""
+        """Raise `InputError` if ``table`` has a key of a different source, or lacks the first key of its own source."""
         source = table.get("source")
         if not isinstance(source, str):
             return
         names = [*SOURCES, *installed_names("shoal.sources", SOURCES)]
-        require(source in names or ":" in source, f"unknown data source '{source}'; {suggest(source, names)}")
+        require(
+            source in names or ":" in source, f"'data.source' is unknown (got '{source}'); {suggest(source, names)}"
+        )
         # A user's own source may return a set, a table or a federation.
         kinds = (Partition, ClientSplit, Columns) if own_source(source) else _OF_CLIENTS.get(source, (Partition,))
         allowed = {name for cls in kinds for name in names_of(cls)}
         for name in (name for cls in _KINDS for name in names_of(cls)):
             hint = suggest(name, allowed)
             known = name in allowed or name not in table
-            require(known, f"the key 'data.{name}' is not allowed with the source '{source}'; {hint}")
+            require(known, f"'data.{name}' is not allowed with the source '{source}'; {hint}")
         for cls in set(kinds) & {Partition, Columns} if not own_source(source) else ():
             first = names_of(cls)[0]
-            require(bool(set(names_of(cls)) & set(table)), f"the key 'data.{first}' is missing")
+            require(
+                bool(set(names_of(cls)) & set(table)),
+                f"'data.{first}' is missing; the source '{source}' requires this key",
+            )
 
     @property
     def groups_with_clients(self) -> list[str]:
@@ -120,15 +126,16 @@ class DataSection:
 
 @settings
 class AlgorithmSection:
-    """The federated algorithm and its number of rounds. A key of a different algorithm is an error.
+    """The federated algorithm and its number of rounds.
 
-    When ``--set`` or a sweep changes the ``name``, keys of the file that the new algorithm lacks are dropped; keys set
-    by ``--set`` or the sweep must belong to it.
+    A key of a different algorithm is an error. When ``--set`` or a sweep changes ``name``, Shoal drops the file's keys
+    that the new algorithm lacks. Keys set by ``--set`` or the sweep must belong to the new algorithm.
 
     Args:
-        value: the algorithm; each has its own keys.
-        rounds: number of rounds.
-        participation: fraction of the clients in a round, at least one client; 0: no client, and rounds change nothing.
+        value: the algorithm; each algorithm has its own keys.
+        rounds: the number of rounds.
+        participation: the fraction of the clients that train in a round, at least one client. With 0, no client trains
+            and the models stay unchanged.
     """
 
     value: Annotated[Algorithm, Inline("name")]
@@ -137,7 +144,7 @@ class AlgorithmSection:
 
     @staticmethod
     def check_keys(table: Mapping[str, Any]) -> None:
-        """Raise `InputError` where the table has a key of a different algorithm."""
+        """Raise `InputError` if ``table`` has a key of a different algorithm."""
         require_own_keys(table)
 
     @property
@@ -148,16 +155,18 @@ class AlgorithmSection:
 
 @settings
 class PrivacySection:
-    """The exposure that clients tolerate.
+    """The exposure that clients accept.
 
     Args:
-        thresholds: range [low, high] of the clients' limits on membership-inference accuracy, drawn uniformly; two
-            equal numbers set every client's limit. `threshold_drawn` in `clients.csv` tells drawn limits from set ones.
-        view: the attacker of the limits, ``outsider``, ``client`` or ``server``: one name, or a list with one per
-            client; by default `evaluation.view`. ``violated`` and ``exceeded`` in `clients.csv` follow each client's
-            own.
-        beta: weight of risk in clients' choices, as in ``ifca-mir``: a number, a list with one per client, or
-            ``threshold``, which is ``(high - t_i) / (high - low)``; alpha = 1 - beta weighs the loss.
+        thresholds: the range [low, high] of the clients' limits on membership-inference accuracy; each client's limit
+            is drawn uniformly. Two equal numbers set every client's limit. The column `threshold_drawn` of
+            `clients.csv` states whether the limits were drawn.
+        view: the attacker that the limits refer to, ``outsider``, ``client`` or ``server``: one name, or a list with
+            one name per client. The default is `evaluation.view`. The columns ``violated`` and ``exceeded`` of
+            `clients.csv` refer to each client's own attacker.
+        beta: the weight of risk in clients' choices of a model, as in ``ifca-mir``: a number, a list with one number
+            per client, or ``threshold``, which means ``(high - limit) / (high - low)``. The weight of the loss is 1 -
+            beta.
     """
 
     thresholds: Range = (0.5, 0.8)
@@ -170,25 +179,29 @@ class EvaluationSection:
     """Evaluation while training.
 
     Args:
-        every: rounds between evaluations on the test set.
-        member_rounds: a client's examples count as members of a model if the client trained it at most this many rounds
-            before the model's last training.
-        baselines: whether a run with clusters also trains one model for all, local training and one model per group,
-            for the same number of rounds, to tell whether clustering pays. In sweeps the default is false.
-        min_clients: a warning names each cluster with fewer clients after the last round; these clients are the most
-            exposed. `cluster-size-floor` is the algorithm that merges such clusters.
-        reference_federations: number of reference federations after the last round, each about as expensive as the
-            rounds. The strongest attack that they allow (see [audits](audit.md#in-the-run-itself)), chosen without the
-            members, then decides ``mia``, ``violations`` and ``exceeded``. 0: none.
+        every: the number of rounds between evaluations on the test set.
+        member_rounds: the number of rounds before a model's last training in which a client must have trained the model
+            for the client's examples to count as members.
+        baselines: whether to compare clustering with one model for all clients, local training, and one model per
+            group, each trained for the same number of rounds. Runs without clusters train no baselines. The default in
+            sweeps is false.
+        min_clients: the number of clients below which a warning names a cluster after the last round, because clients
+            in small clusters are the most exposed. The algorithm `cluster-size-floor` merges small clusters.
+        reference_federations: the number of reference federations trained after the last round; each costs about as
+            much as the run's rounds. With reference federations, ``mia``, ``violations`` and ``exceeded`` use the
+            strongest attack that reference federations allow, chosen without the members; see
+            [audits](audit.md#in-the-run-itself). The default is 0.
         view: the attacker of ``exposure``, ``mia``, ``violations`` and ``exceeded``. An ``outsider`` has the final
-            models; a ``client`` also the initial model and every round's models of all clusters; the ``server`` also
-            each client's updates. The attacks of ``client`` and ``server`` repeat rounds after the last one, with or
-            without reference federations.
-        duplicates: "leave-out" excludes from these attacks and from audits every record with a copy (same inputs and
-            label) at a different client or in the test, hold-out or shadow set.
-        attacks: your own attacks for audits, each ``module:Name`` of a class without required arguments; see
+            models. A ``client`` also has the initial model and every round's models of all clusters. The ``server``
+            also has each client's updates. The attacks of ``client`` and ``server`` repeat rounds after the last round,
+            even without reference federations.
+        duplicates: the treatment of records that have a copy (equal inputs and label) at a different client or in the
+            test, hold-out or shadow set. "keep" includes these records in attacks of the view and in audits;
+            "leave-out" excludes them.
+        attacks: your own attacks for audits, each the ``module:Name`` of a class without required arguments; see
             [adding](adding.md).
-        metrics: your own metrics, named in the same way, for `summary.json` and the page.
+        metrics: your own metrics for `summary.json` and the page, each the ``module:Name`` of a class without required
+            arguments.
     """
 
     every: Positive = 1
@@ -215,7 +228,7 @@ class CheckpointSection:
     """Checkpoints, for resuming an interrupted run.
 
     Args:
-        every: rounds between checkpoints.
+        every: the number of rounds between checkpoints.
     """
 
     every: Positive = 1
@@ -223,15 +236,16 @@ class CheckpointSection:
 
 @settings
 class RecordSection:
-    """Recording of rounds, for attacks of an honest-but-curious server (see [traces](trace.md)); training is
-    bit-identical without it.
+    """The recording of rounds, for attacks of an honest-but-curious server; see [traces](trace.md).
+
+    Recording does not change the trained models.
 
     Args:
-        updates: rounds from one recorded round to the next; 1: every round, 0: none. Each client's update is written as
-            the server received it, after the client's defences and before the server's own, into ``updates/`` of the
-            run directory.
-        max_megabytes: limit on the size of the updates, 4 bytes per parameter, client and recorded round; a larger run
-            is refused. The models before each recorded round are not counted.
+        updates: the number of rounds from one recorded round to the next; 1 records every round, and 0 records none.
+            Each client's update is written to ``updates/`` in the run directory, after the client's defences and before
+            the server's defences.
+        max_megabytes: the limit on the size of all recorded updates, in megabytes; Shoal refuses a larger run. An
+            update has 4 bytes per parameter. The models before each recorded round are not counted.
     """
 
     updates: Count = 0
@@ -240,37 +254,39 @@ class RecordSection:
 
 @settings
 class ForgettingSection:
-    """The forgetting of clients that leave (`[[events]]`).
+    """The method that removes the influence of clients that leave (`[[events]]`).
 
-    No method changes what was fitted before the first round with the rows of a client that leaves, such as the scales
-    of a table's columns or features.
+    No method refits what was fitted before the first round, such as the scales of a table's columns.
 
     Args:
-        value: the method; each has its own keys.
+        value: the method; each method has its own keys.
     """
 
     value: Annotated[Forgetting, Inline("method")] = DEFAULT_FORGETTING
 
     @staticmethod
     def check_keys(table: Mapping[str, Any]) -> None:
-        """Raise `InputError` where the table has a key of a different method."""
+        """Raise `InputError` if ``table`` has a key of a different method."""
         require_own_keys(table, "forgetting", "method", KINDS[Forgetting], DEFAULT_FORGETTING)
 
 
 @settings
 class SecureAggregationSection:
-    """Secure aggregation on several machines: the server learns the sum of the updates in each cluster, but neither a
-    client's update nor its choice; see [secure aggregation](secure-aggregation.md). A simulation adds plain numbers, so
-    its figures for the server's view apply to a server without secure sums.
+    """Secure aggregation on several machines; see [secure aggregation](secure-aggregation.md).
+
+    The server learns the sum of the updates in each cluster, but neither a client's update nor its choice of a cluster.
+    A simulation does not use secure aggregation, so a simulation's figures for the server's view describe a server that
+    sees each update.
 
     Args:
-        min_clients: a cluster with fewer clients in a round keeps its model, and its sum stays secret.
-        max_update_norm: L2 norm to which each client clips its update, in units of parameters; also the range of the
-            integers in the sum.
-        max_examples: largest number of examples that a client reports; larger numbers are cut to it.
-        threshold: the server learns a sum only with answers from more than this fraction of the round's clients; the
-            others may drop out. With 2 / 3, a server that colludes with a third of the clients cannot learn any
-            client's update.
+        min_clients: the smallest number of clients in a cluster's sum. A cluster with fewer clients in a round keeps
+            its model, and the server does not learn the sum.
+        max_update_norm: the L2 norm to which each client clips its update, in units of parameters. This norm is also
+            the range of the integers in the sum.
+        max_examples: the largest number of examples that a client reports; larger numbers are reported as this number.
+        threshold: a fraction of a round's clients. The server learns a sum only if more than this fraction answers;
+            the remaining clients may drop out. With 2 / 3, a server that colludes with a third of the
+            clients cannot learn any client's update.
     """
 
     min_clients: Annotated[int, Field(ge=2, strict=True)] = 3
@@ -283,13 +299,12 @@ class SecureAggregationSection:
 class Config:
     """A run's configuration.
 
-    The other fields are the tables of a file: `data`, `model`, `algorithm`, `local`, `red_team`, `privacy`,
-    `property_attack`, `defenses`, `engine`, `evaluation`, `checkpoint`, `record`, `release`, `coordinator`, `canaries`,
-    `secure_aggregation`, `forgetting`.
+    The remaining fields are the tables of a configuration file.
 
     Args:
         seed: the seed of all random draws.
-        events: clients that leave for good or join later, one table ``[[events]]`` each; None: all clients stay.
+        events: clients that leave or join during the run, one table ``[[events]]`` each. By default all clients take
+            part in the whole run.
 
     Example:
         >>> import shoal
@@ -325,7 +340,7 @@ class Config:
     seed: Count = 0
 
     def table(self) -> dict[str, Any]:
-        """Return the table of the configuration, without keys that have no value."""
+        """Return the configuration as a table, without keys that have no value."""
         return table_of(self)
 
     def toml(self) -> str:
@@ -339,11 +354,12 @@ def read_config(path: str | Path, changes: Iterable[str] = (), *, allow_code: bo
     Args:
         path: the file.
         changes: changes of keys, such as "algorithm.rounds=10".
-        allow_code: whether to import the code that the file names (``module:Name``); None: unless the file is in a
-            run's directory, which may be somebody else's.
+        allow_code: whether to import the code that the file names (``module:Name``); by default code is imported unless
+            the file is in a run directory, which may come from somebody else.
 
     Raises:
-        InputError: the file is missing or not TOML, a key is unknown or has a value that is not allowed.
+        InputError: the file is missing or not TOML, a key is unknown, or a value is not allowed.
+
 
     Example:
         >>> from pathlib import Path
@@ -365,7 +381,9 @@ def read_config(path: str | Path, changes: Iterable[str] = (), *, allow_code: bo
     if allow_code is False or (allow_code is None and of_run):
         require_data(table, path)
     base = table.get("base")
-    require(base is None, f"{path}: is a sweep of many runs; give its 'base', '{base}', or run it with 'shoal sweep'")
+    require(
+        base is None, f"{path}: is a sweep, not a configuration; give its base '{base}', or run it with 'shoal sweep'"
+    )
     table = with_data_path(table, path.parent)
     keys = [tuple(key_parts(key)) for key, _ in pairs]
     for key in dict.fromkeys(key for key in keys if keys.count(key) > 1):
@@ -376,7 +394,7 @@ def read_config(path: str | Path, changes: Iterable[str] = (), *, allow_code: bo
 
 
 def with_data_path(table: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Resolve a relative `data.path` against ``folder``, that of the file."""
+    """Resolve a relative `data.path` against ``folder``, the folder of the configuration file."""
     data = table.get("data")
     given = data.get("path") if isinstance(data, dict) else None
     if not isinstance(given, str) or not given.isprintable() or Path(given).expanduser().is_absolute():
@@ -385,18 +403,18 @@ def with_data_path(table: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def require_named_parts(table: dict[str, Any], path: Path, keys: Iterable[str]) -> None:
-    """Remove [simulation] from the table of a run from Python.
+    """Remove the table [simulation], which a run from Python writes, from ``table``.
 
     Raises:
-        InputError: parts of the run have no name in the file, nor among the changed ``keys``.
+        InputError: a part of the run has a name neither in the file nor among the changed ``keys``.
     """
     about, given = table.pop(SIMULATION, None), list(keys)
     unnamed = about.get("unnamed", ()) if isinstance(about, dict) else ()
     lacking = [part for part in unnamed if not any(f"{key}.".startswith(f"{part}.") for key in given)]
     require(
         not lacking,
-        f"{path}: describes a simulation in Python whose parts {quote(lacking)} have no name in a file; name each, "
-        "such as --set data.source=module:Name, or run and audit it in Python (shoal.simulate, Result.audit)",
+        f"{path}: was written by a run from Python and has no names for {quote(lacking)}; name each part, "
+        "such as --set data.source=module:Name, or run and audit in Python (shoal.simulate, Result.audit)",
     )
 
 

@@ -1,6 +1,7 @@
-"""Conversion between tables of a file and settings; keys are the fields of the settings.
+"""Conversion between the tables of a configuration file and settings.
 
-A field annotated with a protocol of `KINDS` holds one of several classes; the key ``name`` in its table chooses.
+The keys are the fields of the settings. A field annotated with a protocol of `KINDS` holds one of several classes,
+which the key ``name`` chooses.
 """
 
 import inspect
@@ -22,7 +23,7 @@ _Settings = TypeVar("_Settings")
 
 @dataclass(frozen=True)
 class Key:
-    """A field of settings as a key of a file."""
+    """A field of a settings class as a key of a configuration file."""
 
     field: str  # its name in Python
     name: str  # in the file; of an inline field of several classes, the key that names the class
@@ -34,7 +35,7 @@ class Key:
 
 @cache
 def keys_of(cls: type) -> tuple[Key, ...]:
-    """List the keys of settings in order."""
+    """List the keys of a settings class in the order of its fields."""
     hints, keys = get_type_hints(cls, include_extras=True), []
     for field in fields(cls):
         info = FieldInfo.from_annotation(hints[field.name])
@@ -61,7 +62,7 @@ def keys_of(cls: type) -> tuple[Key, ...]:
 
 
 def meanings(cls: type) -> dict[str, str]:
-    """Return the entries of the Args of a class and its bases, by field."""
+    """Return the Args entries of a class and its bases, by field."""
     texts = {}
     for base in reversed(cls.__mro__):
         block = re.search(r"^Args:\n((?: +.*\n?|\n(?= ))+)", inspect.cleandoc(base.__doc__ or ""), flags=re.MULTILINE)
@@ -85,9 +86,9 @@ def unmarked(hint: Any) -> tuple[Any, list[Any]]:  # noqa: ANN401
 
 
 def names_of(cls: type, table: Mapping[str, Any] | None = None, where: str = "") -> list[str]:
-    """List the allowed keys of settings.
+    """List the allowed keys of a settings class.
 
-    A table that chooses a class allows the keys of all classes, so that a file can vary the name alone.
+    A table that chooses a class allows the keys of all classes of the same kind.
     """
     names = []
     for key in keys_of(cls):
@@ -106,13 +107,13 @@ def read(cls: type[_Settings], value: object, where: str = "", *, name: str | No
     """Convert a table to settings.
 
     Args:
-        cls: class of the settings.
+        cls: the settings class.
         value: the table.
-        where: the table's dotted key; "" for the whole file.
-        name: value of the field ``name``, if that is the table's own key.
+        where: the table's dotted key, or "" for the whole file.
+        name: the value of the field ``name``, if the table's own key is the name.
 
     Raises:
-        InputError: a key is unknown or missing, or has a value that is not allowed.
+        InputError: a key is unknown or missing, or a value is not allowed.
     """
     table = getattr(cls, "complete_keys", lambda table: table)(_table(value, where))
     _refuse_unknown(table, [key for key in names_of(cls, table, where) if name is None or key != "name"], where)
@@ -134,7 +135,7 @@ def _create(cls: type[_Settings], table: Mapping[str, Any], where: str) -> _Sett
         elif key.name in table:
             values[key.field] = _value(key.hint, table[key.name], path, key.default)
         else:
-            require(key.default is not MISSING, f"the key '{path}' is missing")
+            require(key.default is not MISSING, f"'{path}' is missing; this key is required")
     try:
         return cls(**values)
     except FieldError as error:
@@ -164,7 +165,7 @@ def _value(hint: Any, value: object, where: str, default: Any, name: str | None 
 
 
 def item_of(hint: Any) -> Any:  # noqa: ANN401
-    """Return the settings in a list of tables, ``[[NAME]]``, by its annotation; None for other annotations."""
+    """Return the settings class in an annotation of a list of tables, ``[[NAME]]``, or None for other annotations."""
     several = get_origin(hint) is tuple and Ellipsis in get_args(hint) and is_dataclass(get_args(hint)[0])
     return get_args(hint)[0] if several else None
 
@@ -178,7 +179,7 @@ def _choose(kind: Kind, key: str, table: Mapping[str, Any], where: str, default:
 
 def _table(value: object, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise InputError(f"'{where}' must be a table; got {spell_value(value)}")
+        raise InputError(f"'{where}' must be a table (got {spell_value(value)})")
     return value
 
 
@@ -189,11 +190,11 @@ def _refuse_unknown(table: Mapping[str, Any], allowed: list[str], where: str) ->
 
 
 class UnknownKeyError(InputError):
-    """An unknown key.
+    """An error about an unknown key.
 
     Attributes:
-        name: the last part of the key.
-        path: the whole key.
+        name: the last part of the dotted key.
+        path: the whole dotted key.
     """
 
     def __init__(self, name: str, path: str, hint: str) -> None:
@@ -202,13 +203,13 @@ class UnknownKeyError(InputError):
 
 
 def described_by(hint: Any) -> Any:  # noqa: ANN401
-    """Return the settings of a table without a name, by its annotation; other annotations are returned unchanged."""
+    """Return the default settings class of a table without a name; other annotations are returned unchanged."""
     kind = kind_of(hint)
     return hint if kind is None or not kind.default else kind.unnamed("")
 
 
 def tables_with(cls: type, name: str, where: str = "") -> list[str]:
-    """List the tables of a file with the settings ``cls`` that have a key ``name``."""
+    """List the tables below the settings class ``cls`` that have a key ``name``."""
     tables = [where] if name in names_of(cls) else []
     for key in keys_of(cls):
         path, several = dotted(where, key.name), get_origin(key.hint) is dict
@@ -220,12 +221,12 @@ def tables_with(cls: type, name: str, where: str = "") -> list[str]:
 
 
 def dotted(where: str, name: str) -> str:
-    """Join the dotted key of a table and a key in it."""
+    """Append the key ``name`` to a table's dotted key."""
     return f"{where}.{name}" if where else name
 
 
 def table_of(value: object) -> dict[str, Any]:
-    """Convert settings to a table with every key that has a value; `read` restores them."""
+    """Convert settings to a table with every key that has a value, for `read`."""
     table: dict[str, Any] = {}
     for key in keys_of(type(value)):
         part = getattr(value, key.field)

@@ -1,4 +1,4 @@
-"""A first configuration with named data and algorithm; comments list further keys."""
+"""A first configuration for a named source and algorithm, with further keys as comments."""
 
 import json
 from dataclasses import is_dataclass
@@ -63,18 +63,21 @@ def write_starter(path: Path, source: str = "digits", algorithm: str = "ifca-mir
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError as error:
-        raise InputError(f"{path}: exists already; name another file") from error
+        raise InputError(f"{path}: exists already; choose a different file name") from error
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def starter(source: str, algorithm: str, name: str = "run.toml") -> str:
-    """Return the text of a first configuration, a file called ``name``."""
-    require(source in SOURCES, f"'--data' cannot be '{source}'; {suggest(source, SOURCES)}")
+    """Return the text of a first configuration file called ``name``."""
+    require(
+        source in SOURCES,
+        f"'--data' is not a source with a first configuration (got '{source}'); {suggest(source, SOURCES)}",
+    )
     data, network = SOURCES[source]
     kind = KINDS[Algorithm]
     names = [*kind.shipped, *kind.added]
-    require(algorithm in names, f"the algorithm '{algorithm}' is unknown; {suggest(algorithm, names)}")
+    require(algorithm in names, f"'--algorithm' is unknown (got '{algorithm}'); {suggest(algorithm, names)}")
     alternatives = ", ".join(name for name in names if name != algorithm)
     return f"""\
 # shoal data {name}      what the data are

@@ -1,4 +1,4 @@
-"""TOML files as checked values; every error is one sentence with the key, its value and the allowed ones."""
+"""TOML files as checked settings; every error is one sentence with the key, the value and the allowed values."""
 
 import re
 import tomllib
@@ -17,7 +17,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     """Read a TOML file.
 
     Raises:
-        InputError: the file is missing or not TOML, or has an integer of more than 64 bits.
+        InputError: the file is missing, is not TOML, or has an integer of more than 64 bits.
     """
     path, text = path_of("path", path), ""
     try:
@@ -52,7 +52,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     """Parse TOML.
 
     Raises:
-        ValueError: the text is not TOML, or nested too deeply.
+        ValueError: the text is not TOML, or is nested too deeply.
     """
     for token in _TOKEN.finditer(text):
         # The time of Python's parser grows with the square of a key's parts.
@@ -67,14 +67,19 @@ def _require_64_bits(value: object, where: str) -> None:
         for member in value.values() if isinstance(value, dict) else value:
             _require_64_bits(member, where)
     elif isinstance(value, int) and not -(2**63) <= value < 2**64:
-        raise InputError(f"{where}: has an integer of {value.bit_length()} bits; at most 64 are allowed")
+        raise InputError(f"{where}: has an integer of more than 64 bits (got {value.bit_length()} bits)")
 
 
 def parse(root: type[Root], table: Mapping[str, Any], where: str) -> Root:
-    """Parse a file's table as the settings ``root``; ``where`` names the file in errors.
+    """Parse a file's table as the settings class ``root``.
+
+    Args:
+        root: the settings class of the whole file.
+        table: the file's table.
+        where: the file's name in error messages.
 
     Raises:
-        InputError: a key is unknown or missing, or has a value that is not allowed.
+        InputError: a key is unknown or missing, or a value is not allowed.
     """
     try:
         return read(root, dict(table))
@@ -88,7 +93,7 @@ def parse(root: type[Root], table: Mapping[str, Any], where: str) -> Root:
 
 
 def key_parts(key: str) -> list[str]:
-    """Split a dotted key of TOML into names; an invalid key has none.
+    """Split a dotted key of TOML into names; an invalid key gives an empty list.
 
     >>> key_parts('data.groups."far north".share')
     ['data', 'groups', 'far north', 'share']
@@ -109,7 +114,7 @@ def key_parts(key: str) -> list[str]:
 
 
 def remove_section(table: dict[str, Any], parts: Sequence[str]) -> bool:
-    """Remove the section with these names from ``table``; return whether it had one.
+    """Remove the section with these names from ``table``; return whether the section existed.
 
     >>> table = {"defenses": {"clipping": {"norm": 1.0}}}
     >>> remove_section(table, ["defenses", "clipping"]), table
@@ -125,14 +130,14 @@ def remove_section(table: dict[str, Any], parts: Sequence[str]) -> bool:
 
 
 def parse_change(change: str) -> tuple[str, Any]:
-    """Parse a change such as "algorithm.rounds=10" into key and value; a value that is not TOML is text.
+    """Parse a change such as "algorithm.rounds=10" into key and value; a value that is not TOML becomes text.
 
     Raises:
-        InputError: the change has a different form, or an integer of more than 64 bits.
+        InputError: the change is not KEY=VALUE, or has an integer of more than 64 bits.
     """
     require_instance("changes", change, str, "such as 'algorithm.rounds=10'")
     key, equals, text = change.partition("=")
-    require(bool(equals and key_parts(key)), f"--set takes KEY=VALUE, such as algorithm.rounds=10; got '{change}'")
+    require(bool(equals and key_parts(key)), f"--set must be KEY=VALUE, such as algorithm.rounds=10 (got '{change}')")
     try:
         value = parse_toml(f"value = {text}")["value"]
     except ValueError:

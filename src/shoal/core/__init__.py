@@ -1,1 +1,1 @@
-"""Flat parameter vectors, named random streams, user errors, checked settings and atomic file writes."""
+"""Parameter layouts, random streams, user errors, settings, text formats, worker processes and file writes."""

@@ -1,4 +1,4 @@
-"""Atomic file writes: a file is written under a temporary name, flushed to disk, then moved into place."""
+"""Atomic file writes, which use a temporary file, flush it to disk and move it into place."""
 
 import errno
 import os
@@ -13,20 +13,19 @@ from shoal.core.errors import require
 _UNFINISHED = ".unfinished"
 
 PRIVATE = 0o600
-"""The mode of a file that its owner alone may read and write."""
+"""The mode of a file that only its owner may read and write."""
 
 _ANY = 0o666
-"""The mode of any other file, less what the process's umask takes away."""
+"""The mode of any other file before the process's umask applies."""
 
 
 def write_atomically(path: Path, write: Callable[[Path], object], *, mode: int = _ANY) -> None:
-    """Let ``write`` fill a temporary file beside ``path``, flush it to disk, and move it to ``path``.
+    """Let ``write`` fill a temporary file beside ``path``, flush the file to disk, and move it to ``path``.
 
-    A crash at any moment leaves the old file or the new one, never a part of it. The file has its ``mode`` before
-    anything is written into it.
+    A crash leaves the old file or the new file, never a partial file. The file has its ``mode`` before any content.
 
     Raises:
-        OSError: it cannot be written; the error names ``path``, whatever the operating system says of it.
+        OSError: the file cannot be written; the error names ``path`` instead of the temporary file.
     """
     temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}{_UNFINISHED}"
     try:
@@ -64,16 +63,16 @@ def write_bytes(path: Path, content: bytes, *, mode: int = _ANY) -> None:
 
 
 def private_folder(path: Path) -> Path:
-    """Make a folder that its owner alone may open; one that exists keeps its mode."""
+    """Create a folder that only its owner may open; an existing folder keeps its mode."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
 
 
 def open_to_append(path: str | Path) -> TextIO:
-    """Open ``path`` to append text in UTF-8.
+    """Open ``path`` to append UTF-8 text.
 
     Raises:
-        InputError: it is a symbolic link, which could redirect a write to another file.
+        InputError: the path is a symbolic link, which could redirect the text to another file.
     """
 
     def without_links(name: str, flags: int) -> int:
@@ -87,9 +86,10 @@ def open_to_append(path: str | Path) -> TextIO:
 
 
 def write_folder(path: Path, fill: Callable[[Path], object]) -> None:
-    """Let ``fill`` write into a temporary folder beside ``path``, and move that to ``path``, which must not exist.
+    """Let ``fill`` write into a temporary folder beside ``path``, and move the folder to ``path``, which must not
+    exist.
 
-    A crash at any moment leaves no folder or a complete one.
+    A crash leaves no folder or a complete folder.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}{_UNFINISHED}"

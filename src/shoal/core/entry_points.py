@@ -1,12 +1,11 @@
-"""Names that installed packages add to Shoal's own, by entry points.
+"""Algorithms, attacks, defences and data sources that installed packages add through entry points.
 
-Shoal's own names stand in plain tables (`shoal.algorithms.ALGORITHMS`), which a checkout has without being installed
-again. A package adds one in its pyproject.toml::
+A package adds a name in its pyproject.toml::
 
     [project.entry-points."shoal.algorithms"]
     sticky-ifca = "sticky_ifca:StickyIFCA"
 
-The groups are those of `GROUPS`.
+`GROUPS` lists the groups. Shoal's own names are in tables such as `shoal.algorithms.ALGORITHMS`.
 """
 
 import sys
@@ -20,22 +19,22 @@ GROUPS = ("shoal.algorithms", "shoal.attacks", "shoal.defenses", "shoal.sources"
 
 
 def installed_names(group: str, shipped: Iterable[str] = ()) -> dict[str, str]:
-    """The names that installed packages add to a group, each with its ``module:Name``.
+    """Return the names that installed packages add to a group, each with its ``module:Name``.
 
     Args:
-        group: one of `GROUPS`; another has no names.
-        shipped: Shoal's own names.
+        group: the entry-point group; a group outside `GROUPS` has no names.
+        shipped: Shoal's own names in the group.
 
     Raises:
-        InputError: two packages, or Shoal and another one, have the same name.
+        InputError: two packages, Shoal included, define the same name.
     """
     owners, names = dict.fromkeys(shipped, "shoal"), {}
     for point in _points(tuple(sys.path)).get(group, ()):
         owner = point.dist.name if point.dist else point.value
         if point.name in owners:
             raise InputError(
-                f"the packages '{owners[point.name]}' and '{owner}' both call something '{point.name}' in the group "
-                f"'{group}'; uninstall one of them"
+                f"the packages '{owners[point.name]}' and '{owner}' both define '{point.name}' in the group '{group}'; "
+                "uninstall one of them"
             )
         owners[point.name], names[point.name] = owner, point.value
     return names

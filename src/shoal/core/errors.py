@@ -1,7 +1,7 @@
-"""The one sentence for bad input.
+"""Errors that a user's input causes, and the helpers that write their messages.
 
-Everything a user can get wrong raises `InputError` with a sentence that says what was given, what is
-allowed, and where. The command line prints that sentence and exits with code 2.
+A message names the input, the given value and the allowed values. The command line prints the message and exits with
+code 2.
 """
 
 import difflib
@@ -14,11 +14,11 @@ from pathlib import Path
 from shoal.core.formats import shorten
 
 BACKSLASH = r"; TOML reads a backslash in double quotes as an escape; write 'C:\a.csv' in single quotes, or C:/a.csv"
-"""Advice on a path of Windows, as the end of a sentence."""
+"""Advice on Windows paths for the end of an error message."""
 
 
 class ShoalError(Exception):
-    """Something went wrong that is not a defect of Shoal; the text is one sentence for its user.
+    """An error that is not a defect of Shoal, with a one-sentence message for the user.
 
     Example:
         >>> import shoal
@@ -27,24 +27,24 @@ class ShoalError(Exception):
         ... except shoal.ShoalError as error:
         ...     print(error)
         ...
-        give either epochs or steps; got epochs = 1 and steps = 10
+        epochs and steps exclude each other (got epochs = 1 and steps = 10); remove one
     """
 
 
 class InputError(ShoalError, ValueError):
-    """The user's input cannot be used: a config value, a file, a tensor.
+    """An unusable input of the user, such as a configuration value, a file or a tensor.
 
     Example:
         >>> import shoal
         >>> shoal.LocalSGD(epochs=1, steps=10)
         Traceback (most recent call last):
             ...
-        shoal.core.errors.InputError: give either epochs or steps; got epochs = 1 and steps = 10
+        shoal.core.errors.InputError: epochs and steps exclude each other (got epochs = 1 and steps = 10); remove one
     """
 
 
 def require(condition: bool, sentence: str) -> None:
-    """Raise `InputError` with ``sentence`` unless ``condition`` holds.
+    """Raise `InputError` with the message ``sentence`` unless ``condition`` holds.
 
     >>> require(1 > 0, "never seen")
     >>> require(0.0 > 0, "'local.learning_rate' must be above 0; got 0.0")
@@ -58,7 +58,7 @@ def require(condition: bool, sentence: str) -> None:
 
 @contextmanager
 def locate_errors(place: object) -> Iterator[None]:
-    """Errors of the input at a place, such as a file, whose sentences then begin with it.
+    """Put ``place``, such as a file's name, before the message of every `InputError` raised in this context.
 
     >>> with locate_errors("records.npz"):
     ...     require(False, "has no records")
@@ -76,7 +76,9 @@ def locate_errors(place: object) -> Iterator[None]:
 def file_errors(
     path: object, advice: str = "", *, action: str = "read", damage: tuple[type[Exception], ...] = ()
 ) -> Iterator[None]:
-    """Errors of an ``action`` on a file as one sentence, which ends with ``advice``; ``damage`` says it is damaged.
+    """Convert errors of an ``action`` on a file to `InputError`, with ``advice`` at the end of the message.
+
+    Exceptions of the types in ``damage`` mean that the file is damaged.
 
     >>> with file_errors("a.json", damage=(ValueError,)):
     ...     int("one")
@@ -95,7 +97,7 @@ def file_errors(
 
 
 def read_error(path: object, error: OSError) -> str:
-    """The reason why a file cannot be read; of a missing one with the place where it was looked for."""
+    """Return the reason why a file cannot be read; for a missing file, with the folder that was searched."""
     return (
         f"{error.strerror}{search_place(path)}"
         if isinstance(error, FileNotFoundError)
@@ -104,9 +106,9 @@ def read_error(path: object, error: OSError) -> str:
 
 
 def search_place(path: object) -> str:
-    """Where a file that is missing was looked for, as the end of a sentence.
+    """Return the folder that was searched for a missing file, as the end of an error message.
 
-    A sign that cannot be printed comes from a backslash in a text of TOML.
+    If the path has unprintable characters, the result is advice on backslashes in TOML strings instead.
 
     >>> search_place("/wards/a.csv")
     " in the folder '/wards'"
@@ -119,12 +121,12 @@ def search_place(path: object) -> str:
 
 
 def escape_text(path: object) -> str:
-    """A path on one line: signs that cannot be printed as Python escapes them."""
+    """Return a path on one line, with unprintable characters escaped as in Python."""
     return str(path) if str(path).isprintable() else repr(str(path))[1:-1]
 
 
 def require_instance(name: str, value: object, kind: type, how: str) -> None:
-    """Raise `InputError` unless ``value`` is of ``kind``; ``how`` says how to make one.
+    """Raise `InputError` unless ``value`` is of class ``kind``; ``how`` is an example for the message.
 
     >>> require_instance("out", 3, str, "such as 'runs/mine'")
     Traceback (most recent call last):
@@ -136,10 +138,10 @@ def require_instance(name: str, value: object, kind: type, how: str) -> None:
 
 
 def integer(name: str, value: object, how: str, least: int | None = None) -> int:
-    """``value`` as Python's integer, also one of NumPy's.
+    """Return ``value``, a Python or NumPy integer, as a Python integer.
 
     Raises:
-        InputError: it is none, or below ``least``; ``how`` gives an example.
+        InputError: the value is not an integer, or is below ``least``; the message shows the example ``how``.
 
     >>> integer("rounds", "3", "such as 30")
     Traceback (most recent call last):
@@ -154,10 +156,10 @@ def integer(name: str, value: object, how: str, least: int | None = None) -> int
 
 
 def path_of(name: str, value: object) -> Path:
-    """The path that ``value`` is, a text or a `Path`.
+    """Return the path in ``value``, a string or a `Path`.
 
     Raises:
-        InputError: it is neither, or no path of a file system.
+        InputError: the value is not a string or path, is empty, or has a zero byte.
 
     >>> path_of("out", None)
     Traceback (most recent call last):
@@ -167,12 +169,12 @@ def path_of(name: str, value: object) -> Path:
     if not isinstance(value, str | PathLike):
         raise InputError(f"'{name}' must be a path, such as 'runs/mine'; got {describe(value)}")
     require(value != "", f"'{name}' must be a path, such as 'runs/mine'; got ''")
-    require("\0" not in str(value), f"{str(value)!r} is not a path: it has a zero byte")
+    require("\0" not in str(value), f"'{name}' must be a path without zero bytes (got {str(value)!r})")
     return Path(value)
 
 
 def describe(value: object) -> str:
-    """A value in an error sentence: texts and numbers as Python writes them, others by their type.
+    """Return a value for an error message: strings and numbers as in Python, other values by their type.
 
     >>> describe(2.5), describe([1, 2]), describe(dict)
     ('2.5', 'list of 2', 'the class dict')
@@ -185,14 +187,15 @@ def describe(value: object) -> str:
 
 
 def quote(names: Iterable[str]) -> str:
-    """Names in a sentence: ``'a', 'b'``."""
+    """Return names for a message, as ``'a', 'b'``."""
     return ", ".join(f"'{name}'" for name in names)
 
 
 def suggest(word: object, allowed: Iterable[str], unlisted: Iterable[str] = ()) -> str:
-    """A hint naming the word closest to ``word``, or 100 of them but ``unlisted`` ones when none is close.
+    """Return the word closest to ``word`` as a hint, or up to 100 ``allowed`` words if no word is close.
 
-    A word is close if it begins with ``word``, or if three quarters of both are the same.
+    A word is close if it begins with ``word`` or has a similarity of at least 0.75. ``unlisted`` words can be the hint,
+    but are not in the list of words.
 
     >>> suggest("round", ["rounds", "clusters"]), suggest("emnist", ["emnist-byclass", "mnist"])
     ("did you mean 'rounds'?", "did you mean 'emnist-byclass'?")

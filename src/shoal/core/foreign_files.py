@@ -1,4 +1,4 @@
-"""Files that strangers may have written: bounds on them (`ValueError` says what is wrong), archives and pictures."""
+"""Readers of files from untrusted sources, with limits on size and depth."""
 
 import contextlib
 import gzip
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
 
 
 MAX_TEXT = 2**25
-"""Bytes of a file of JSON or TOML."""
+"""The maximum size of a JSON or TOML file, in bytes."""
 
 MAX_DEPTH = 64
-"""Tables and lists inside each other."""
+"""The maximum nesting depth of tables and lists."""
 
 MAX_BYTES = 2**32
-"""Bytes of a table or of arrays, decompressed."""
+"""The maximum decompressed size of a table or of arrays, in bytes."""
 
 MAX_ROWS, MAX_COLUMNS, MAX_CELLS = 10**8, 10**5, 10**9
-"""Of a table."""
+"""The maximum numbers of a table's rows, columns and cells."""
 
 MAX_PIXELS = 10**8
-"""Of a picture."""
+"""The maximum number of a picture's pixels."""
 
 
 def read_text(path: Path) -> str:
-    """A file of JSON or TOML in UTF-8.
+    """Return the text of a JSON or TOML file in UTF-8.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is too long, or no UTF-8.
+        OSError: the file cannot be read.
+        ValueError: the file is larger than `MAX_TEXT` bytes or is not UTF-8.
     """
     with path.open("rb") as file:
         content = file.read(MAX_TEXT + 1)
@@ -49,20 +49,20 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> Any:  # noqa: ANN401 - whatever JSON has
-    """The value in a file of JSON; raises as `read_text` and `parse_json`."""
+    """Return the value in a JSON file; the exceptions are those of `read_text` and `parse_json`."""
     return parse_json(read_text(path))
 
 
 def parse_json(text: str) -> Any:  # noqa: ANN401 - whatever JSON has
-    """The value in a text of JSON; raises as `parse_shallow`."""
+    """Return the value in a JSON text; the exceptions are those of `parse_shallow`."""
     return parse_shallow(json.loads, text)
 
 
 def parse_shallow(parse: Callable[[str], Any], text: str) -> Any:  # noqa: ANN401 - whatever the format has
-    """What ``parse`` makes of a text.
+    """Return ``parse(text)`` if its tables and lists are nested at most `MAX_DEPTH` deep.
 
     Raises:
-        ValueError: it is nested too deeply, or ``parse`` raises one.
+        ValueError: the value is nested too deeply, or ``parse`` rejects the text.
     """
     try:
         value = parse(text)
@@ -87,11 +87,11 @@ def _require_shallow(value: object) -> None:
 
 
 def require_small_csv(path: Path) -> bytes:
-    """The first megabyte of a CSV file, possibly compressed, that is small enough to be read into memory.
+    """Check that a CSV file, possibly compressed, fits into memory, and return its first megabyte.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it has too many bytes, rows or columns, or is damaged.
+        OSError: the file cannot be read.
+        ValueError: the file has too many bytes, rows or columns, or is damaged.
     """
     # Here, so that what has no table does not load pandas.
     from pandas.io.common import get_handle  # noqa: PLC0415 # pyright: ignore[reportMissingImports] - not in the stubs
@@ -116,17 +116,17 @@ def require_small_csv(path: Path) -> bytes:
 
 
 def require_at_most(number: int, most: int, what: str) -> None:
-    """Raise `ValueError` where a file has more than so many bytes, rows or the like."""
+    """Raise `ValueError` if ``number`` exceeds ``most``; ``what`` names the counted things, such as "rows"."""
     if number > most:
         raise ValueError(f"it has more than {most:,} {what}")
 
 
 @contextlib.contextmanager
 def open_file(path: Path) -> Iterator[io.BufferedIOBase]:
-    """A file open for reading, decompressed if its first bytes are gzip's, whatever its name.
+    """Open a file to read bytes, decompressed if its first two bytes are those of gzip.
 
     Raises:
-        InputError: the file cannot be read, or proves truncated or damaged while it is read.
+        InputError: the file cannot be read, is truncated or is damaged.
     """
     try:
         with path.open("rb") as file:
@@ -140,26 +140,26 @@ def open_file(path: Path) -> Iterator[io.BufferedIOBase]:
     except FileNotFoundError as error:
         raise InputError(f"'{path}' is missing{search_place(path)}") from error
     except EOFError as error:
-        raise InputError(f"'{path}' is truncated: its gzip stream ends too early; fetch the file again") from error
+        raise InputError(f"'{path}' is truncated (its gzip stream ends too early); download the file again") from error
     except (gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(f"'{path}' is damaged: its gzip stream is corrupt ({error}); fetch the file again") from error
+        raise InputError(f"'{path}' has a corrupt gzip stream ({error}); download the file again") from error
     except OSError as error:
-        raise InputError(f"'{path}' cannot be read: {error.strerror or error}; a readable file is needed") from error
+        raise InputError(f"'{path}' cannot be read: {error.strerror or error}; make the file readable") from error
 
 
 def read_pictures(
     paths: Sequence[Path], formats: tuple[str, ...], pixels_of: "Callable[[Image], np.ndarray]"
 ) -> "list[np.ndarray]":
-    """``pixels_of`` each picture, in the order of the paths, decoded by several threads.
+    """Return ``pixels_of(picture)`` for each picture, in the order of the paths, decoded by several threads.
 
     Raises:
-        InputError: a picture cannot be read or is in none of Pillow's ``formats``, ``pixels_of`` raises `ValueError`,
-            or Pillow is not installed.
+        InputError: a picture cannot be read, has none of Pillow's ``formats``, or is rejected by ``pixels_of`` with
+            `ValueError`; or Pillow is not installed.
     """
     try:
         import PIL.Image  # noqa: PLC0415 - Pillow is an extra
     except ImportError as error:
-        raise InputError("pictures are read by Pillow: pip install 'shoal[images]'") from error
+        raise InputError("reading pictures needs Pillow; run pip install 'shoal[images]'") from error
 
     def read(path: Path) -> "np.ndarray":
         try:
@@ -168,7 +168,7 @@ def read_pictures(
                 return pixels_of(picture)
         except (OSError, SyntaxError, ValueError, PIL.Image.DecompressionBombError) as error:
             reason = " ".join(str(getattr(error, "strerror", None) or error).split())
-            raise InputError(f"'{path}' cannot be read as a picture ({reason}); replace it, or leave it out") from error
+            raise InputError(f"'{path}' cannot be read as a picture ({reason}); replace or remove the file") from error
 
     with ThreadPoolExecutor() as threads:
         return list(threads.map(read, paths))

@@ -1,4 +1,4 @@
-"""Numbers and names as reports, tables and the command line write them, and values as notebooks show them."""
+"""Text formats of numbers, names and values in reports, tables, notebooks and on the command line."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,15 +10,15 @@ if TYPE_CHECKING:
 
 
 DASH = "\N{EN DASH}"
-"""Stands for a number that is undefined, such as the exposure of a model without clients."""
+"""The text for an undefined number, such as the exposure of a model without clients."""
 
 
 ACCURACY = "accuracy"
-"""The metric of a classification: the share of examples that are right. Others are numbers of any size."""
+"""The metric of a classification, the fraction of correctly classified examples."""
 
 
 def percent(value: float) -> str:
-    """A fraction.
+    """Format a fraction as a percentage.
 
     >>> percent(0.1234)
     '12.3 %'
@@ -27,7 +27,7 @@ def percent(value: float) -> str:
 
 
 def decimal(value: float) -> str:
-    """A number that is compared with 0.5.
+    """Format a number in [0, 1] with three decimals.
 
     >>> decimal(0.1234)
     '0.123'
@@ -36,7 +36,7 @@ def decimal(value: float) -> str:
 
 
 def number(value: float) -> str:
-    """A number of any size, such as a metric other than accuracy.
+    """Format a number of any size with four significant digits.
 
     >>> number(-0.0123456), number(-1234567.0)
     ('-0.01235', '-1.235e+06')
@@ -45,12 +45,12 @@ def number(value: float) -> str:
 
 
 def metric_format(metric: str) -> Callable[[float], str]:
-    """The format of a metric's values."""
+    """Return the function that formats a metric's values."""
     return decimal if metric == ACCURACY else number
 
 
 def capitalize(name: str) -> str:
-    """A name at the beginning of a line.
+    """Return a name with an upper-case first letter, for the beginning of a line.
 
     >>> capitalize("minus squared error"), capitalize("R2")
     ('Minus squared error', 'R2')
@@ -59,7 +59,7 @@ def capitalize(name: str) -> str:
 
 
 def count(value: float) -> str:
-    """A number of things.
+    """Format a count with thousands separators.
 
     >>> count(1234.0)
     '1,234'
@@ -68,7 +68,7 @@ def count(value: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """A wall time.
+    """Format a wall time in seconds.
 
     >>> [format_duration(seconds) for seconds in (4.25, 18.8, 754, 3725)]
     ['4.2 s', '19 s', '12 min 34 s', '1 h 02 min']
@@ -83,7 +83,7 @@ def format_duration(seconds: float) -> str:
 
 
 def join_words(names: Sequence[str], most: int = 100) -> str:
-    """Names in a sentence; of more than ``most`` the others are counted.
+    """Join names for a sentence; names after the first ``most`` are only counted.
 
     >>> join_words(["a"]), join_words(["a", "b", "c"]), join_words(["a", "b", "c", "d"], 2)
     ('a', 'a, b and c', 'a, b and 2 more')
@@ -94,7 +94,7 @@ def join_words(names: Sequence[str], most: int = 100) -> str:
 
 
 def name_examples(text: str, kind: str) -> str:
-    """A text that speaks of images, for examples of another ``kind``, a plural. It must hold no names of a user's.
+    """Replace the word "image" in a text by ``kind``, a plural such as "rows"; the text must not contain users' names.
 
     >>> name_examples("Held-out images, each a training image or not.", "rows")
     'Held-out rows, each a training row or not.'
@@ -103,7 +103,7 @@ def name_examples(text: str, kind: str) -> str:
 
 
 def cell(text: str) -> str:
-    """A stranger's text as a cell of a CSV file that no spreadsheet takes for a formula; `from_cell` undoes it.
+    """Return an untrusted text as a CSV cell that no spreadsheet evaluates as a formula; `from_cell` is the inverse.
 
     >>> cell("=1+1"), cell("north"), from_cell(cell("=1+1")), from_cell(cell("'=")), from_cell("'t Gooi")
     ("'=1+1", 'north', '=1+1', "'=", "'t Gooi")
@@ -112,17 +112,17 @@ def cell(text: str) -> str:
 
 
 def from_cell(text: str) -> str:
-    """The text that `cell` made a cell of."""
+    """Return the text that `cell` converted."""
     return text[1:] if re.match(r"'+[=+\-@\t\r]", text) else text
 
 
 def csv_text(frame: "pd.DataFrame") -> str:
-    """A table as CSV, whose texts are cells by `cell`."""
+    """Return a table as CSV, with texts converted by `cell`."""
     return _texts_changed(frame, map(str, frame), cell).to_csv(index=False, lineterminator="\n")
 
 
 def from_cells(frame: "pd.DataFrame", columns: Iterable[str]) -> "pd.DataFrame":
-    """A table that was read from CSV, with the texts of `from_cell` in those of the ``columns`` that it has."""
+    """Return a table read from CSV, with the texts in ``columns`` restored by `from_cell`."""
     return _texts_changed(frame, [name for name in columns if name in frame], from_cell)
 
 
@@ -138,14 +138,14 @@ def _texts_changed(frame: "pd.DataFrame", columns: Iterable[str], change: Callab
 
 
 LONGEST = 199
-"""Characters of a line."""
+"""The maximum number of characters per line."""
 
 _PART = 60
-"""Characters of one field."""
+"""The maximum number of characters per field."""
 
 
 def one_line(self: Any) -> str:  # noqa: ANN401
-    """The ``__repr__`` of a dataclass: its fields that differ from their defaults, tensors and tables by their shapes.
+    """Return the one-line ``__repr__`` of a dataclass, with non-default fields only and tensors shown by their shapes.
 
     >>> from dataclasses import dataclass
     >>> @dataclass
@@ -163,7 +163,7 @@ def one_line(self: Any) -> str:  # noqa: ANN401
 
 
 def shorten(text: str, most: int = LONGEST) -> str:
-    """``text`` on one line of at most so many characters; what is left out is an ellipsis before its last character.
+    """Return ``text`` on one line of at most ``most`` characters, with an ellipsis before the last character if cut.
 
     >>> shorten("Federation(9 clients (few 3, many 6))", 24)
     'Federation(9 clients (…)'

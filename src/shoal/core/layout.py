@@ -1,7 +1,7 @@
-"""A model's parameters as one flat vector, and the named tensors that are views of it.
+"""The layout of a model's named tensors in one flat parameter vector.
 
-Averaging, checkpoints, norms and messages work on flat vectors: K models are a (K, P) matrix, n updates an (n, P)
-matrix. Names and shapes matter only where a network is evaluated.
+Averaging, checkpoints, norms and messages use flat vectors, so K models are a matrix (K, P). Only the evaluation of a
+network needs names and shapes.
 """
 
 from collections.abc import Collection, Mapping
@@ -16,10 +16,10 @@ from shoal.core.errors import require
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of one named tensor in a flat vector: ``vector[start:start + size]``, of shape ``shape``.
+    """The slice ``vector[start:start + size]`` of one named tensor of shape ``shape`` in a flat vector.
 
-    ``channels_last`` stores a convolution's weight (O, I, H, W) in the order O, H, W, I, which the CPU's convolution
-    kernels read without reordering.
+    With ``channels_last``, a convolution's weight (O, I, H, W) is stored in the order O, H, W, I, the native order of
+    CPU convolution kernels.
     """
 
     name: str
@@ -29,11 +29,11 @@ class Slot:
 
     @property
     def size(self) -> int:
-        """Number of elements of the tensor."""
+        """The number of elements of the tensor."""
         return prod(self.shape)
 
     def view(self, vector: Tensor) -> Tensor:
-        """The tensor in ``vector``, shape (P,) or (..., P), without a copy; leading axes are kept."""
+        """Return a view of the tensor in ``vector``, (P,) or (..., P); leading axes are kept."""
         piece = vector[..., self.start : self.start + self.size]
         if self.channels_last:
             out, inner, height, width = self.shape
@@ -43,7 +43,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Layout:
-    """The order of a model's named tensors in its flat vector of P elements; trainable ones come first.
+    """The order of a model's named tensors in its flat vector of P elements, trainable tensors first.
 
     >>> layout = Layout.from_tensors({"w": torch.zeros(2, 3), "b": torch.zeros(2)}, {"mean": torch.zeros(2)})
     >>> layout.size, layout.trainable
@@ -54,11 +54,11 @@ class Layout:
 
     slots: tuple[Slot, ...]
     trainable: int
-    """Number of trained elements; the other ``size - trainable`` are frozen, or float buffers (batch norm)."""
+    """The number of trained elements. The remaining elements are frozen parameters or float buffers (batch norm)."""
 
     @staticmethod
     def from_tensors(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> "Layout":
-        """The layout of named trainable ``parameters`` followed by float ``buffers``."""
+        """Return the layout of named trainable ``parameters`` followed by float ``buffers``."""
         slots: list[Slot] = []
         start = trainable = 0
         for named in (parameters, buffers):
@@ -71,23 +71,23 @@ class Layout:
 
     @property
     def trainable_names(self) -> list[str]:
-        """The names of the tensors that are trained, in order."""
+        """The names of the trainable tensors, in order."""
         return [slot.name for slot in self.slots if slot.start < self.trainable]
 
     @property
     def size(self) -> int:
-        """P, the length of the flat vector."""
+        """The length P of the flat vector."""
         return self.slots[-1].start + self.slots[-1].size
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
-        """The named tensors of ``vector``, shape (P,) or (..., P), without a copy; leading axes are kept."""
+        """Return views of the named tensors in ``vector``, (P,) or (..., P); leading axes are kept."""
         return {slot.name: slot.view(vector) for slot in self.slots}
 
     def slices(self, names: Collection[str]) -> list[slice]:
-        """The places of the tensors called ``names`` in the flat vector, neighbours joined, in order.
+        """Return the slices of the named tensors in the flat vector, in order, with adjacent slices joined.
 
         Raises:
-            InputError: no tensor has this name.
+            InputError: a name is unknown.
         """
         missing = sorted(set(names) - {slot.name for slot in self.slots})
         require(not missing, f"the model has no tensors {missing}")
@@ -100,10 +100,10 @@ class Layout:
         return joined
 
     def pack(self, named: Mapping[str, Tensor]) -> Tensor:
-        """A new flat vector (P,) of the tensors in ``named``.
+        """Return a new flat vector (P,) of the tensors in ``named``.
 
         Raises:
-            InputError: a name is missing or a shape is another one.
+            InputError: a tensor is missing or has a wrong shape.
         """
         vector = torch.empty(self.size, dtype=torch.float32)
         views = self.views(vector)
@@ -111,6 +111,6 @@ class Layout:
         require(not missing, f"the model's tensors {missing} are missing")
         for name, view in views.items():
             shape = tuple(named[name].shape)
-            require(shape == tuple(view.shape), f"tensor '{name}' must have shape {tuple(view.shape)}; got {shape}")
+            require(shape == tuple(view.shape), f"tensor '{name}' must have shape {tuple(view.shape)} (got {shape})")
             view.copy_(named[name].detach())
         return vector

@@ -1,4 +1,4 @@
-"""Work side by side: in this process, in processes of this machine, or on a Ray cluster, through joblib."""
+"""Parallel work in this process, in several processes of this machine, or on a Ray cluster, through joblib."""
 
 import gc
 import importlib.util
@@ -25,53 +25,54 @@ _Watch = TypeVar("_Watch")
 
 @dataclass(frozen=True)
 class Workers:
-    """The processes among which runs or reference federations are shared out.
+    """The processes that share runs or reference federations.
 
     Args:
-        jobs: how many are done at a time.
-        cluster: address of a Ray cluster ("auto": the one that this machine belongs to); None: this machine. The
-            directories and the data must be at the same paths on all its machines.
+        jobs: the number of parallel processes.
+        cluster: the address of a Ray cluster, or "auto" for this machine's cluster; ``None`` uses this machine. All
+            machines of the cluster need the directories and the data at the same paths.
 
     Raises:
-        InputError: fewer than one job, or a cluster without Ray being installed.
+        InputError: the number of jobs is below 1, or Ray is not installed.
     """
 
     jobs: int = 1
     cluster: str | None = None
 
     def __post_init__(self) -> None:
-        require(self.jobs >= 1, f"'--jobs' must be at least 1; got {self.jobs}")
+        require(self.jobs >= 1, f"'--jobs' must be at least 1 (got {self.jobs})")
         require(
             self.cluster is None or importlib.util.find_spec("ray") is not None,
-            "'--cluster' needs Ray; install the extra: pip install 'shoal[ray]'",
+            "'--cluster' needs Ray; run pip install 'shoal[ray]'",
         )
 
     def at_most(self, items: int) -> "Workers":
-        """No more than ``items`` of them: each further one would load all of Shoal for nothing."""
+        """Return these workers with at most ``items`` jobs."""
         return Workers(max(1, min(self.jobs, items)), self.cluster)
 
     @property
     def here(self) -> bool:
-        """Whether this process does the work, one item after another."""
+        """Whether this process does the work sequentially."""
         return self.jobs == 1 and self.cluster is None
 
     @property
     def threads(self) -> int:
-        """The threads of each process, since those of several would only wait for each other."""
+        """The number of threads per process, which divides the available cores among the jobs."""
         return max(1, cores() // self.jobs)
 
     def unordered(
         self, work: Callable[[_Shared, _Item], _Result], shared: _Shared, items: Sequence[_Item]
     ) -> Iterator[_Result]:
-        """``work(shared, item)`` of every item, as each ends; on a cluster when all have ended.
+        """Yield ``work(shared, item)`` for every item in the order of completion; on a cluster, after all items are
+        complete.
 
         Args:
-            work: a function of a module.
-            shared: the same for all items, which is sent to each process once.
-            items: small ones.
+            work: a function at the top level of a module.
+            shared: the first argument, sent to each process once.
+            items: the second arguments, which should be small.
 
         Raises:
-            ShoalError: a process was ended from outside, or no cluster answers.
+            ShoalError: a process was killed, or no cluster answers.
         """
         if self.here:
             yield from (work(shared, item) for item in items)
@@ -92,8 +93,8 @@ class Workers:
                 yield result
         except TerminatedWorkerError as error:
             raise ShoalError(
-                "a worker process was ended from outside, perhaps for want of memory; what is done is kept, so start "
-                "again, perhaps with fewer '--jobs'"
+                "a worker process was killed, perhaps because memory ran out; rerun the command to resume, with fewer "
+                "'--jobs' if necessary"
             ) from error
         finally:
             with warnings.catch_warnings():
@@ -112,7 +113,7 @@ class Workers:
                 ray.init(address=self.cluster, log_to_driver=False)
             except (ConnectionError, ValueError, RuntimeError) as error:
                 reason = str(error).splitlines()[0]
-                raise InputError(f"'--cluster' = {self.cluster}: no Ray cluster answers there: {reason}") from error
+                raise InputError(f"'--cluster': no Ray cluster answers (got {self.cluster}): {reason}") from error
         register_ray()
         stored = ray.put(shared)
         results: Any = Parallel(n_jobs=self.jobs, backend="ray")(
@@ -122,18 +123,18 @@ class Workers:
 
 
 SEQUENTIAL = Workers()
-"""This process does one item after another."""
+"""Sequential work in this process."""
 
 
 @dataclass(frozen=True)
 class Workplace(Generic[_Watch]):
-    """The place of long work.
+    """The directories, workers and progress display of long work.
 
     Args:
-        out: directory of its files.
-        workers: the processes that share it; results are the same.
-        data_dir: where to look for data first.
-        watch: told of its progress; None: nobody is.
+        out: the directory of output files.
+        workers: the processes that share the work, which do not change results.
+        data_dir: the first directory to search for data.
+        watch: the observer of progress; ``None`` reports no progress.
     """
 
     out: Path
@@ -143,7 +144,7 @@ class Workplace(Generic[_Watch]):
 
 
 _begun: tuple[Callable[[Any, Any], Any], Any]
-"""In a worker process: the work, and what is shared."""
+"""The work and its shared argument, in a worker process."""
 
 
 def _begin(parent: int, work: Callable[[Any, Any], Any], shared: object) -> None:
@@ -177,9 +178,9 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def cores() -> int:
-    """Cores that this process may use: those of its affinity, and no more than its control groups have time for.
+    """Return the number of cores that this process may use, by its affinity and the quotas of its control groups.
 
-    A container with a quota of 1.5 cores on a machine with 64 has 2.
+    A quota of 1.5 cores counts as 2 cores.
     """
     counted = getattr(os, "process_cpu_count", None)  # Of Python 3.13.
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

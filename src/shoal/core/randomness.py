@@ -1,6 +1,6 @@
-"""Named random streams: a random number depends on the seed and the stream's name, never on earlier draws.
+"""Named random streams, whose numbers depend only on the seed and the stream's name.
 
-So one more metric, another number of threads or a resumed run changes nothing else that is random.
+Additional metrics, other numbers of threads and resumed runs therefore change no other random number.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from shoal.core.errors import integer
 _GLOBAL_GENERATOR = threading.Lock()
 
 _FIRST_STATE = torch.Generator().manual_seed(0).get_state().numpy()
-"""The state of PyTorch's Mersenne Twister before its first number: a head (seed, counters), its words, a tail."""
+"""The initial state of PyTorch's Mersenne Twister, which has a head (seed, counters), words and a tail."""
 
 _HEAD, _WORDS = 24, 624
 """Bytes of the head; words of the Mersenne Twister, 32 bits each in 64."""
@@ -28,7 +28,8 @@ _HEAD, _WORDS = 24, 624
 class Stream:
     """A random stream, named by a path below one seed.
 
-    Calling a stream gives a stream below it; `generator` and the other methods give the same numbers each time.
+    Calling a stream returns a stream below it. Repeated calls of `generator` and the other methods return equal
+    results.
 
     Example:
         >>> import torch
@@ -50,18 +51,18 @@ class Stream:
             object.__setattr__(self, "seed", integer("seed", self.seed, "such as 0"))
 
     def __call__(self, *path: str | int) -> "Stream":
-        """The stream at ``path`` below this one."""
+        """Return the stream at ``path`` below this stream."""
         return Stream(self.seed, self.path + tuple(part if isinstance(part, str) else int(part) for part in path))
 
     def key(self) -> int:
-        """The stream's seed, 63 bits: BLAKE2b of the seed and the path."""
+        """Return the stream's 63-bit seed, a BLAKE2b hash of the seed and the path."""
         return int.from_bytes(self._digest(8), "little") >> 1
 
     def generator(self) -> torch.Generator:
-        """A new PyTorch CPU generator at the start of this stream.
+        """Return a new PyTorch CPU generator at the start of this stream.
 
-        Its state is drawn from Philox with a key of 128 bits: `torch.Generator.manual_seed` keeps 32 bits of a seed, by
-        which two of 100,000 streams would likely be the same.
+        A 128-bit Philox key sets the generator's state, because `torch.Generator.manual_seed` keeps only 32 bits of a
+        seed.
         """
         generator = torch.Generator()
         generator.set_state(self._state())
@@ -78,27 +79,27 @@ class Stream:
         return hashlib.blake2b(repr((self.seed, *self.path)).encode(), digest_size=size).digest()
 
     def numpy(self) -> np.random.Generator:
-        """A new NumPy generator at the start of this stream."""
+        """Return a new NumPy generator at the start of this stream."""
         return np.random.default_rng(self.key())
 
     def seeds(self, ids: Tensor) -> Tensor:
-        """One seed per owner: ids (n,) int64 -> (n,) int64, at least 0; seed i depends on ``ids[i]`` only."""
+        """Return one seed per owner, (n,) int64, at least 0, which depends only on the stream and the owner's id."""
         bits = _mix(ids.numpy().astype(np.uint64) ^ np.uint64(self.key())) >> np.uint64(1)
         return torch.from_numpy(bits.view(np.int64))
 
     def permutations(self, ids: Tensor, sizes: Tensor, count: int) -> Tensor:
-        """``count`` random permutations for each of n owners, computed together.
+        """Return ``count`` random permutations for each of n owners.
 
-        Those of owner i depend only on this stream, ``ids[i]`` and ``sizes[i]``: bits are a hash of (stream, owner,
-        epoch, example), not from one generator for all owners.
+        The permutations of owner i depend only on this stream, ``ids[i]`` and ``sizes[i]``.
 
         Args:
-            ids: (n,) int64.
-            sizes: (n,) int64, examples per owner.
-            count: permutations per owner (epochs).
+            ids: the owners' ids, (n,) int64.
+            sizes: the number of examples per owner, (n,) int64.
+            count: the number of permutations per owner, one per epoch.
 
         Returns:
-            (n, count, max size) int64; ``[i, e, :sizes[i]]`` permutes ``range(sizes[i])``; the rest is ``sizes[i]..``.
+            The permutations, (n, count, max size) int64; ``[i, e, :sizes[i]]`` permutes ``range(sizes[i])``, and
+            padding follows.
         """
         width = int(sizes.max()) if len(sizes) else 0
         owner = _mix(ids.numpy().astype(np.uint64) ^ np.uint64(self.key()))
@@ -124,7 +125,7 @@ def _mix(z: np.ndarray) -> np.ndarray:
 
 @contextlib.contextmanager
 def seed_libraries(stream: Stream) -> Iterator[None]:
-    """Seed PyTorch's global generator for code that can use no other (`torch.nn` initialisation), then restore it."""
+    """Seed PyTorch's global generator inside this context, for code that accepts no generator, such as `torch.nn`."""
     with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed, which would also seed GPUs.
         torch.default_generator.set_state(stream._state())

@@ -1,8 +1,7 @@
-"""Settings: frozen dataclasses whose fields are checked against their annotations.
+"""Settings, which are frozen dataclasses whose fields pydantic checks against their annotations.
 
-The hyper-parameters of an algorithm, attack or defence are declared once, as the fields of its dataclass: type, range
-and default in the annotation, meaning in the docstring. Python code that makes such a value and a TOML file that
-describes one are checked by the same declaration, and the tables of docs/configuration.md are generated from it.
+Algorithms, attacks and defences declare their hyper-parameters as annotated fields. The same declaration checks Python
+values and TOML files, and docs/configuration.md is generated from it.
 """
 
 import math
@@ -20,16 +19,16 @@ from shoal.core.errors import InputError
 from shoal.core.formats import one_line, shorten
 
 Count = Annotated[int, Field(ge=0, strict=True)]
-"""An integer, at least 0."""
+"""An integer of at least 0."""
 
 Positive = Annotated[int, Field(ge=1, strict=True)]
-"""An integer, at least 1."""
+"""An integer of at least 1."""
 
 MAX_CLASSES = 1_000_000
-"""The most classes; more would be a mistake, and are refused before their outputs are allocated."""
+"""The maximum number of classes, checked before outputs are allocated."""
 
 Number = Annotated[float, Field(strict=True)]
-"""A number; whole ones become floats."""
+"""A number, converted to float."""
 
 Fraction = Annotated[float, Field(ge=0, le=1, strict=True)]
 """A number in [0, 1]."""
@@ -41,21 +40,21 @@ PositiveFloat = Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)]
 """A finite number above 0."""
 
 NonNegativeFloat = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)]
-"""A finite number, at least 0."""
+"""A finite number of at least 0."""
 
 Flag = Annotated[bool, Field(strict=True)]
 """True or false."""
 
 Range = tuple[Number, Number]
-"""Two numbers, [low, high]; a list becomes a tuple."""
+"""Two numbers, [low, high], converted from a list to a tuple."""
 
 
 @dataclass(frozen=True)
 class Inline:
-    """Marks a field whose own keys stand in its parent's table: ``ifca: Annotated[IFCA, Inline()] = IFCA()``.
+    """A mark of a field whose keys are in its parent's table, as in ``ifca: Annotated[IFCA, Inline()] = IFCA()``.
 
     Args:
-        key: where values of several kinds fit the field, the key that names the kind; None: the field's own.
+        key: the key that selects among several classes of values; ``None`` uses the field's name.
     """
 
     key: str | None = None
@@ -68,7 +67,7 @@ class Internal:
 
 @dataclass(frozen=True)
 class Explicit:
-    """Marks a field that a file must state although Python has a default for it."""
+    """A mark of a field that a file must set, although Python has a default for it."""
 
 
 _Settings = TypeVar("_Settings")
@@ -76,13 +75,13 @@ _Settings = TypeVar("_Settings")
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def settings(cls: type[_Settings]) -> type[_Settings]:
-    """A frozen dataclass whose fields pydantic checks; its own ``__post_init__``, if any, runs after that.
+    """Return a frozen dataclass whose fields pydantic checks before the class's ``__post_init__`` runs.
 
-    Values take the form that their annotation says: integers become floats and lists tuples where it says so, and
-    NumPy's numbers become Python's. The signature that `help` shows has the annotations without their ranges.
+    Values are converted to their annotated types: integers to floats, lists to tuples, and NumPy numbers to Python
+    numbers.
 
     Raises:
-        InputError: when a value is made with a field outside its range; the sentence names the argument.
+        InputError: a field of a new value is outside its range; the message names the field.
 
     >>> @settings
     ... class Example:
@@ -102,7 +101,7 @@ def settings(cls: type[_Settings]) -> type[_Settings]:
             raise FieldError(error.errors()) from None
         for name, value in values.items():
             if isinstance(value, type):  # A class has the methods of its protocol too.
-                raise InputError(f"'{name}' must be a value such as {value.__name__}(...); got {value}")
+                raise InputError(f"'{name}' must be an instance, such as {value.__name__}(...) (got {value})")
             object.__setattr__(self, name, value)
         if relations is not None:
             relations(self)
@@ -126,11 +125,11 @@ def _validator(cls: type) -> TypeAdapter[Any]:
 
 
 class FieldError(InputError):
-    """A field of settings has a value outside its range.
+    """A settings field with a value outside its range.
 
     Args:
-        errors: pydantic's.
-        names: what the sentence calls a field, such as its key in a file; by default its own name.
+        errors: the errors from pydantic.
+        names: the names of fields in the message, such as keys in a file; ``None`` uses the fields' own names.
     """
 
     def __init__(self, errors: Sequence[ErrorDetails], names: Mapping[str, str] | None = None) -> None:
@@ -141,7 +140,7 @@ class FieldError(InputError):
 
 
 def plain(value: object) -> object:
-    """NumPy's numbers as Python's, also in lists; other values as they are.
+    """Return NumPy numbers as Python numbers, also in lists and tuples; return other values unchanged.
 
     >>> plain(np.int64(3)), plain([np.float64(0.5), 1]), plain("a")
     (3, [0.5, 1], 'a')
@@ -154,7 +153,7 @@ def plain(value: object) -> object:
 
 
 def spell_value(value: object) -> str:
-    """A value in an error sentence.
+    """Return a value for an error message.
 
     >>> spell_value({"a": 1}), spell_value(0.5), spell_value("x")
     ('a table', '0.5', "'x'")
@@ -163,7 +162,7 @@ def spell_value(value: object) -> str:
 
 
 def one_of(words: Sequence[str]) -> str:
-    """Words in an error sentence.
+    """Return words for an error message, joined by commas and "or".
 
     >>> one_of(["a", "b", "c"])
     "'a', 'b' or 'c'"
@@ -197,7 +196,7 @@ _EXPECTED = {
     "bool_type": "true or false",
     "finite_number": "a finite number",
 }
-"""The meaning of pydantic's errors, by their type."""
+"""Descriptions of allowed values by pydantic's error type."""
 
 
 def _expected(error: ErrorDetails) -> str:

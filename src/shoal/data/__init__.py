@@ -1,7 +1,7 @@
-"""Data sets, their sources, and how they are shifted and partitioned over clients.
+"""Data sets, their sources, and their partition across clients.
 
-May import `core`. To add a source: a file in `sources` that returns `ImageDataset` or `TextDataset`, and its name in
-`sources/catalog.py`; or `ClientDataset` where the clients have their examples already.
+May import `core`. To add a source, write a file in `sources` that returns an `ImageDataset`, `TextDataset` or
+`ClientDataset`, and add the name to `sources/catalog.py`.
 """
 
 from shoal.data.datasets import ImageDataset, LabelledDataset, Standardizer, TableDataset, TextDataset

@@ -1,4 +1,4 @@
-"""Content of data: a fingerprint of everything that a federation holds, and the examples that it has more than once."""
+"""Fingerprints of data, and the search for examples that a federation has more than once."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
@@ -19,16 +19,14 @@ _BLOCK = 2**24
 
 
 def fingerprint(data: SourceData | tuple[Tensor, ...]) -> str:
-    """64 hexadecimal digits that depend on all of ``data``: on the shape, type and values of every tensor, and on every
-    name, group, preference and schedule.
-    """
+    """Return 64 hexadecimal digits that depend on every tensor, name, group, preference and schedule in ``data``."""
     return _digest(data, _bytes_of)
 
 
 def fingerprint_up_to_rounding(data: SourceData) -> str:
-    """`fingerprint` that is the same on processors whose last bits differ, as those of rotated images do.
+    """Return a fingerprint that is equal on processors that round differently.
 
-    A tensor of floats counts by shape, and by mean and deviation to three decimals, not by its values.
+    Each tensor of floats contributes its shape, and its mean and standard deviation to three decimals.
     """
     return _digest(data, lambda value: _moments_of(value) if value.is_floating_point() else _bytes_of(value))
 
@@ -80,9 +78,9 @@ def _rows(value: Tensor) -> int:
 
 
 def content_hashes(x: Tensor, y: Tensor) -> NDArray[np.uint64]:
-    """(M,) hashes of 64 bits, equal where inputs (M, ...) and labels (M,) or (M, d) are equal byte for byte.
+    """Return 64-bit hashes (M,) that are equal for equal inputs (M, ...) and labels (M,) or (M, d).
 
-    Among m different examples, two have the same hash with a probability of about m^2 / 2^65.
+    Among m different examples, two have equal hashes with a probability of about m^2 / 2^65.
 
     >>> first, again, other = content_hashes(torch.tensor([[1.0], [1.0], [1.0]]), torch.tensor([0, 0, 1])).tolist()
     >>> first == again, first == other
@@ -100,7 +98,7 @@ def _row_bytes(rows: Tensor) -> NDArray[np.uint8]:
 
 
 def comparable_hashes(first: Shards, *others: Shards) -> list[NDArray[np.uint64]]:
-    """`content_hashes` of the entries of each, in bfloat16 if one of them is in bfloat16."""
+    """Return the `content_hashes` of several shards, computed in bfloat16 if any of the shards is in bfloat16."""
     coarse = any(shards.x.dtype == torch.bfloat16 for shards in (first, *others))
     return [
         content_hashes(shards.x.bfloat16() if coarse else shards.x, shards.y)[shards.indices.numpy()]
@@ -109,8 +107,7 @@ def comparable_hashes(first: Shards, *others: Shards) -> list[NDArray[np.uint64]
 
 
 def most_copies(clients: Shards) -> Tensor:
-    """The number (N,) int64 of times that each client has the example it has most often, by `content_hashes`; at
-    least 1.
+    """Return the number of copies of each client's most frequent example, (N,) int64, at least 1.
 
     >>> x, y = torch.tensor([[1.0], [1.0], [2.0], [1.0]]), torch.tensor([0, 0, 0, 0])
     >>> most_copies(Shards.from_contiguous(x, y, torch.tensor([3, 1])))
@@ -130,10 +127,10 @@ class Copies:
     """The numbers of examples that are copies of a training example.
 
     Args:
-        within: training examples that their client has already.
-        across: training examples that another client has, each client's first.
-        test, holdout, shadow: examples of these sets that a client trains on.
-        examples: the number of examples in all these sets together.
+        within: the number of training examples that occur earlier at the same client.
+        across: the number of training examples that occur earlier at a different client.
+        test, holdout, shadow: the number of examples in each set that a client trains on.
+        examples: the number of examples in all sets.
     """
 
     within: int
@@ -145,7 +142,7 @@ class Copies:
 
     @property
     def total(self) -> int:
-        """All copies."""
+        """The number of all copies."""
         return self.within + self.across + self.test + self.holdout + self.shadow
 
     def __str__(self) -> str:
@@ -157,12 +154,12 @@ class Copies:
 
 @dataclass(frozen=True, eq=False)
 class ExampleHashes:
-    """`content_hashes` of the examples of a federation.
+    """The `content_hashes` of the examples of a federation.
 
     Args:
-        clients: (T,) hashes of the training examples, client after client.
-        owner: (T,) the position of each training example's client.
-        holdout, test, shadow: the hashes of these sets' examples.
+        clients: the hashes of the T training examples, (T,), ordered by client.
+        owner: the position of each training example's client, (T,).
+        holdout, test, shadow: the hashes of the examples in each set.
     """
 
     clients: NDArray[np.uint64]
@@ -173,7 +170,7 @@ class ExampleHashes:
 
     @staticmethod
     def from_federation(federation: Federation) -> "ExampleHashes":
-        """The hashes of all examples, each read once."""
+        """Compute the hashes of all examples of ``federation``."""
         clients, holdout = (
             content_hashes(part.x, part.y)[part.indices.numpy()] for part in (federation.clients, federation.holdout)
         )
@@ -181,7 +178,7 @@ class ExampleHashes:
         return ExampleHashes(clients, federation.clients.owners().numpy(), holdout, test, shadow)
 
     def copies(self) -> Copies:
-        """The numbers of copies of training examples."""
+        """Return the numbers of copies of training examples."""
         order = np.argsort(self.clients, kind="stable")
         again = np.diff(self.clients[order]) == 0
         # Entries lie client after client, so those of one content are in the order of their clients.
@@ -195,7 +192,7 @@ class ExampleHashes:
         )
 
     def repeated(self) -> NDArray[np.uint64]:
-        """Return the hashes of repeated examples, over all sets of the federation."""
+        """Return the hashes of all examples that occur more than once in the federation."""
         value, count = np.unique(
             np.concatenate([self.clients, self.holdout, self.test, self.shadow]), return_counts=True
         )

@@ -1,4 +1,4 @@
-"""The three kinds of labelled data sets, images, texts and rows of numbers, and the scale of a table's columns."""
+"""Labelled data sets of images, texts and rows of numbers, and the scale of a table's columns."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -17,17 +17,18 @@ Impute = Literal["mean", "median", "most-frequent"]
 
 @dataclass(frozen=True, eq=False)
 class ImageDataset:
-    """A labelled set of images, as its publisher made it: nothing scaled, shuffled or dropped.
+    """A labelled set of images as published, without scaling, shuffling or selection.
 
     Args:
-        name: name of the set in the catalog, such as ``"fashion-mnist"``.
-        pixels: (M, C, H, W) uint8 (or float32), brightness from 0 (dark) to ``white``.
-        white: the value of full brightness: 255, or 16 for scikit-learn's digits.
-        labels: (M,) int64, each in ``range(classes)``.
-        train_count: the first ``train_count`` images are the official training split, the rest the official test
-            split; M where the set has no official split.
-        classes: number of classes of the official set, even if some have no image here.
-        has_property: (M,) bool, which images have the property that the task names; None where it names none.
+        name: the name of the data set in the catalog, such as ``"fashion-mnist"``.
+        pixels: the brightness of each pixel from 0 (dark) to ``white``, (M, C, H, W) uint8 or float32.
+        white: the value of full brightness, such as 255.
+        labels: the class of each image, (M,) int64 in ``range(classes)``.
+        train_count: the number of images in the official training split, which come before the official test split, or
+            M if the data set has no official split.
+        classes: the number of classes of the official data set, even if a class has no image here.
+        has_property: whether each image has the property of the task, (M,) bool, or None if the task names no property.
+
 
     Example:
         >>> import torch, shoal
@@ -52,12 +53,12 @@ class ImageDataset:
 
 @dataclass(frozen=True, eq=False)
 class TextDataset:
-    """A labelled set of texts as numbered words.
+    """A labelled set of texts as word numbers.
 
     Args:
-        name: name of the set in the catalog, such as ``"yelp"``.
-        words: (M, L) int64, the numbers of the words, 1 to ``vocabulary``; zeros pad a text after its last word.
-        vocabulary: the largest number of a word.
+        name: the name of the data set in the catalog, such as ``"yelp"``.
+        words: the numbers of the words, (M, L) int64 from 1 to ``vocabulary``; zeros pad a text after its last word.
+        vocabulary: the largest word number.
         labels, train_count, classes, has_property: the arguments of `ImageDataset`.
 
     Example:
@@ -80,11 +81,11 @@ class TextDataset:
 
 @dataclass(frozen=True, eq=False)
 class TableDataset:
-    """A labelled set of rows of numbers, each column standardised by the clients' training rows in a partition.
+    """A labelled set of rows of numbers; partitioning standardises each column by the clients' training rows.
 
     Args:
-        name: name of the set in sentences.
-        rows: (M, F) float32, M examples of F numbers.
+        name: the name of the data set in messages.
+        rows: the numbers of each example, (M, F) float32.
         labels, train_count, classes, has_property: the arguments of `ImageDataset`.
 
     Example:
@@ -113,17 +114,17 @@ LabelledDataset = ImageDataset | TextDataset | TableDataset
 
 @dataclass(frozen=True)
 class Standardizer:
-    """The scale of a table's columns, fitted to training rows, as numbers that a server can send to its clients.
+    """The scale of a table's columns, fitted to training rows.
 
-    A number becomes ``(x - mean) / std``, a word one input per word of its column: 1 for its own, 0 otherwise.
+    A column of numbers becomes ``(x - mean) / std``. A column of words becomes one 0/1 input per word.
 
     Args:
         inputs: the names of the F columns.
-        mean: the mean of each column; 0 for words.
-        std: the standard deviation of each column; infinite for a constant column, which becomes 0; 1 for words.
-        words: the words of each column that have an input, none where it holds numbers; a row of another word has 0 in
-            all. (): all columns hold numbers.
-        fill: each column's replacement of an empty cell, a number or the place of a word. (): empty cells stay.
+        mean: the mean of each column; 0 for a column of words.
+        std: the standard deviation of each column; infinite for a constant column, and 1 for a column of words.
+        words: the words of each column that have an input; empty for a column of numbers, and () if all columns hold
+            numbers. A word without an input gives 0 in all inputs of the column.
+        fill: the replacement of each column's empty cells, a number or a word's index, or () if empty cells are kept.
 
     Example:
         >>> import pandas as pd
@@ -145,12 +146,12 @@ class Standardizer:
 
     @staticmethod
     def fit(rows: pd.DataFrame, impute: Impute | None = None) -> "Standardizer":
-        """Fit to training rows: F columns of float64 or of words, NaN where a cell is empty.
+        """Fit the scale to training rows with F columns of float64 or words, and NaN for empty cells.
 
-        ``impute`` replaces empty cells, in a column of words by the most frequent one; None: there are none.
+        ``impute`` replaces empty cells; without ``impute`` no cell may be empty.
 
         Raises:
-            InputError: a column without any value.
+            InputError: a column has no value.
         """
         # Here, so that what has no table does not load scikit-learn.
         from sklearn.preprocessing import StandardScaler  # noqa: PLC0415
@@ -174,24 +175,25 @@ class Standardizer:
 
     @property
     def width(self) -> int:
-        """The number of inputs of the network, one per column of numbers and one per word."""
+        """The number of network inputs: one per column of numbers, and one per word of a column of words."""
         return sum(len(column) or 1 for column in self.words or [()] * len(self.inputs))
 
     def transform(self, rows: pd.DataFrame) -> Tensor:
-        """The rows (M, F), with the same columns, as float32 (M, width).
+        """Transform rows of the fitted columns to (M, width) float32.
 
         Raises:
-            InputError: a column of numbers where words were fitted, or the other way round, or an empty cell that
-                nothing replaces.
+            InputError: a column changed between numbers and words, or an empty cell has no replacement.
         """
         parts = []
         for i, name in enumerate(self.inputs):
             column, words = rows[name], self.words[i] if self.words else ()
             kinds = ["words" if holds else "numbers" for holds in (_holds_words(column), words)]
-            require(kinds[0] == kinds[1], f"the column '{name}' holds {kinds[0]}, where others hold {kinds[1]}")
+            require(
+                kinds[0] == kinds[1], f"column '{name}' must hold {kinds[1]}, like the training rows (got {kinds[0]})"
+            )
             if self.fill:
                 column = column.fillna(words[int(self.fill[i])] if words else self.fill[i])
-            require(not column.isna().any(), f"the column '{name}' has an empty cell, and 'impute' replaces none")
+            require(not column.isna().any(), f"column '{name}' has an empty cell; set 'impute' or fill the cell")
             cells = column.to_numpy()[:, None]
             scaled = cells == np.array(words, dtype=object) if words else (cells - self.mean[i]) / self.std[i]
             parts.append(scaled.astype(np.float32))
@@ -200,7 +202,7 @@ class Standardizer:
 
 def _replacement(column: pd.Series, impute: Impute) -> Any:  # noqa: ANN401 - a number or a word
     """What replaces the empty cells of a column; `InputError` where all cells are empty."""
-    require(bool(column.notna().any()), f"the column '{column.name}' is empty in every training row; leave it out")
+    require(bool(column.notna().any()), f"column '{column.name}' is empty in every training row; remove the column")
     frequent = impute == "most-frequent" or _holds_words(column)
     return column.mode().iloc[0] if frequent else column.agg(impute)
 

@@ -1,4 +1,4 @@
-"""A federation: the clients with their data and preferences, and the server's shadow and test sets."""
+"""A federation: the clients with data and preferences, and the server's shadow and test sets."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,51 +19,51 @@ from shoal.data.user.tables import fields_from_table
 
 
 class Schedule(Protocol):
-    """A client that trains on some examples in every ``period``-th round, and on its other examples in all other
-    rounds.
-
-    `shoal.PropertySchedule` is one.
-    """
+    """A client with a set of training examples for every ``period``-th round, and another for all other rounds."""
 
     @property
     def victim(self) -> int:
-        """The client's id."""
+        """The scheduled client's id."""
         ...
 
     @property
     def period(self) -> int:
-        """Rounds from one such round to the next."""
+        """The period of the client's schedule, in rounds."""
         ...
 
     def present(self, number: int) -> bool:
-        """Whether round ``number``, counted from 1, is a multiple of ``period``."""
+        """Return whether round ``number``, counted from 1, is a multiple of ``period``."""
         ...
 
     def in_round(self, clients: Shards, ids: Tensor, number: int) -> Shards:
-        """Select the training examples of a round from ``clients``, all their examples; ids (N,) int64."""
+        """Select a round's training examples from ``clients``, the shards of all N clients with ids (N,) int64."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """N clients with their data and preferences, and the server's shadow and test examples.
+    """N clients with data and preferences, and the server's shadow and test examples.
 
     Args:
-        clients: training examples, one shard per client.
-        ids: (N,) int64, distinct numbers of the clients, which name their random streams.
-        group: (N,) int64, each client's true group, hidden from algorithms; with ``row_groups`` its largest group.
-        groups: names of the groups, also of those without clients.
-        preferences: thresholds and betas.
-        test: held-out examples of every group, for measuring.
+        clients: the training examples, one shard per client.
+        ids: the distinct client numbers, (N,) int64, which determine each client's random stream.
+        group: the true group of each client, (N,) int64, hidden from algorithms; with ``row_groups`` the client's
+            largest group.
+        groups: the names of all groups, including groups without clients.
+        preferences: the clients' thresholds and betas.
+        test: the test examples of every group.
         shadow: the server's own examples, for its red team.
-        holdout: N shards that clients keep out of training, perhaps empty.
-        classes: C, the number of classes; None: a regression.
-        schedule: a client that trains on some examples per round; None: every client trains on all its examples.
-        names: the user's names of the N clients, for results; None: only numbers.
-        origins: the user's names of examples, by their row in the inputs of ``clients``, ``holdout`` and ``test``.
-        own_inputs: whether inputs may differ between clients of a group, because they are not partitioned at random.
-        row_groups: groups of examples instead of clients, such as patients of one sex: the group of each row in the
-            inputs of ``clients`` and ``holdout``, by these names; empty: examples have their client's group.
+        holdout: N shards of examples that clients do not train on; shards may be empty.
+        classes: the number of classes, C, or None for a regression.
+        schedule: a client that trains on part of its examples per round, or None if every client trains on all its
+            examples.
+        names: the N clients' names in results, or None if clients only have numbers.
+        origins: the user's names of examples, by row in the inputs of ``clients``, ``holdout`` and ``test``.
+        own_inputs: whether inputs may differ between clients of a group, because the examples are not partitioned at
+            random.
+        row_groups: the group of each row in the inputs of ``clients`` and ``holdout``, by the name of the set; empty if
+            all of a client's examples are in one group.
+
 
     Example:
         >>> import shoal
@@ -96,7 +96,7 @@ class Federation:
 
     @property
     def kind(self) -> str:
-        """The kind of its examples by their shape (images, texts, rows of a table, or just examples)."""
+        """A plural noun for the examples: images, texts, rows or examples."""
         x = self.clients.x
         if x.dim() == 2:
             return "rows" if x.is_floating_point() else "texts"
@@ -104,38 +104,41 @@ class Federation:
 
     @property
     def group_fractions(self) -> Tensor:
-        """(G,) float64, each group's fraction of the clients."""
+        """The fraction of clients in each group, (G,) float64."""
         return self.group_shares.sum(dim=0) / max(1, len(self))
 
     @property
     def group_shares(self) -> Tensor:
-        """The fraction of each client in each group, (N, G) float64; with row groups by its training examples."""
+        """The fraction of each client in each group, (N, G) float64; with ``row_groups``, the fraction of the client's
+        training examples.
+        """
         if not self.row_groups:
             return torch.eye(len(self.groups), dtype=torch.float64)[self.group]
         counts = group_counts(self.clients.owners(), self.groups_of("clients"), (len(self), len(self.groups)))
         return counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
 
     def groups_of(self, part: Literal["clients", "holdout"]) -> Tensor:
-        """Return the group (T,) int64 of each training or hold-out example."""
+        """Return the group of each training or hold-out example, (T,) int64."""
         shards: Shards = getattr(self, part)
         return self.row_groups[part][shards.indices] if self.row_groups else self.group[shards.owners()]
 
     def with_group(self, g: int) -> Tensor:
-        """Return a mask (N,) of the clients of group ``g``, or with examples of it."""
+        """Return a mask (N,) of the clients that have examples of group ``g``."""
         return self.group_shares[:, g] > 0
 
     @property
     def shares(self) -> dict[str, float]:
-        """Each group's fraction of the clients, by name."""
+        """The fraction of clients in each group, by the group's name."""
         return dict(zip(self.groups, self.group_fractions.tolist(), strict=True))
 
     @property
     def groups_with_clients(self) -> list[int]:
-        """Indices of the groups that have clients, in order; the others have test examples only."""
+        """The sorted indices of the groups that have clients."""
         return torch.nonzero(self.group_fractions > 0).flatten().tolist()
 
     def cohort_size(self, participation: float) -> int:
-        """Return the number of clients per round: ``participation`` of N, rounded, and at least 1 unless it is 0.
+        """Return the number of clients per round, ``participation * N`` rounded; at least 1 if ``participation`` is
+        above 0.
 
         Source: McMahan et al. 2017, algorithm 1: m = max(C K, 1).
         """
@@ -146,10 +149,10 @@ class Federation:
         return self.clients if self.schedule is None else self.schedule.in_round(self.clients, self.ids, number)
 
     def positions(self, clients: Sequence[str | int]) -> Tensor:
-        """Return the positions (n,) int64 of clients by their names or numbers; a text is a name before a number.
+        """Return the positions (n,) int64 of clients, given by name or number; a string is first looked up as a name.
 
         Raises:
-            InputError: an unknown client, or an integer that is the number of one client and the name of another.
+            InputError: a client is unknown, or an integer is one client's number and a different client's name.
         """
         by_name = {name: i for i, name in enumerate(self.names or ())}
         by_number = {str(client): i for i, client in enumerate(self.ids.tolist())}
@@ -159,14 +162,16 @@ class Federation:
             hint = suggest(key, self.names or by_number)
             require(key in by_name or key in by_number, f"client '{client}' is not in the federation; {hint}")
             place = by_name.get(key, by_number.get(key, 0))
-            unclear = f"{key} is the name of client {self.ids[place]} and the number of another"
             clear = isinstance(client, str) or by_number.get(key, place) == place
-            require(clear, f"{unclear}; write names in quotes, such as '{key}'")
+            require(
+                clear,
+                f"client {key} is ambiguous, as client {self.ids[place]} has this name; quote a name, '{key}'",
+            )
             places.append(place)
         return torch.tensor(places, dtype=torch.int64)
 
     def take(self, clients: Tensor) -> "Federation":
-        """Select the clients at positions (n,) int64, in that order; examples are shared."""
+        """Select the clients at positions (n,) int64, in the given order, without copying examples."""
         return replace(
             self,
             clients=self.clients.take(clients),
@@ -178,9 +183,9 @@ class Federation:
         )
 
     def restrict_test(self, clients: Tensor) -> "Federation":
-        """Leave out the test examples of clients that are not at the positions (n,) int64.
+        """Leave out the test examples of clients outside the positions (n,) int64.
 
-        Examples without a client stay, and the examples of a group that would have none left.
+        Test examples without a client stay. A group that would lose all its test examples keeps them.
         """
         test = self.test
         if test.client is None:
@@ -190,7 +195,7 @@ class Federation:
         return replace(self, test=test.take(torch.nonzero(counted).flatten().to(test.y.device)))
 
     def map_inputs(self, function: Callable[[Tensor], Tensor]) -> "Federation":
-        """Replace all inputs (M, ...) by ``function`` of them, with one call per tensor."""
+        """Apply ``function`` to all inputs (M, ...), with one call per tensor."""
         sets = {name: getattr(self, name) for name in ("clients", "holdout", "test", "shadow")}
         inputs = {id(examples.x): examples.x for examples in sets.values()}
         mapped = {key: function(x) for key, x in inputs.items()}
@@ -225,26 +230,24 @@ class Federation:
         classes: int | None = None,
         task: Task = "classification",
     ) -> "Federation":
-        """A federation of your own examples: tensors, numpy arrays, lists, or data sets of PyTorch.
+        """Create a federation of your own examples: tensors, numpy arrays, lists or PyTorch data sets.
 
         Args:
-            clients: (x, y) of each client, a `torch.utils.data.Dataset` of such pairs, or a `DataLoader` whose batches
-                are pairs or dictionaries with ``label``. x: numbers (m, ...), words of texts as integers. y: (m,)
-                integers from 0, of any type; one-hot rows too. In a regression y: (m,) or (m, d) numbers, kept as
-                (m, d) float32, so that losses and metrics get labels (B, d). Or `ClientArrays`: all clients' examples
-                in two arrays, which may be memory-mapped.
-            test: held-out examples; with several groups `Examples(x, y, groups)`, which name the group of each, and
-                perhaps the client.
-            shadow: the server's examples for its red team; None: no red team that needs shadow models.
-            groups: name of each client's group; None: one group.
-            holdout: (x, y) of each client, kept out of its training, or `ClientArrays`.
-            threshold: membership-inference accuracy tolerated, in [0.5, 1]; one number or (N,).
-            beta: weight of risk in [0, 1]; one number or (N,).
-            classes: number of classes; None: the largest label + 1. A regression has none.
+            clients: the training examples, one pair (x, y), one PyTorch data set of pairs, or one `DataLoader` per
+                client; or `ClientArrays` for all clients. Inputs x are numbers (m, ...), or word numbers as integers.
+                Labels y are integers (m,) from 0, or one-hot rows. Regression targets are (m,) or (m, d), and are
+                stored as (m, d) float32.
+            test: the test examples; with several groups `Examples(x, y, groups)`.
+            shadow: the server's examples for the red team, required by red teams with shadow models.
+            groups: the name of each client's group, or None for one group.
+            holdout: examples that each client does not train on, in the form of ``clients``.
+            threshold: the accepted membership-inference accuracy in [0.5, 1], one number or (N,).
+            beta: the weight of risk in [0, 1], one number or (N,).
+            classes: the number of classes, or None for the largest label + 1. Not allowed in a regression.
             task: "classification" or "regression".
 
         Raises:
-            InputError: examples that cannot be used, a client without examples, or a group without test examples.
+            InputError: an example cannot be used, a client has no examples, or a group has no test examples.
         """
         sets = {"test": test, "shadow": shadow, "groups": groups, "holdout": holdout}
         return Federation(**fields_from_tensors(clients, **sets, limits=(threshold, beta), classes=classes, task=task))
@@ -263,26 +266,26 @@ class Federation:
         test_fraction: float | None = None,
         seed: int = 0,
     ) -> "Federation":
-        """A federation of tables: pandas frames, or Hugging Face `datasets.Dataset`, one row per example.
+        """Create a federation from a pandas frame or a Hugging Face `datasets.Dataset`, with one example per row.
+
+        Clients are numbered in the order of first appearance. Classes are numbered in sorted order. Inputs are
+        standardised by the rows of ``table``. The log has warnings about possible mistakes.
 
         Args:
-            table: the clients' examples; or a partitioner of flwr-datasets, or its `FederatedDataset`, whose partitions
-                are the clients, by their numbers; ``columns.client`` then names a column that it has not. Clients are
-                numbered in the order of first appearance and keep their names. As in the source ``table`` of a
-                configuration, classes are numbered in sorted order, inputs standardised by these rows alone, and
-                possible mistakes are warnings in the log.
+            table: the clients' examples; or a flwr-datasets partitioner or `FederatedDataset`, with one client per
+                partition and ``columns.client`` as the name of a new column.
             columns: the columns of the client, the label, the group and the inputs.
-            test: held-out examples, a table with the same columns. A row belongs to its client where ``table`` has
-                rows of that client.
-            shadow: the server's examples, a table with the same columns; None: none.
+            test: the test examples, a table with the same columns as ``table``. A test row belongs to the client that
+                its row names, if ``table`` has rows of this client.
+            shadow: the server's examples, a table with the same columns as ``table``.
             threshold, beta, classes, task: the arguments of `from_tensors`.
-            test_fraction: the fraction of each client's rows to hold out instead of ``test``, drawn by ``seed``
-                as `data.test_fraction` of a configuration with that seed does.
-            seed: the seed that draws the rows to hold out.
+            test_fraction: the fraction of each client's rows to hold out in place of ``test``, as `data.test_fraction`
+                in a configuration with the same seed.
+            seed: the seed that draws the held-out rows.
 
         Raises:
-            InputError: a column that is missing, a row without a client, a label that no client has, or examples that
-                cannot be used.
+            InputError: a column is missing, a row has no client, a test label occurs at no client, or an example cannot
+                be used.
 
         >>> import pandas as pd
         >>> table = pd.DataFrame({"who": ["a", "a", "b"], "age": [30, 40, 50], "ill": [0, 1, 1]})

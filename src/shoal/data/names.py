@@ -1,4 +1,4 @@
-"""Names of clients, classes and groups, their numbers, and the names of examples."""
+"""Names and numbers of clients, classes, groups and examples."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -25,49 +25,52 @@ EVERYBODY = "all"
 
 
 def require_group_name(name: object) -> None:
-    """Raise `InputError` unless ``name`` can stand in summary keys, tables and figures."""
-    require(isinstance(name, str), f"a group's name must be a string; got {name!r}")
+    """Raise `InputError` unless ``name`` is allowed in summary keys, tables and figures."""
+    require(isinstance(name, str), f"a group's name must be a string (got {name!r})")
     assert isinstance(name, str)
     require(
         bool(name) and name not in RESERVED,
-        f"'{name}' cannot be a group's name; {' and '.join(RESERVED)} stand for all groups in summary keys",
+        f"'{name}' cannot be a group's name; {' and '.join(RESERVED)} mean all groups in summary keys",
     )
     require(
         name.isprintable() and not set(name) & set("/\\"),
-        f"{name!r} cannot be a group's name; it must be printable, without '/' and '\\'",
+        f"a group's name must be printable, without '/' and '\\' (got {name!r})",
     )
 
 
 def require_group_names(names: Collection[str]) -> None:
-    """Raise `InputError` unless ``names`` can be those of the groups of one federation."""
+    """Raise `InputError` unless ``names`` are allowed as the group names of one federation."""
     for name in names:
         require_group_name(name)
     require_unambiguous(names)
 
 
 def require_unambiguous(names: Collection[str]) -> None:
-    """Raise `InputError` where one of several groups is called ``all``.
-
-    The key ``attacks.lira.all.auc`` of an audit would be of that group and of all clients.
-    """
+    """Raise `InputError` if one of several groups is named ``all``."""
     require(
         len(names) < 2 or EVERYBODY not in names,
-        f"'{EVERYBODY}' cannot be the name of one of several groups, since it stands for all of them in audits; "
-        "give that group another name",
+        f"'{EVERYBODY}' cannot be the name of one of several groups, because '{EVERYBODY}' means all groups in audits; "
+        "choose a different name",
     )
 
 
 def group_counts(client: Tensor, group: Tensor, shape: tuple[int, int]) -> Tensor:
-    """(N, G) float64, the number of examples by client and group, from the (M,) numbers of the examples' own."""
+    """Return the number of examples by client and group, (N, G) float64.
+
+    ``client`` (M,) and ``group`` (M,) are the client and group of each example. ``shape`` is (N, G).
+    """
     return torch.bincount(client * shape[1] + group, minlength=shape[0] * shape[1]).reshape(shape).double()
 
 
 def groups_of_clients(
     name: str, clients: tuple[Tensor, Sequence[str]], groups: tuple[Tensor, Sequence[str]]
 ) -> tuple[Tensor, list[str]]:
-    """(N,) int64, each client's group, of several the largest; both come as the examples' (M,) numbers and names.
+    """Return each client's group (N,) int64, the largest if a client has several, and warnings about such clients.
 
-    With it comes a warning where a client has examples of several groups, so that groups are of examples.
+    Args:
+        name: the name of the data in warnings.
+        clients: the client number (M,) of each example, and the clients' names.
+        groups: the group number (M,) of each example, and the groups' names.
     """
     (client, client_names), (example_group, group_names) = clients, groups
     counts = group_counts(client, example_group, (len(client_names), len(group_names)))
@@ -82,7 +85,9 @@ def groups_of_clients(
 
 
 def similar_names(named: Iterable[tuple[str, Sequence[str]]]) -> Iterator[str]:
-    """Warnings of names that differ only by case or spaces; ``named`` are pairs such as ("clients", names).
+    """Yield warnings of names that differ only by case or spaces.
+
+    ``named`` has pairs such as ("clients", names).
 
     >>> list(similar_names([("clients", ["C1", "c1", "c1 ", "c2"])]))
     ["the clients 'C1', 'c1', 'c1 ' are counted as 3, though their names differ only by case or spaces"]
@@ -99,7 +104,8 @@ def similar_names(named: Iterable[tuple[str, Sequence[str]]]) -> Iterator[str]:
 
 
 def numbered(names: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
-    """The number of each of M names (M,) int64, and the distinct names in sorted order: integers by size.
+    """Return the number of each of M names, (M,) int64, and the distinct names in sorted order; integers are sorted by
+    size.
 
     >>> numbered(["10", "9", "10"])
     (tensor([1, 0, 1]), ('9', '10'))
@@ -112,12 +118,12 @@ def numbered(names: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
 
 
 def numbered_name(name_of: NameOf, numbers: Tensor, row: int) -> str:
-    """The name of the ``row``-th of examples with these ``numbers`` (m,)."""
+    """Return the name of the example ``numbers[row]``."""
     return name_of(int(numbers[row]))
 
 
 def file_row(file: str, number: int) -> str:
-    """A row of a table, counted as the file does: its header is row 1.
+    """Return the name of a table's row in its file, where the header is row 1.
 
     >>> file_row("wards.csv", 0)
     'wards.csv row 2'
@@ -126,7 +132,7 @@ def file_row(file: str, number: int) -> str:
 
 
 def official_example(data_set: str, train_count: int, number: int) -> str:
-    """An example of a published data set, by its place in the official split.
+    """Return the name of a published data set's example, by its position in the official split.
 
     >>> official_example("mnist", 60_000, 60_007)
     'mnist test[7]'
@@ -135,7 +141,7 @@ def official_example(data_set: str, train_count: int, number: int) -> str:
 
 
 def own_example(name: str, offsets: Tensor, row: int) -> str:
-    """A place in the tensors of a list of clients, where client i has the rows from ``offsets[i]`` on.
+    """Return the name of an example in a list of clients, where client i has the rows from ``offsets[i]`` on.
 
     >>> own_example("clients", torch.tensor([0, 2, 5]), 3)
     'clients[1][1]'
@@ -145,7 +151,7 @@ def own_example(name: str, offsets: Tensor, row: int) -> str:
 
 
 def class_warnings(name: str, names: Sequence[str], trained: Tensor, tested: Tensor) -> Iterator[str]:
-    """Sentences on classes without a training or test example, or with a single one, from the labels (M,) of both.
+    """Yield warnings about classes with too few training or test examples, from the labels (M,) of both sets.
 
     >>> [*class_warnings("mine", ["ill", "well"], torch.tensor([0, 0]), torch.tensor([0, 1]))]
     ["mine: no training example of the class 'well', so no model learns it"]

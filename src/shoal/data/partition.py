@@ -1,6 +1,7 @@
-"""Partition a data set: every example goes to one client, the shadow set, the test set, or nowhere.
+"""Partition of a data set: every example goes to one client, to the shadow set, to the test set, or to no set.
 
-With ``reuse_images`` an image may go to one client of each group, but never to two of clients, shadow set and test set.
+With ``reuse_images`` an image may go to one client of each group. No image is in two of the clients, the shadow set and
+the test set.
 """
 
 import math
@@ -32,23 +33,23 @@ DEFAULT_STREAM = Stream(0, ("data",))
 class Partition:
     """The numbers of examples of clients, shadow set and test set.
 
-    The official test examples go to the test set first and the official training examples to the clients first; the
-    shadow set takes what lies between.
+    The test set gets official test examples first, and the clients get official training examples first.
 
     Args:
-        clients: number of clients.
-        examples_per_client: training examples of each client; with ``dirichlet_alpha``, their mean.
-        holdout_examples: further examples of each client, kept out of its training.
-        shadow_examples: examples of the server's shadow set, mixed like the groups' shares, unless they have a
+        clients: the number of clients.
+        examples_per_client: the number of training examples per client; with ``dirichlet_alpha``, the mean number.
+        holdout_examples: the number of additional examples per client that the client does not train on.
+        shadow_examples: the number of examples in the server's shadow set, divided among the groups by
             ``shadow_share``.
-        test_examples: examples held out for measuring, equally many for each group, also for one without clients.
-        dirichlet_alpha: label skew: each class is partitioned over the clients in proportions from
-            Dirichlet(dirichlet_alpha); None: equal clients without skew.
-        reuse_images: give the same images to the clients of each group, in another order, and the same test images to
-            each group, as IFCA's rotated MNIST does. Not together with ``dirichlet_alpha``.
+        test_examples: the number of examples for measuring, divided equally among all groups, including groups without
+            clients.
+        dirichlet_alpha: the concentration of label skew. Each class is divided among the clients in proportions from
+            Dirichlet(dirichlet_alpha). By default, clients have equal sizes and no label skew.
+        reuse_images: whether all groups get the same images, as in IFCA's rotated MNIST. The clients of a group get
+            disjoint images, and all groups have the same test images. Not allowed with ``dirichlet_alpha``.
 
     Raises:
-        InputError: a value outside its range, or label skew of reused images.
+        InputError: a value is outside its range, or ``reuse_images`` is combined with ``dirichlet_alpha``.
     """
 
     clients: Positive
@@ -63,42 +64,42 @@ class Partition:
     def __post_init__(self) -> None:
         require(
             not self.reuse_images or self.dirichlet_alpha is None,
-            "'reuse_images' does not go together with 'dirichlet_alpha', which could give a client an image twice; "
-            "leave one of them out",
+            "'reuse_images' and 'dirichlet_alpha' are not allowed together; remove one of the two keys",
         )
 
     def check(self, dataset: LabelledDataset, groups: Sequence[Group]) -> None:
         """Check the partition against a data set, without partitioning it.
 
         Raises:
-            InputError: too few examples, shares that do not sum to 1, a group whose share is less than a client or that
-                shifts what is not an image or labels by more than there are, or one of several groups named ``all``.
+            InputError: there are too few examples; the shares do not sum to 1; a group has less than one client; a
+                group shifts images or labels that the data set does not have; or one of several groups is named
+                ``all``.
         """
         require_unambiguous([group.name for group in groups if group.share > 0])
         for group in groups:
             require(
                 isinstance(dataset, ImageDataset) or (group.rotation is None and group.brightness is None),
-                f"group '{group.name}' rotates or brightens images, but {dataset.name} has {dataset.kind}; leave "
-                "'rotation' and 'brightness' out",
+                f"group '{group.name}' rotates or brightens images, but {dataset.name} has {dataset.kind}; remove "
+                "'rotation' and 'brightness'",
             )
             require(
                 (group.label_shift or 0) < dataset.classes,
-                f"'label_shift' of group '{group.name}' must be below the {dataset.classes} classes of {dataset.name}; "
-                f"got {group.label_shift}",
+                f"'label_shift' of group '{group.name}' must be below {dataset.classes}, the classes of {dataset.name} "
+                f"(got {group.label_shift})",
             )
         shares = [group.share for group in groups]
         spelled = " + ".join(f"{group.share:g} ({group.name})" for group in groups)
-        require(any(share > 0 for share in shares), f"at least one group's share must be above 0; got {spelled}")
+        require(any(share > 0 for share in shares), f"at least one group's share must be above 0 (got {spelled})")
         total = sum(shares)
-        require(abs(total - 1) < 1e-6, f"the groups' shares must sum to 1; {spelled} sum to {total:g}")
+        require(abs(total - 1) < 1e-6, f"the groups' shares must sum to 1 (got {spelled} = {total:g})")
         anywhere = any(group.shadow_weight > 0 for group in groups)
-        require(anywhere, "'shadow_share' must be above 0 for at least one group")
+        require(anywhere, "'shadow_share' must be above 0 for at least one group (got 0 for all)")
         counts = apportion(shares, self.clients)
         for group, count in zip(groups, counts, strict=True):
             require(
                 count > 0 or group.share == 0,
-                f"group '{group.name}' has a share of {group.share:g} of {self.clients} clients, less than one client; "
-                "raise its 'share', or 'clients'",
+                f"group '{group.name}' must have at least one client (got {group.share:g} of {self.clients} clients); "
+                "raise 'share' or 'clients'",
             )
         per_client = self.examples_per_client + self.holdout_examples
         clients, test, where = self.clients, self.test_examples, ""
@@ -107,19 +108,19 @@ class Partition:
         needed = clients * per_client + self.shadow_examples + test
         require(
             needed <= len(dataset.labels),
-            f"the partition needs {needed:,} {dataset.kind} ({clients} clients x {per_client} + "
-            f"{self.shadow_examples:,} shadow + {test:,} test{where}), but {dataset.name} has {len(dataset.labels):,}",
+            f"{dataset.name} must have at least {needed:,} {dataset.kind} ({clients} clients x {per_client} + "
+            f"{self.shadow_examples:,} shadow + {test:,} test{where}) (got {len(dataset.labels):,})",
         )
 
 
 class ClientIndices(NamedTuple):
-    """Indices into a data set, client after client, and the number of each client's, (N,) int64."""
+    """Indices into a data set, ordered by client, and the number of indices per client, (N,) int64."""
 
     indices: Tensor
     sizes: Tensor
 
     def by_client(self) -> tuple[Tensor, ...]:
-        """The indices of each client."""
+        """Return each client's indices."""
         return self.indices.split(self.sizes.tolist())
 
     @staticmethod
@@ -129,12 +130,12 @@ class ClientIndices(NamedTuple):
 
     @staticmethod
     def equal(indices: Tensor, clients: int) -> "ClientIndices":
-        """Split ``indices`` into equal parts."""
+        """Split ``indices`` into ``clients`` equal parts."""
         return ClientIndices(indices, torch.full((clients,), len(indices) // clients))
 
 
 class PartitionIndices(NamedTuple):
-    """Indices into a data set: of the clients' training examples and holdouts, of shadow set and test set."""
+    """Indices into a data set for the clients' training examples, hold-outs, shadow set and test set."""
 
     clients: ClientIndices
     holdout: ClientIndices
@@ -149,17 +150,20 @@ def partition_dataset(
     preferences: Preferences | None = None,
     stream: Stream = DEFAULT_STREAM,
 ) -> Federation:
-    """Partition a data set into a federation; shift images and labels by group, and standardise columns.
+    """Partition a data set into a federation, shift images and labels by group, and standardise columns.
 
-    Label skew applies to the labels before their shift.
+    Label skew applies to the labels before the shift.
 
     Args:
-        dataset, partition, groups: the examples, their numbers per set, and their shifts.
-        preferences: the clients' preferences; None: a threshold of 0.65 and beta 0.5, as in `Federation.from_tensors`.
-        stream: randomness of the partition and the shifts; by default that of `shoal run` with seed 0.
+        dataset: the examples.
+        partition: the numbers of examples.
+        groups: the groups of clients.
+        preferences: the clients' preferences, or None for a threshold of 0.65 and beta 0.5.
+        stream: the random stream of the partition and the shifts; by default the stream of `shoal run` with seed 0.
 
     Raises:
         InputError: an error of `Partition.check`.
+
 
     Example:
         >>> import shoal
@@ -234,7 +238,7 @@ def _by_group(counts: list[int]) -> Tensor:
 
 
 def disjoint(partition: Partition, order: np.ndarray, groups: Sequence[Group]) -> list[np.ndarray]:
-    """Split indices into training, holdout, shadow set and test set, without repetition."""
+    """Split the indices ``order`` into disjoint training, hold-out, shadow and test indices."""
     per_client = [partition.examples_per_client, partition.holdout_examples]
     training, holdout, rest = np.split(order, np.cumsum([partition.clients * count for count in per_client]))
     test = _test_by_group(order[len(order) - partition.test_examples :], groups)
@@ -275,7 +279,7 @@ def _equal_counts(total: int, parts: int) -> list[int]:
 
 
 def apportion(shares: Sequence[float], total: int) -> list[int]:
-    """Return integers in proportion to ``shares`` with the sum ``total`` (largest remainder method)."""
+    """Return integers in proportion to ``shares`` that sum to ``total`` (largest remainder method)."""
     exact = [share / sum(shares) * total for share in shares]
     # Rounding to nine places keeps 0.29 * 100 = 28.999999999999996 from losing a client.
     floors = [int(round(value, 9)) for value in exact]
@@ -286,7 +290,7 @@ def apportion(shares: Sequence[float], total: int) -> list[int]:
 
 
 def shuffle_indices(dataset: LabelledDataset, rng: np.random.Generator) -> np.ndarray:
-    """Shuffle all indices (M,), those of the official training split first."""
+    """Shuffle all indices (M,), with the official training split before the official test split."""
     train = dataset.train_count
     return np.concatenate([rng.permutation(train), train + rng.permutation(len(dataset.labels) - train)])
 

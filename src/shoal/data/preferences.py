@@ -1,4 +1,4 @@
-"""Preferences of clients: the risk that each tolerates, and the weight of risk against loss."""
+"""Clients' preferences: the accepted exposure, and the weight of risk against loss."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -23,14 +23,14 @@ VIEWS: tuple[View, ...] = get_args(View)
 
 @dataclass(frozen=True, eq=False)
 class Preferences:
-    """N clients' weights of privacy against accuracy.
+    """N clients' limits on exposure and weights of risk.
 
     Args:
-        threshold: (N,), the membership-inference accuracy that each client tolerates.
-        beta: (N,) in [0, 1], the weight of risk in its choice of a model.
-        drawn: whether the thresholds are random, as in `draw_preferences`, because no client set a limit.
-        view: (N,) int64, the attacker in each client's threshold, by position in `VIEWS`. None: the attacker of the
-            run's figures.
+        threshold: the membership-inference accuracy that each client accepts, (N,).
+        beta: the weight of risk in each client's choice of a model, (N,) in [0, 1].
+        drawn: whether the thresholds are random because no client set a limit.
+        view: the attacker that each client's threshold refers to, as an index into `VIEWS`, (N,) int64, or None for the
+            attacker of the run's figures.
     """
 
     threshold: Tensor
@@ -41,21 +41,21 @@ class Preferences:
 
     @property
     def alpha(self) -> Tensor:
-        """(N,), the weight of loss, 1 - beta."""
+        """The weight of the loss, 1 - beta, (N,)."""
         return 1 - self.beta
 
     def take(self, clients: Tensor) -> "Preferences":
-        """Select the clients at positions (n,) int64, in that order."""
+        """Select the clients at positions (n,) int64, in the given order."""
         view = None if self.view is None else self.view[clients]
         return replace(self, threshold=self.threshold[clients], beta=self.beta[clients], view=view)
 
     def views(self, default: View) -> list[View]:
-        """List the attacker of each client's threshold; ``default`` without `view`."""
+        """List the attacker that each client's threshold refers to, or ``default`` if `view` is None."""
         return [default] * len(self.threshold) if self.view is None else [VIEWS[i] for i in self.view.tolist()]
 
 
 def equal_preferences(clients: int) -> Preferences:
-    """Return the default: each client tolerates 0.65 and weighs risk by 0.5."""
+    """Return the default preferences: each client accepts an exposure of 0.65, and risk has the weight 0.5."""
     ones = torch.ones(clients, dtype=torch.float64)
     return Preferences(0.65 * ones, 0.5 * ones)
 
@@ -67,19 +67,21 @@ def draw_preferences(
     stream: Stream,
     view: View | Sequence[View] | None = None,
 ) -> Preferences:
-    """Draw thresholds t_i uniform in [low, high], and set the weights of risk beta_i.
+    """Draw thresholds t_i uniformly from [low, high], and set the weights of risk beta_i.
 
     Args:
-        clients: number of clients.
-        thresholds: [low, high] of the membership-inference accuracy that clients tolerate, in [0.5, 1] (IFCA-MIR:
-            0.5, 0.8).
-        beta: one number for all clients, one per client, or "threshold": a lower threshold gives risk more weight,
-            ``beta_i = (high - t_i) / (high - low)``.
-        stream: randomness of the thresholds.
-        view: the attacker in the thresholds, one for all or one per client; None: the attacker of the run's figures.
+        clients: the number of clients.
+        thresholds: the range [low, high] of the accepted membership-inference accuracy, within [0.5, 1] (IFCA-MIR: 0.5,
+            0.8).
+        beta: one number for all clients, one number per client, or "threshold" for ``beta_i = (high - t_i) / (high -
+            low)``.
+        stream: the random stream of the thresholds.
+        view: the attacker that the thresholds refer to, one for all clients or one per client, or None for the attacker
+            of the run's figures.
 
     Raises:
-        InputError: a value outside its range, or a number of betas or views other than one or ``clients``.
+        InputError: a value is outside its range, or the number of betas or views is neither one nor ``clients``.
+
 
     Example:
         >>> import shoal
@@ -93,45 +95,52 @@ def draw_preferences(
     low, high = thresholds
     require(
         0.5 <= low <= high <= 1,
-        f"'thresholds' must be [low, high] with 0.5 <= low <= high <= 1; got [{low:g}, {high:g}]",
+        f"'thresholds' must be [low, high] with 0.5 <= low <= high <= 1 (got [{low:g}, {high:g}])",
     )
     uniform = torch.rand(clients, generator=stream("thresholds").generator(), dtype=torch.float64)
     threshold = low + (high - low) * uniform
     if isinstance(beta, str):
-        require(beta == "threshold", f'\'beta\' must be a number in [0, 1] or "threshold"; got "{beta}"')
-        require(low < high, "'beta' = \"threshold\" needs 'thresholds' with low < high")
+        require(beta == "threshold", f'\'beta\' must be a number in [0, 1] or "threshold" (got "{beta}")')
+        require(low < high, f"'beta' = \"threshold\" requires 'thresholds' with low < high (got [{low:g}, {high:g}])")
         return Preferences(threshold, (high - threshold) / (high - low), drawn=True, view=views_of(view, clients))
     weights = per_client("beta", beta, clients, 0)
     return Preferences(threshold, weights, drawn=low < high, view=views_of(view, clients))
 
 
 def views_of(view: View | Sequence[View] | None, clients: int) -> Tensor | None:
-    """Return `Preferences.view` for one view, or one per client.
+    """Convert one view, or one view per client, to `Preferences.view`.
 
     Raises:
-        InputError: an unknown view, or a wrong number of views.
+        InputError: a view is unknown, or the number of views is wrong.
     """
     if view is None:
         return None
     names = [view] * clients if isinstance(view, str) else list(view)
-    require(len(names) == clients, f"'view' must be one view or one for each of {clients} clients; got {len(names)}")
+    require(
+        len(names) == clients,
+        f"'view' must be one view, or a list of {clients} views, one per client (got {len(names)})",
+    )
     for name in names:
-        require(name in VIEWS, f"'view' must be {one_of(VIEWS)}; got {describe(name)}")
+        require(name in VIEWS, f"'view' must be {one_of(VIEWS)} (got {describe(name)})")
     return torch.tensor([VIEWS.index(name) for name in names], dtype=torch.int64)
 
 
 def per_client(name: str, value: object, clients: int, low: float) -> Tensor:
-    """Return one number, or one per client, as (clients,) float64 in [low, 1].
+    """Convert one number, or one number per client, to (clients,) float64 in [low, 1].
 
     Raises:
-        InputError: a value outside this range, or a wrong number of values.
+        InputError: a value is outside [low, 1], or the number of values is wrong.
     """
-    form = f"'{name}' must be one number or one for each of {clients} clients"
     try:
         values = torch.as_tensor(value, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{form}; got {describe(value)}") from error
-    require(values.dim() == 0 or values.shape == (clients,), f"{form}; got {values.numel()} numbers")
+        raise InputError(
+            f"'{name}' must be a number, or {clients} numbers, one per client (got {describe(value)})"
+        ) from error
+    require(
+        values.dim() == 0 or values.shape == (clients,),
+        f"'{name}' must be one number or {clients} numbers, one per client (got {values.numel()} numbers)",
+    )
     wrong = values[~((values >= low) & (values <= 1))]
-    require(len(wrong) == 0, f"'{name}' must be in [{low:g}, 1]; got {wrong[:1].sum():g}")
+    require(len(wrong) == 0, f"'{name}' must be in [{low:g}, 1] (got {wrong[:1].sum():g})")
     return values.expand(clients).clone()

@@ -1,4 +1,4 @@
-"""Who takes part in a run when: clients that leave for good, and clients that join later."""
+"""The rounds in which clients take part: clients can leave for good or join during the run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,13 +17,15 @@ LAST = 2**31
 
 @settings
 class Event:
-    """Clients that leave or join before a round: one table ``[[events]]``.
+    """Clients that leave or join before a round, one table ``[[events]]`` each.
 
     Args:
-        round: it takes effect before this round is trained: a leaver's last round is the one before, a newcomer's first
-            is this one.
-        leave: clients that leave for good, by name or number; before round 1, they are never there.
-        join: clients that are not there before, by name or number; from round 2 on.
+        round: the number of the round before which the clients leave or join. A client that leaves trains last in the
+            round before, and a client that joins trains first in this round.
+        leave: the names or numbers of the clients that leave for good. A client that leaves before round 1 never takes
+            part.
+        join: the names or numbers of the clients that join; these clients do not take part earlier. The round must be
+            at least 2.
     """
 
     round: Positive
@@ -31,16 +33,17 @@ class Event:
     join: tuple[str | int, ...] = ()
 
     def __post_init__(self) -> None:
-        require(bool(self.leave or self.join), f"the event of round {self.round} has neither 'leave' nor 'join'")
+        require(bool(self.leave or self.join), f"the event of round {self.round} must have 'leave' or 'join'")
 
 
 @dataclass(frozen=True, eq=False)
 class Presence:
-    """The rounds in which each of N clients is there.
+    """The rounds in which each of N clients takes part.
 
     Args:
-        first: (N,) int64, the first round of each client.
-        last: (N,) int64, its last round; `LAST` to the end; below ``first`` for a client that is never there.
+        first: the first round of each client, (N,) int64.
+        last: the last round of each client, (N,) int64; `LAST` for a client that never leaves, and less than ``first``
+            for a client that never takes part.
 
     Example:
         >>> import shoal.toy
@@ -57,43 +60,54 @@ class Presence:
 
     @staticmethod
     def from_events(events: Sequence[Event], federation: Federation, rounds: int) -> "Presence":
-        """The presence of a federation's clients in a run of ``rounds`` rounds.
+        """Create the presence of a federation's clients in a run of ``rounds`` rounds.
 
         Raises:
-            InputError: a client that is unknown, leaves or joins twice, or joins after it left; or a round without
-                clients, or outside the run.
+            InputError: a client is unknown, leaves or joins twice, or joins after leaving; a round has no clients; or
+                an event is outside the run.
         """
         first = torch.ones(len(federation), dtype=torch.int64)
         last = torch.full_like(first, LAST)
         with locate_errors("events"):
             for event in sorted(events, key=lambda event: event.round):
                 number, least = event.round, 2 if event.join else 1
-                within = f"the round of a {'join' if event.join else 'leave'} must be in [{least}, {rounds}]"
-                require(least <= number <= rounds, f"{within}; got {number}")
+                require(
+                    least <= number <= rounds,
+                    f"'round' of an event with '{'join' if event.join else 'leave'}' must be in [{least}, {rounds}] "
+                    f"(got {number})",
+                )
                 for name in (*event.leave, *event.join):
                     (client,) = federation.positions([name]).tolist()
-                    left = f"client '{name}' left for good in round {last[client] + 1}"
-                    require(int(last[client]) == LAST, f"{left}; it can neither leave nor join again")
+                    require(
+                        int(last[client]) == LAST,
+                        f"client '{name}' left for good in round {last[client] + 1}, and cannot leave or join again",
+                    )
                     if name in event.leave:
                         last[client] = number - 1
                         continue
-                    require(int(first[client]) == 1, f"client '{name}' joins twice; it joined in round {first[client]}")
+                    require(
+                        int(first[client]) == 1,
+                        f"client '{name}' already joined in round {first[client]}, and cannot join again",
+                    )
                     first[client] = number
             presence = Presence(first, last)
             for number in sorted({1, *(event.round for event in events)}):
-                require(len(presence.present(number)) > 0, f"nobody is left in round {number}")
+                require(
+                    len(presence.present(number)) > 0,
+                    f"round {number} has no clients; at least one client must take part",
+                )
         return presence
 
     def present(self, number: int) -> Tensor:
-        """Positions (n,) int64 of the clients that are there in round ``number``, counted from 1."""
+        """Return the positions (n,) int64 of the clients that take part in round ``number``, counted from 1."""
         return torch.nonzero((self.first <= number) & (number <= self.last)).flatten()
 
     def leavers(self, number: int) -> Tensor:
-        """Positions (m,) of the clients that leave before round ``number`` and were there."""
+        """Return the positions (m,) of the clients whose last round is the round before ``number``."""
         return torch.nonzero((self.last == number - 1) & (self.first <= self.last)).flatten()
 
     def without(self, clients: Tensor) -> "Presence":
-        """The presence in which the clients at ``clients`` (m,) were never there."""
+        """Return a presence in which the clients at positions ``clients`` (m,) never take part."""
         last = self.last.clone()
         last[clients] = 0
         return replace(self, last=last)

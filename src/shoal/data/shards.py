@@ -1,4 +1,4 @@
-"""Labelled examples: partitioned across owners (`Shards`), or of several groups together (`GroupedExamples`)."""
+"""Labelled examples: partitioned across owners (`Shards`), or of several groups (`GroupedExamples`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -13,12 +13,19 @@ from shoal.core.formats import one_line
 
 @dataclass(frozen=True, eq=False)
 class Shards:
-    """Labelled examples of n owners (clients, or shadow models).
+    """Labelled examples of n owners, such as clients or shadow models.
 
-    Owner i has the examples ``indices[offsets[i]:offsets[i + 1]]`` of x (M, ...) and y (M,). Shards may overlap, as
-    those of shadow models do, and need not have equal sizes. ``weights`` (total,) are of the entries of ``indices`` in
-    the loss of local training; None: all weigh 1. Evaluation ignores them. ``mapped``: x is a memory-mapped file, which
-    no engine moves or copies (`ClientArrays`).
+    Owner i has the examples ``indices[offsets[i]:offsets[i + 1]]`` of x (M, ...) and y (M,). Shards may overlap and may
+    have different sizes.
+
+    Args:
+        x: the inputs (M, ...).
+        y: the labels (M,), or regression targets (M, d).
+        indices: the rows of all owners, (total,) int64.
+        offsets: the start of each owner's entries in ``indices``, (n + 1,) int64.
+        weights: the weight of each entry of ``indices`` in the training loss, (total,), or None for equal weights.
+        memory_mapped: whether ``x`` is a memory-mapped file, which engines neither move nor copy.
+
 
     Example:
         >>> import torch
@@ -41,18 +48,18 @@ class Shards:
 
     @staticmethod
     def from_pairs(pairs: Sequence[tuple[Tensor, Tensor]]) -> "Shards":
-        """Shards of each owner's (x, y), concatenated in the order of the owners."""
+        """Create shards from each owner's pair (x, y)."""
         x, y = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         return Shards.from_contiguous(x, y, torch.tensor([len(labels) for _, labels in pairs]))
 
     @staticmethod
     def from_contiguous(x: Tensor, y: Tensor, sizes: Tensor, *, memory_mapped: bool = False) -> "Shards":
-        """Shards of consecutive examples: owner 0 has the first ``sizes[0]`` of x and y, and so on."""
+        """Create shards of consecutive examples: the first owner has the first ``sizes[0]`` examples of x and y."""
         return Shards.from_indices(x, y, torch.arange(int(sizes.sum())), sizes, memory_mapped=memory_mapped)
 
     @staticmethod
     def from_indices(x: Tensor, y: Tensor, indices: Tensor, sizes: Tensor, *, memory_mapped: bool = False) -> "Shards":
-        """Shards by indices into x and y: owner 0 has the first ``sizes[0]`` of ``indices``, and so on."""
+        """Create shards of indices into x and y: the first owner has the first ``sizes[0]`` entries of ``indices``."""
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
         return Shards(x, y, indices, offsets, memory_mapped=memory_mapped)
 
@@ -61,23 +68,23 @@ class Shards:
 
     @property
     def sizes(self) -> Tensor:
-        """(n,) int64, number of examples of each owner."""
+        """The number of examples of each owner, (n,) int64."""
         return self.offsets.diff()
 
     def indices_of(self, owner: int) -> Tensor:
-        """(m,) int64, the owner's indices into x and y."""
+        """Return the owner's indices into x and y, (m,) int64."""
         return self.indices[self.offsets[owner] : self.offsets[owner + 1]]
 
     def weights_of(self, owner: int) -> Tensor | None:
-        """(m,), the weights of the owner's examples; None: all weigh 1."""
+        """Return the weights of the owner's examples, (m,), or None for equal weights."""
         return None if self.weights is None else self.weights[self.offsets[owner] : self.offsets[owner + 1]]
 
     def owners(self) -> Tensor:
-        """(total,) int64, the owner of each entry of ``indices``."""
+        """Return the owner of each entry of ``indices``, (total,) int64."""
         return torch.repeat_interleave(torch.arange(len(self)), self.sizes)
 
     def take(self, owners: Tensor) -> "Shards":
-        """The shards of ``owners`` (k,) int64, in that order; x and y are shared, not copied."""
+        """Select the shards of ``owners`` (k,) int64, in the given order, without copying x and y."""
         # By the offsets, so that a few of many owners cost what these few do.
         first, sizes = self.offsets[:-1][owners], self.offsets[1:][owners] - self.offsets[:-1][owners]
         entries = _ranges(first, sizes)
@@ -86,7 +93,8 @@ class Shards:
 
 
 def entries_of(sizes: Tensor, owners: Tensor) -> Tensor:
-    """(m,) int64, the entries of ``owners`` (k,) among those of n owners of ``sizes`` (n,).
+    """Return the positions (m,) int64 of the entries of ``owners`` (k,), if owner i has ``sizes[i]`` consecutive
+    entries.
 
     >>> entries_of(torch.tensor([2, 1, 3]), torch.tensor([2, 0])).tolist()
     [3, 4, 5, 0, 1]
@@ -102,11 +110,13 @@ def _ranges(first: Tensor, sizes: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class GroupedExamples:
-    """M labelled examples of several groups, such as the test set and the server's shadow set.
+    """M labelled examples of several groups, such as the test set or the server's shadow set.
 
-    Shapes: x (M, ...), y (M,) int64 (of a regression (M, d) float32), group (M,) int64, the index of the group whose
-    distribution an example follows. ``client`` (M,) int64 is the id of the client that an example belongs to, -1: to
-    none; None: unknown.
+    Args:
+        x: the inputs (M, ...).
+        y: the labels (M,) int64, or regression targets (M, d) float32.
+        group: the group of each example, (M,) int64.
+        client: the id of each example's client, (M,) int64, -1 for an example without a client, or None for unknown.
     """
 
     x: Tensor
@@ -119,47 +129,43 @@ class GroupedExamples:
         return len(self.y)
 
     def of_group(self, group: int) -> "GroupedExamples":
-        """The examples of one group, in order."""
+        """Select the examples of one group, in order."""
         return self.take(torch.nonzero(self.group == group).squeeze(1))
 
     def take(self, indices: Tensor) -> "GroupedExamples":
-        """The examples at ``indices`` (m,) int64."""
+        """Select the examples at ``indices`` (m,) int64."""
         client = None if self.client is None else self.client[indices.cpu()]
         return GroupedExamples(gather(self.x, indices), self.y[indices], self.group[indices.cpu()], client)
 
 
 def to_channels_last(x: Tensor) -> Tensor:
-    """Inputs with the axes in stored order: images (M, C, H, W) become (M, H, W, C), texts stay."""
+    """Convert images (M, C, H, W) to (M, H, W, C); other inputs stay unchanged."""
     return x.movedim(1, -1) if x.dim() == 4 else x
 
 
 def to_channels_first(stored: Tensor) -> Tensor:
-    """Stored inputs with the axes that a network takes: images (B, C, H, W), in channels-last memory format.
-
-    The strides say "channels last" even for one channel, where PyTorch would otherwise take its slow layout.
-    """
+    """Convert images (B, H, W, C) to (B, C, H, W) in channels-last memory format; other inputs stay unchanged."""
     return stored.movedim(-1, 1) if stored.dim() == 4 else stored
 
 
 def gather(x: Tensor, indices: Tensor) -> Tensor:
-    """The inputs at ``indices``, a new tensor that keeps the memory format of ``x``."""
+    """Copy the inputs at ``indices`` to a new tensor with the memory format of ``x``."""
     return to_channels_first(to_channels_last(x)[indices])
 
 
 def concatenate(first: Tensor, second: Tensor) -> Tensor:
-    """The inputs of one tensor and then those of the other, in the memory format of both."""
+    """Concatenate two tensors of inputs in their memory format."""
     return to_channels_first(torch.cat([to_channels_last(first), to_channels_last(second)]))
 
 
 def to_pixels(images: Tensor) -> NDArray[np.uint8]:
-    """Images (B, C, H, W) with values from 0 to 1 as (B, C, H, W) uint8, for a picture."""
+    """Convert images (B, C, H, W) with values in [0, 1] to uint8, for a picture."""
     return (images.float().clamp(0, 1) * 255).round().to(torch.uint8).cpu().contiguous().numpy()
 
 
 def to_compute_dtype(x: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Inputs on ``device``, images in ``dtype``; the numbers of words stay integers.
-
-    A network uses these as indices, and bfloat16 represents few of 3,000 different integers.
+    """Move inputs to ``device`` and convert them to ``dtype``; int32 and int64 inputs, such as word numbers, keep their
+    type.
 
     >>> to_compute_dtype(torch.tensor([2999, 3000]), torch.bfloat16, torch.device("cpu"))
     tensor([2999, 3000])

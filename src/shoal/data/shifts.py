@@ -1,4 +1,4 @@
-"""Differences between clients: groups by a shift of images or labels, and label skew of each client.
+"""Differences between clients: groups with shifted images or labels, and label skew.
 
 Sources of label skew: Hsu, Qi, Brown 2019, arXiv:1909.06335, and Yurochkin et al. 2019, arXiv:1905.12022; balanced by
 Wang et al. 2020, arXiv:2002.06440.
@@ -28,24 +28,26 @@ _Factor = Annotated[float, Field(ge=0, le=100, strict=True)]
 
 @settings
 class Group:
-    """A share of the clients whose images or labels are shifted in the same way.
+    """A group of clients with equally shifted images or labels.
 
     Args:
         name: the group's name in tables and summary keys.
-        share: fraction of the clients, in [0, 1]; 0: no client, only test images.
-        rotation: [low, high] in degrees, counter-clockwise, bilinear, 0 outside; one angle per image, or per client
-            with ``shift_per``. None: no rotation.
-        brightness: [low, high] of factors, clipped to [0, 1]; drawn as angles are. None: unchanged.
-        shift_per: ``image``: each image has an angle and a factor of its own; ``client``: all training and hold-out
-            images of a client have the client's. Test and shadow images belong to no client and always have their own.
-        label_shift: s: every example of the group has the label (y + s) mod C instead of y, C the number of
-            classes; so groups of the same images differ in what they mean (concept shift). None: unchanged.
-        shadow_share: weight of the group in the server's shadow set, which may be of other groups than the clients; 0:
-            none of its examples. None: ``share``.
+        share: the fraction of clients in the group, in [0, 1]. A group of share 0 has no clients, only test images.
+        rotation: the range [low, high] of rotation angles in degrees, counter-clockwise, with bilinear interpolation
+            and 0 outside the image. By default images are not rotated.
+        brightness: the range [low, high] of brightness factors; results are clipped to [0, 1]. By default the
+            brightness stays unchanged.
+        shift_per: the unit that shares one angle and one brightness factor. With ``image`` each image has its own angle
+            and factor; with ``client`` all training and hold-out images of a client have the same angle and factor.
+            Test and shadow images always have their own angle and factor.
+        label_shift: a number added to every label of the group, modulo the number of classes (concept shift). By
+            default labels stay unchanged.
+        shadow_share: the weight of the group in the server's shadow set; 0 excludes the group. The default is
+            ``share``.
 
     Raises:
-        InputError: a value outside its range, a range whose low is above its high, a reserved name, or an angle per
-            client without a range to draw it from.
+        InputError: a value is outside its range, a range has low above high, the name is reserved, or ``shift_per`` is
+            "client" without a range.
     """
 
     name: str
@@ -61,21 +63,21 @@ class Group:
         for name, bounds in (("rotation", self.rotation), ("brightness", self.brightness)):
             if bounds is not None:
                 low, high = bounds
-                require(low <= high, f"'{name}' must be [low, high] with low <= high; got [{low:g}, {high:g}]")
+                require(low <= high, f"'{name}' must be [low, high] with low <= high (got [{low:g}, {high:g}])")
         require(
             self.shift_per == "image" or self.rotation is not None or self.brightness is not None,
-            f"'shift_per' = \"client\" of group '{self.name}' needs 'rotation' or 'brightness' as a range to draw from",
+            f"'shift_per' = \"client\" of group '{self.name}' requires 'rotation' or 'brightness'",
         )
 
     @property
     def shadow_weight(self) -> float:
-        """The group's weight in the shadow set."""
+        """The weight of the group in the shadow set."""
         return self.share if self.shadow_share is None else self.shadow_share
 
     def shift(self, images: Tensor, uniform: Tensor) -> Tensor:
-        """Shifted copies of ``images`` (B, C, H, W) in [0, 1].
+        """Return shifted copies of ``images`` (B, C, H, W) in [0, 1].
 
-        ``uniform`` (B, 2) in [0, 1) places each image's angle and factor in their ranges.
+        ``uniform`` (B, 2) in [0, 1) places each image's angle and factor within the group's ranges.
         """
         if self.rotation is not None:
             images = rotate(images, _interpolate(self.rotation, uniform[:, 0]))
@@ -92,19 +94,21 @@ def shift_inputs(
     stream: Stream,
     client: Tensor | None = None,
 ) -> Tensor:
-    """Examples as inputs of a network: images scaled to [0, 1] and shifted, texts and rows as they are.
+    """Convert examples to network inputs: images are scaled to [0, 1] and shifted, texts and rows stay unchanged.
 
-    An image's shift depends on its index in the data set, its group and the stream only; in a group that is shifted by
-    client, on the id of its client instead of the index.
+    An image's shift depends only on the image's index, its group and the stream. With ``shift_per = "client"`` the
+    client's id takes the role of the index.
 
     Args:
-        dataset, indices: the set and (m,) int64, which of its examples.
-        groups, group: the groups and (m,) int64, the index of each example's group among them.
-        stream: the randomness of the angles and factors.
-        client: (m,) int64, the id of each image's client; None: no client, and each image has a shift of its own.
+        dataset: the data set.
+        indices: the examples to convert, (m,) int64.
+        groups: the groups.
+        group: the index of each example's group in ``groups``, (m,) int64.
+        stream: the random stream of angles and factors.
+        client: the id of each image's client, (m,) int64, or None for a shift per image.
 
     Returns:
-        (m, C, H, W) float32, channels last; of texts the words, (m, L) int64; of rows (m, F) float32.
+        Images (m, C, H, W) float32 with channels last in memory, words (m, L) int64, or rows (m, F) float32.
     """
     if isinstance(dataset, TextDataset):
         return dataset.words[indices]
@@ -122,7 +126,7 @@ def shift_inputs(
 
 
 def shift_labels(dataset: LabelledDataset, indices: Tensor, groups: Sequence[Group], group: Tensor) -> Tensor:
-    """The labels (m,) int64 of the examples ``indices`` (m,), each shifted as its ``group`` (m,) says."""
+    """Return the labels (m,) int64 of the examples ``indices`` (m,), shifted by group."""
     shifts = torch.tensor([shift.label_shift or 0 for shift in groups])
     return (dataset.labels[indices] + shifts[group]) % dataset.classes
 
@@ -168,10 +172,10 @@ def _interpolate(bounds: tuple[float, float], uniform: Tensor) -> Tensor:
 
 
 def skew_labels(labels: Tensor, clients: int, alpha: float, stream: Stream) -> Tensor:
-    """The client of each example, (M,) int64, by proportions p ~ Dirichlet(alpha, ..., alpha) of each class.
+    """Assign each example to a client, (M,) int64, with the proportions of each class drawn from Dirichlet(alpha).
 
-    With a small ``alpha`` clients have few classes and unequal sizes. A client without any example gets one of the
-    largest client, since a client must have data.
+    A small ``alpha`` gives clients few classes and unequal sizes. Each client without examples gets one example of the
+    largest client.
     """
     owners = draw_owners(labels.numpy(), clients, alpha, stream.numpy())
     for client in np.flatnonzero(np.bincount(owners, minlength=clients) == 0):
@@ -183,9 +187,9 @@ def skew_labels(labels: Tensor, clients: int, alpha: float, stream: Stream) -> T
 def draw_owners(
     labels: np.ndarray, clients: int, alpha: float, rng: np.random.Generator, *, balanced: bool = False
 ) -> np.ndarray:
-    """As `skew_labels`, but some clients may have no example.
+    """Assign examples to clients as `skew_labels` does; clients may have no examples.
 
-    Where ``balanced``, a client that has 1/clients of all examples gets none of the classes that follow.
+    If ``balanced``, a client that has 1/clients of all examples gets no examples of later classes.
     """
     owners = np.zeros(len(labels), dtype=np.int64)
     for label in np.unique(labels):

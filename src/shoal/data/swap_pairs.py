@@ -1,10 +1,9 @@
 """Records for audits: pairs of training and held-out examples, and mislabelled examples (canaries).
 
-A federation can be retrained with either example of a pair. Half of the canaries are left out of training.
+A federation can be retrained with either example of a pair. Each canary is left out of training with probability 1/2.
 
-Source of the canaries: Aerni, Zhang, Tramer 2024, CCS, arXiv:2404.17399, section 4: mislabelled examples are among the
-most exposed, and the membership of canaries must be drawn independently. Here a canary is one of its client's examples,
-not an additional one.
+Source of the canaries: Aerni, Zhang, Tramer 2024, CCS, arXiv:2404.17399, section 4. Canaries here replace examples of
+the client; the paper adds canaries to the training set.
 """
 
 from dataclasses import dataclass, replace
@@ -35,21 +34,20 @@ OTHER_CLIENTS = (
 
 @dataclass(frozen=True, eq=False)
 class PairedRecords:
-    """Q pairs of a client's training example and a held-out example of the same group and label (not in a regression).
+    """Q pairs of a client's training example and a similar held-out example, which have the same label and group.
 
-    The second is a test example of the client if test examples have clients. Otherwise it is from the client's hold-out
-    if inputs may differ between clients, or a test example of the client's group. Each of the 2 Q records belongs to
-    the pair's client, which trained on the first. In tensors of 2 Q records the Q members come first, then the
+    A pair in a regression may have different targets. The held-out example comes from the client's test examples if
+    test examples have clients. Otherwise, it comes from the client's hold-out if inputs may differ between clients,
+    else from the test examples of the client's group. Tensors of 2 Q records have the Q members first, then the Q
     non-members in the same order.
 
     Args:
-        federation: the federation; the inputs and labels of its clients include the set of the second examples, from
-            row ``first_test`` on.
-        entry: (Q,) int64, the member's place in ``federation.clients.indices``.
-        test: (Q,) int64, the non-member's place in its set.
-        first_test: see ``federation``.
-        source: the set of the non-members.
-        within: whether both examples of a pair are of one client, or of one group.
+        federation: the federation, with the held-out examples appended to the inputs and labels of its clients.
+        entry: the member's position in ``federation.clients.indices``, (Q,) int64.
+        test: the non-member's position in its data set, (Q,) int64.
+        first_test: the first row of the appended held-out examples.
+        source: the data set of the non-members.
+        within: whether both examples of a pair are from one client or only from one group.
     """
 
     federation: Federation
@@ -64,26 +62,26 @@ class PairedRecords:
 
     @property
     def client(self) -> Tensor:
-        """(2 Q,) int64, the position of each record's client."""
+        """The position of each record's client, (2 Q,) int64."""
         return self.federation.clients.owners()[self.entry].repeat(2)
 
     @property
     def group(self) -> Tensor:
-        """(2 Q,) int64, the group of each record."""
+        """The group of each record, (2 Q,) int64."""
         return self.federation.groups_of("clients")[self.entry].repeat(2)
 
     @property
     def rows(self) -> Tensor:
-        """(2 Q,) int64, the row of each record in ``federation.clients.x``."""
+        """The row of each record in ``federation.clients.x``, (2 Q,) int64."""
         return torch.cat([self.federation.clients.indices[self.entry], self.first_test + self.test])
 
     def rows_on_device(self, records: Tensor) -> Tensor:
-        """Return `rows` of ``records`` (m,) on the labels' device."""
+        """Return the `rows` of ``records`` (m,) on the labels' device."""
         return self.rows[records].to(self.federation.clients.y.device)
 
     @property
     def labels(self) -> Tensor:
-        """(2 Q,), or (2 Q, d) in a regression."""
+        """The label of each record, (2 Q,), or (2 Q, d) in a regression."""
         return self.federation.clients.y[self.rows.to(self.federation.clients.y.device)].cpu()
 
     def members_with_copies(self) -> int:
@@ -92,14 +90,14 @@ class PairedRecords:
         return int(np.isin(hashes.clients[self.entry.numpy()], hashes.repeated()).sum())
 
     def take(self, pairs: Tensor) -> "PairedRecords":
-        """Select pairs by mask (Q,)."""
+        """Select the pairs in the mask ``pairs`` (Q,)."""
         return replace(self, entry=self.entry[pairs], test=self.test[pairs])
 
     def locate_in(self, earlier: Federation) -> tuple["PairedRecords", Tensor]:
-        """Locate the pairs whose first example, by content, is a training example of another federation.
+        """Find the pairs whose training example is also a training example of ``earlier``, compared by content.
 
         Returns:
-            The E pairs in ``earlier``, and their positions among the Q pairs (E,) int64.
+            The E pairs in ``earlier``, and their positions among the Q pairs, (E,) int64.
         """
         clients = self.federation.clients
         hashes, earlier_hashes = comparable_hashes(clients, earlier.clients)
@@ -118,16 +116,18 @@ class PairedRecords:
         return replace(self, federation=whole, entry=entry, test=self.test[pair], first_test=first_test), pair
 
     def second_members(self, earlier: Federation) -> Tensor:
-        """Whether the second example of each pair is, by content, in training in another federation, (Q,) bool."""
+        """Return whether each pair's held-out example is a training example of ``earlier``, compared by content, (Q,)
+        bool.
+        """
         clients = self.federation.clients
         second = Shards.from_indices(clients.x, clients.y, self.first_test + self.test, torch.tensor([len(self)]))
         own, others = comparable_hashes(second, earlier.clients)
         return torch.from_numpy(np.isin(own, others))
 
     def swap_records(self, swap: Tensor) -> Federation:
-        """Swap the examples of the pairs in the mask ``swap`` (Q,): clients then train on the second one.
+        """Return the federation that trains on the held-out example of each pair in the mask ``swap`` (Q,).
 
-        Every client keeps its number of examples, and its number of each label.
+        Each client's number of examples stays unchanged.
         """
         clients = self.federation.clients
         indices = clients.indices.clone()
@@ -144,12 +144,12 @@ def _append_rows(federation: Federation, x: Tensor, y: Tensor, group: Tensor) ->
 
 
 def pair_records(federation: Federation, stream: Stream, duplicates: Duplicates = "keep") -> PairedRecords:
-    """Pair training examples with similar held-out examples at random, each in at most one pair.
+    """Pair training examples with similar held-out examples at random; each example is in at most one pair.
 
     Args:
-        federation: see `PairedRecords`.
-        stream: randomness of the pairs.
-        duplicates: "leave-out": do not pair examples that any set of the federation has twice.
+        federation: the federation.
+        stream: the random stream of the pairs.
+        duplicates: "keep", or "leave-out" to exclude examples that occur more than once in the federation.
 
     Raises:
         InputError: no pair is possible.
@@ -158,23 +158,27 @@ def pair_records(federation: Federation, stream: Stream, duplicates: Duplicates 
     entry, other = _draw_pairs(federation, stream, duplicates)
     owner = "its client" if within == "client" else "its group"
     one, larger = ("test", "test set") if source == "test" else ("hold-out", "hold-out")
-    require(len(entry) > 0, f"no training example has a {one} example of {owner} and label; give a larger {larger}")
+    require(
+        len(entry) > 0,
+        f"no training example has a {one} example of {owner} with the same label; give a larger {larger}",
+    )
     whole = _append_rows(federation, held_out.x, held_out.y, held_out.group)
     return PairedRecords(whole, entry, other, len(federation.clients.x), source, within)
 
 
 def decoys(records: PairedRecords, federation: Federation, stream: Stream, *, shared: bool) -> tuple[Tensor, Tensor]:
-    """Draw held-out examples outside the pairs, as non-members for the unpaired members in a list of candidates.
+    """Draw held-out examples outside the pairs, as non-members for an attack's list of candidates.
 
     Args:
         records: the pairs.
         federation: the federation of the pairs.
-        stream: randomness of the draws.
-        shared: whether each client gets its own similar examples, which other clients may get too; otherwise each
-            example goes to one client, as many per group as it has unpaired members.
+        stream: the random stream of the draws.
+        shared: whether a held-out example may be drawn for several clients. With ``False`` each example is drawn for at
+            most one client.
 
     Returns:
-        The position of each example's client (F,) int64, and its place in the held-out set (F,) int64.
+        The position of each drawn example's client, (F,) int64, and the example's position in the held-out set, (F,)
+        int64.
     """
     clients, (held_out, _, within) = federation.clients, held_out_examples(federation)
     of_client = torch.arange(len(federation)) if within == "client" else federation.group
@@ -209,14 +213,16 @@ def decoys(records: PairedRecords, federation: Federation, stream: Stream, *, sh
 
 
 def number_of_pairs(federation: Federation, duplicates: Duplicates = "keep") -> int:
-    """Return the number of pairs that `pair_records` makes."""
+    """Return the number of pairs that `pair_records` draws."""
     return len(_draw_pairs(federation, Stream(0), duplicates)[0])
 
 
 def held_out_examples(
     federation: Federation,
 ) -> tuple[GroupedExamples, Literal["test", "holdout"], Literal["client", "group"]]:
-    """Return the set of the second examples, its name, and whether pairs are within clients or groups."""
+    """Return the held-out examples for pairs, the name of their data set, and whether pairs are within clients or
+    groups.
+    """
     holdout, test = federation.holdout, federation.test
     if test.client is not None:
         return test, "test", "client"
@@ -272,15 +278,15 @@ def _strata(places: Tensor, key: Tensor, label: Tensor) -> dict[tuple[int, int],
 
 @dataclass(frozen=True, eq=False)
 class Canaries:
-    """M mislabelled examples, some in training.
+    """M mislabelled examples, about half of which are in training.
 
     Args:
-        x: (M, ...), inputs.
-        y: (M,) int64, wrong labels.
-        true_label: (M,) int64, right labels.
-        client: (M,) int64, ids of the canaries' clients.
-        record: (M,) int64, positions among the clients' original examples.
-        member: (M,) bool, whether the canary is in training, with the wrong label.
+        x: the inputs, (M, ...).
+        y: the wrong labels, (M,) int64.
+        true_label: the correct labels, (M,) int64.
+        client: the id of each canary's client, (M,) int64.
+        record: the position of each canary among the client's original examples, (M,) int64.
+        member: whether the canary is in training, with the wrong label, (M,) bool.
     """
 
     x: Tensor
@@ -297,16 +303,17 @@ class Canaries:
 
 @settings
 class MislabelledCanaries:
-    """Canaries: some training examples get a wrong label, and half of them, at random, are left out of training.
+    """Canaries: training examples with a wrong label, each left out of training with probability 1/2.
 
-    A canary replaces one of its client's examples, so about half of ``per_client`` examples are missing from training.
-    The example with its right label is never in training. Canaries in training count as training examples and members
-    in all other figures.
+    A canary replaces one of the client's examples, so a client trains on about ``per_client`` / 2 fewer examples. The
+    example with the correct label is not in training. Canaries in training count as training examples and members in
+    all other figures.
 
     Args:
-        per_client: canaries per client, drawn from its own examples; 0: none.
-        clients: number of clients with canaries, drawn from those with more than ``per_client`` examples; ``all``: all
-            of these.
+        per_client: the number of canaries per client, drawn from the client's examples. The default 0 inserts no
+            canaries.
+        clients: the number of clients with canaries, drawn from the clients with more than ``per_client`` examples;
+            ``all`` takes all these clients.
 
     Example:
         >>> import shoal
@@ -321,33 +328,39 @@ class MislabelledCanaries:
     clients: Positive | Literal["all"] = "all"
 
     def check(self, sizes: Tensor) -> None:
-        """Raise `InputError` if too few clients have enough examples; ``sizes`` (N,) int64 are their numbers."""
+        """Raise `InputError` if too few clients have more than ``per_client`` examples.
+
+        ``sizes`` (N,) int64 are the clients' numbers of examples.
+        """
         enough, least = int((sizes > self.per_client).sum()), 1 if self.clients == "all" else self.clients
         require(
             self.per_client == 0 or enough >= least,
-            f"'per_client' = {self.per_client} canaries need 'clients' with more examples than that, at least {least} "
-            f"of them; {enough} of {len(sizes)} have more",
+            f"at least {least} of {len(sizes)} clients must have more than 'per_client' = {self.per_client} examples "
+            f"(got {enough} clients)",
         )
 
     def insert(self, federation: Federation, stream: Stream) -> tuple[Federation, Canaries]:
-        """Insert canaries; return the federation that trains on them, and all canaries.
+        """Insert canaries; return the federation that trains on the member canaries, and all canaries.
 
-        A client's canaries depend on the stream, its id and its number of examples, not on its position. Inputs are
-        shared with ``federation``. Wrong labels are uniform.
+        Wrong labels are uniform. A client's canaries depend only on the stream, the client's id and its number of
+        examples.
 
         Raises:
-            InputError: too few clients with more than ``per_client`` examples, a single class, clients that share
-                examples, or a federation in which a client has a schedule.
+            InputError: too few clients have more than ``per_client`` examples, there is only one class, clients share
+                examples, or a client has a schedule.
         """
         shards = federation.clients
         self.check(shards.sizes)
         chosen = self._clients(federation, stream)
         if len(chosen):
             classes = federation.classes or 0
-            require(classes >= 2, f"canaries need a wrong label, so at least 2 classes; got {classes}")
-            require(federation.schedule is None, "canaries do not go together with a property attack")
+            require(classes >= 2, f"canaries require at least 2 classes (got {classes})")
+            require(
+                federation.schedule is None,
+                "canaries and a property attack are not allowed together; remove one of the two",
+            )
             shared = len(shards.indices) - len(shards.indices.unique())
-            require(shared == 0, f"canaries need clients with examples of their own; {shared} are of several clients")
+            require(shared == 0, f"canaries require that clients share no examples (got {shared} shared examples)")
         none = torch.empty(0, dtype=torch.int64)
         draws = [(none, none, none, none, none.bool()), *(self._draw(federation, i, stream) for i in chosen)]
         row, y, client, record, member = (torch.cat(parts) for parts in zip(*draws, strict=True))

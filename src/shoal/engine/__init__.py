@@ -1,7 +1,8 @@
-"""Trains many clients fast, runs the rounds, and declares the protocols of algorithms, attacks and defences.
+"""Federated training: local steps of many clients, rounds, and the protocols of algorithms and defences.
 
-May import `core`, `data` and `models`. `backends` trains clients in two ways that compute the same, `rounds` plans,
-trains and merges a round, and `protocols.py` declares what the packages above implement.
+`backends` trains clients by two interchangeable methods. `rounds` plans and aggregates each round. `protocols.py`
+declares the interfaces that algorithms, attacks and defences implement. The package may import `core`, `data` and
+`models`.
 """
 
 from shoal.engine.backends.gradient_clipping import require_per_example_gradients

@@ -1,4 +1,4 @@
-"""The engine: trains many owners of data at once, and evaluates models on many examples."""
+"""The engine, which trains many owners of data and evaluates models."""
 
 import re
 import threading
@@ -30,10 +30,10 @@ from shoal.engine.worker_pool import RoundClock, WorkerPool
 from shoal.models.model import Model
 
 Precision = Literal["fp32", "bf16"]
-"""The number format of computations; parameters are float32 in either case."""
+"""The number format of computations. Parameters are always float32."""
 
 MAX_THREADS = 1024
-"""The operating system refuses many more threads without a sentence."""
+"""The largest number of threads, because operating systems may refuse more without an error message."""
 
 Threads = Annotated[int, Field(ge=1, le=MAX_THREADS, strict=True)]
 
@@ -58,8 +58,7 @@ class _Options:
 
 
 _EVALUATED = {"loop": 256, "vmap": 2048}
-"""Examples per batch of evaluation, by backend: convolutions' outputs should stay in the caches, and small dense
-networks have little to do. Fixed, since it may change the last bits."""
+"""Examples per batch of evaluation, by backend. They are fixed because they may change results' last bits."""
 
 _LARGE = 3_072
 """Elements per example above which the loop backend uses a quarter (320 faces of 62x47: 87 ms instead of 135)."""
@@ -76,10 +75,10 @@ _Examples = TypeVar("_Examples", Shards, GroupedExamples)
 
 
 class DivergenceError(InputError):
-    """Training gave a number that is not finite.
+    """Training that produced a number that is not finite.
 
     Attributes:
-        owner: position of the owner whose training did.
+        owner: the position of the owner whose training diverged.
     """
 
     def __init__(self, owner: int, sentence: str) -> None:
@@ -88,7 +87,10 @@ class DivergenceError(InputError):
 
 
 def gather_params(params: Tensor, index: Tensor) -> Tensor:
-    """Return rows of ``params`` (S, P) by index (u,), or mixtures of them by weights (u, S): (u, P), a new tensor."""
+    """Return a new tensor (u, P) of rows of ``params`` (S, P).
+
+    A 1-d ``index`` (u,) selects rows. A 2-d ``index`` (u, S) has the weights of u mixtures of rows.
+    """
     return params[index] if index.dim() == 1 else index.to(params) @ params
 
 
@@ -102,22 +104,21 @@ def _rows_of_four(params: Tensor, index: Tensor) -> Tensor:
 
 
 class Engine:
-    """Trains and evaluates rows of one model on one device, over several threads.
+    """A device and worker threads that train and evaluate one model's parameter vectors.
 
-    Each owner is trained, and each batch evaluated, by one thread alone, and results come in an order that does not
-    depend on which thread finishes first: the number of threads changes no bit of any result. Use it as a context
-    manager, or call `close`.
+    Results do not depend on the number of threads. Use the engine as a context manager, or call `close`.
 
     Args:
         model: the model to train and evaluate.
         device: "cpu" or "cuda".
-        threads: worker threads on the CPU; None: one for each core that the process may use.
-        precision: "fp32", or "bf16" for computing (parameters stay float32).
-        backend: "loop", "vmap", or None for the rule of `selection.prefers_vmap`. Under vmap, local trainings that
-            only the loop can do (`selection.loop_reason`) are looped.
+        threads: the number of worker threads on the CPU; ``None`` uses one per available core.
+        precision: the number format of computations, "fp32" or "bf16". Parameters are always float32.
+        backend: "loop" or "vmap"; ``None`` chooses by `selection.prefers_vmap`. With "vmap", the engine still uses the
+            loop for local trainings that vmap cannot perform (`selection.loop_reason`).
 
     Raises:
-        InputError: CUDA asked for and absent, or batch norm, dropout or recurrent layers under vmap.
+        InputError: PyTorch finds no such CUDA device, or vmap cannot train the model's batch norm, dropout or recurrent
+            layers.
 
     Example:
         >>> import torch, shoal
@@ -140,14 +141,14 @@ class Engine:
         precision: Precision = "fp32",
         backend: Backend | None = None,
     ) -> None:
-        require_instance("model", model, Model, "such as Model(MyNetwork) or create_model makes")
+        require_instance("model", model, Model, "such as Model(MyNetwork) or the result of create_model")
         options = _Options(str(device), threads, precision)
         self.device = torch.device(options.device)
         if self.device.type == "cuda":
             refusal, count = f"device '{device}' cannot be used", torch.cuda.device_count()
-            require(torch.cuda.is_available(), f"{refusal}: PyTorch finds no CUDA device here; use 'cpu'")
+            require(torch.cuda.is_available(), f"{refusal}: PyTorch finds no CUDA device; use 'cpu'")
             index = self.device.index or 0
-            require(index < count, f"{refusal}: the CUDA devices here are cuda:0 to cuda:{count - 1}")
+            require(index < count, f"{refusal}: PyTorch finds only cuda:0 to cuda:{count - 1}")
         check_backend(backend, model)
         self.model = model
         self.dtype = torch.bfloat16 if precision == "bf16" else torch.float32
@@ -173,7 +174,9 @@ class Engine:
         self.close()
 
     def reopened(self, threads: int | None = None) -> "Engine":
-        """Return a new engine with these settings, with at most ``threads`` threads; this one may be closed."""
+        """Return a new engine with the settings of this engine and at most ``threads`` threads; this engine may be
+        closed.
+        """
         settings = {"device": self.device, **self._settings}
         if threads is not None:
             settings["threads"] = min(threads, settings["threads"])
@@ -184,13 +187,13 @@ class Engine:
         return partial(Engine, device=self.device, **self._settings), (self.model,)
 
     def close(self) -> None:
-        """End the worker threads and give PyTorch its settings back; work not yet begun is dropped."""
+        """End the worker threads, drop waiting work and restore PyTorch's global settings."""
         self._pool.close()
 
     def prepare(self, federation: Federation) -> Federation:
-        """Return the federation with its inputs stored as this engine reads them fastest; results are the same without.
+        """Return the federation with inputs stored in the engine's fastest format, which changes no result.
 
-        Memory-mapped inputs (`Shards.memory_mapped`) stay where they are: batches are converted when they are read.
+        Memory-mapped inputs (`Shards.memory_mapped`) are converted batch by batch when the engine reads them.
         """
 
         def stored(x: Tensor) -> Tensor:
@@ -218,21 +221,22 @@ class Engine:
         local: LocalSGD,
         term: LinearTerm | None = None,
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Train every owner from its start, and yield the results as they come, in a fixed order.
+        """Train every owner, and yield results in a fixed order while other owners still train.
 
         Args:
-            starts: (S, P), the parameter vectors at the start.
-            index: (n,) int64, the index of each owner's start; or (n, S) float, the weights of a mixture of starts.
+            starts: the initial parameter vectors, (S, P).
+            index: the index of each owner's initial vector, (n,) int64; or the weights of a mixture of initial vectors,
+                (n, S) float.
             shards: the n owners' examples.
             randomness: the owners' randomness, from `LocalSGD.randomness`.
             local: the local training, at the round's learning rate (`LocalSGD.at_round`).
-            term: a linear term, added to every gradient; None: none.
+            term: a linear term that is added to every gradient; ``None`` adds nothing.
 
         Yields:
-            Owners (u,) int64 and their results (u, P), every owner once in total. Only a few are in memory at a time.
+            Positions of owners, (u,) int64, and their trained parameters, (u, P). Every owner comes exactly once.
 
         Raises:
-            DivergenceError: a result is not finite.
+            DivergenceError: a trained parameter is not finite.
         """
         yield from self.train_into(lambda owners, ends: (owners, ends), starts, index, shards, randomness, local, term)
 
@@ -250,14 +254,15 @@ class Engine:
         rule: StepRule | None = None,
         clock: RoundClock | None = None,
     ) -> Iterator[_Result]:
-        """Train as `train` does, and yield ``finish(owners, ends)``, which is called on the threads that train.
+        """Train as `train` does, and yield ``finish(owners, ends)``, computed on the training threads.
 
-        ``then`` has further local trainings, each from the end of the one before. A ``rule`` replaces the gradient:
-        ``starts`` are (S, R) and results (u, R). A ``clock`` counts what threads spend in steps as local training.
+        ``then`` lists further local trainings, each of which starts where the previous training ended. A ``rule``
+        replaces the gradient step; ``starts`` are then (S, R) and results (u, R). A ``clock`` counts the threads'
+        training time.
         """
         clock = RoundClock() if clock is None else clock
         if rule is not None:
-            require_plain_sgd(local, "such a local step")
+            require_plain_sgd(local, "a step rule")
         trainer = self._trainer_for(local)
 
         def work(owners: Tensor) -> _Result:
@@ -278,8 +283,9 @@ class Engine:
         yield from self._pool.in_order(work, trainer.units(shards, local))
 
     def _trainer_for(self, local: LocalSGD) -> LoopBackend | VmapBackend:
-        """The backend for ``local``: the loop where vmap cannot do it, since directives may ask for it in one cluster
-        and round alone, and all other trainings must stay the same, bit for bit.
+        """The backend for ``local``, which is the loop if vmap cannot train by ``local``.
+
+        Directives may need the loop in one cluster and round; all other trainings stay the same, bit for bit.
         """
         if isinstance(self._trainer, LoopBackend) or loop_reason(local, dense=self._trainer.dense is not None) is None:
             return self._trainer
@@ -290,7 +296,9 @@ class Engine:
     def train_other_model(
         self, model: Model, row: Tensor, shards: Shards, randomness: LocalRandomness, local: LocalSGD
     ) -> Tensor:
-        """Train ``row`` (P',), parameters of a ``model`` that is not the engine's, on the one owner of ``shards``."""
+        """Return parameters (P',) of ``model``, trained from ``row`` (P',) on the examples of the only owner of
+        ``shards``.
+        """
         rows, owner = row[None].to(self.device, copy=True), torch.zeros(1, dtype=torch.int64)
         LoopBackend().train(BoundNetwork(model, self.device, self.dtype), rows, shards, owner, randomness, local)
         return rows[0].cpu()
@@ -298,15 +306,15 @@ class Engine:
     def train_centrally(
         self, model: Model, row: Tensor, x: Tensor, y: Tensor, local: LocalSGD, stream: Stream
     ) -> Tensor:
-        """Train ``row`` (P',), parameters of ``model``, on examples that the server has; draws are of ``stream``."""
+        """Return parameters (P',) of ``model``, trained from ``row`` (P',) on the server's examples x and y."""
         shards = Shards.from_contiguous(x, y, torch.tensor([len(x)]))
         randomness = local.randomness(shards, torch.zeros(1, dtype=torch.int64), stream)
         return self.train_other_model(model, row, shards, randomness, local)
 
     def outputs(self, row: Tensor, x: Tensor, indices: Tensor | None = None) -> Tensor:
-        """Return the outputs (m, C) float32, in evaluation mode, of the model at ``row`` (P,) for x (M, ...).
+        """Return the float32 outputs (m, C) of the model ``row`` (P,) for inputs x (M, ...), in evaluation mode.
 
-        ``indices`` (m,) restricts x; None: all of x.
+        ``indices`` (m,) selects inputs; ``None`` selects all inputs.
         """
         if self._batches(x, indices):
             return torch.cat(list(self._evaluate_batches(row[None], x, indices, lambda outputs, _: outputs)))
@@ -315,7 +323,7 @@ class Engine:
         return self.outputs(row, example)[:0]
 
     def outputs_in_parts(self, row: Tensor, x: Tensor, indices: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the results of `outputs`, bit for bit, a few at a time: their places in ``indices``, and outputs."""
+        """Yield slices of ``indices`` and the matching rows of `outputs`, bit for bit, to save memory."""
         done, batches = 0, self._evaluate_batches(row[None], x, indices, lambda outputs, _: outputs)
         while part := list(islice(batches, _TOGETHER)):
             outputs = torch.cat(part)
@@ -323,7 +331,10 @@ class Engine:
             done += len(outputs)
 
     def losses(self, rows: Tensor, shards: Shards) -> Tensor:
-        """Return the mean losses (n, K) float64 of models (K, P) on each of n owners' examples, at least one each."""
+        """Return the mean losses (n, K) float64 of K models, ``rows`` (K, P), on each of n owners' examples.
+
+        Every owner needs at least one example.
+        """
         total, owners = torch.zeros(len(rows), len(shards), dtype=torch.float64), shards.owners()
         for k, entries, losses in self._loss_batches(rows, shards):
             # Added up as they come: not all losses of all examples are in memory.
@@ -331,7 +342,7 @@ class Engine:
         return (total / shards.sizes).T.contiguous()
 
     def example_losses(self, rows: Tensor, shards: Shards) -> Tensor:
-        """Return the losses (m, K) float64 of models (K, P) on each of the shards' m entries."""
+        """Return the losses (m, K) float64 of K models, ``rows`` (K, P), on each of the m examples of ``shards``."""
         matrix = torch.empty(len(rows), len(shards.indices), dtype=torch.float64)
         for k, entries, losses in self._loss_batches(rows, shards):
             matrix[k, entries] = losses
@@ -354,12 +365,12 @@ class Engine:
     def example_gradients_into(
         self, finish: Callable[[Tensor], _Result], row: Tensor, x: Tensor, y: Tensor
     ) -> Iterator[_Result]:
-        """Yield the gradients of each example's loss at one model, a batch at a time, in the order of the examples.
+        """Yield results of ``finish`` on the gradients of each example's loss, batch by batch, in the examples' order.
 
         Args:
-            finish: called with gradients (B, p) float32 by the p trainable parameters, on the thread that computed
-                them; its results are yielded.
-            row: (P,), the model, in evaluation mode.
+            finish: a function of a batch's gradients (B, p) float32 by the p trainable parameters, called on the thread
+                that computed the gradients.
+            row: the model's parameters, (P,); the model is in evaluation mode.
             x: inputs (M, ...).
             y: labels (M,).
         """

@@ -1,4 +1,4 @@
-"""Local training as a value: the epochs or steps of SGD of a client in a round, and what may replace their parts."""
+"""Settings of local training (`LocalSGD`), and the protocols of its exchangeable parts."""
 
 import inspect
 import math
@@ -17,14 +17,15 @@ from shoal.data.shards import Shards
 from shoal.models.model import Loss
 
 Forward = Callable[[Tensor], Tensor]
-"""The network in training mode: inputs (B, ...) to outputs (B, C), float32."""
+"""The network in training mode, a function from inputs (B, ...) to float32 outputs (B, C)."""
 
 Gradient = Callable[[Tensor, int], Tensor]
-"""The gradients (u, P) of u clients' losses, with weight decay, at their parameters (u, P) on one of a step's batches,
-counted from 0; 0 for a client whose steps are done."""
+"""A function from the parameters (u, P) of u clients and a batch's index in the step to loss gradients (u, P).
+
+The gradients include weight decay. A client that has finished its steps has gradient 0."""
 
 _UNSUPPORTED = ("Optimizer", "LBFGS", "SparseAdam")
-"""LBFGS evaluates the loss several times in a step; SparseAdam needs sparse gradients."""
+"""LBFGS evaluates the loss several times per step; SparseAdam needs sparse gradients."""
 
 _OPTIMIZERS = sorted(
     name
@@ -37,16 +38,17 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True, eq=False)
 class LinearTerm:
-    """Adds ``strength_i * (theta - anchor_i) + offset_i`` to every gradient of client i.
+    """Addition of ``strength_i * (theta - anchor_i) + offset_i`` to every gradient of client i.
 
-    With ``offset`` = 0 it is the gradient of the proximal term ``strength_i / 2 * |theta - anchor_i|^2`` (FedProx,
-    Ditto); with ``strength`` = 0 it is a control variate (SCAFFOLD). Buffers (batch norm's statistics) are left alone.
+    A zero ``offset`` gives the gradient of the proximal term ``strength_i / 2 * |theta - anchor_i|^2`` (FedProx,
+    Ditto). A zero ``strength`` gives a control variate (SCAFFOLD). Buffers such as batch norm's statistics are not
+    changed.
 
     Args:
-        strength: (n,) at least 0.
-        anchors: (A, P).
-        anchor: (n,) int64, the index of each client's anchor; None: client i has ``anchors[i]``.
-        offset: (n, P); None: 0.
+        strength: one coefficient per client, at least 0, (n,).
+        anchors: the anchors' parameters, (A, P).
+        anchor: the index of each client's anchor, (n,) int64. ``None`` means that client i has ``anchors[i]``.
+        offset: one constant vector per client, (n, P). ``None`` means 0.
 
     Example:
         >>> import torch
@@ -64,13 +66,15 @@ class LinearTerm:
     offset: Tensor | None = None
 
     def take(self, clients: Tensor) -> "LinearTerm":
-        """Return the term of ``clients`` (u,)."""
+        """Return the term of the clients at positions (u,)."""
         anchor = clients if self.anchor is None else self.anchor[clients]
         offset = None if self.offset is None else self.offset[clients]
         return LinearTerm(self.strength[clients], self.anchors, anchor, offset)
 
     def constants(self, clients: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the term of ``clients`` (u,) as ``strength * theta - constant``: strength (u, 1), constant (u, P)."""
+        """Return the strength (u, 1) and constant (u, P) in ``strength * theta - constant``, the term of ``clients``
+        (u,).
+        """
         term = self.take(clients)
         strength = term.strength[:, None].to(self.anchors)
         constant = strength * self.anchors[term.anchor]
@@ -78,9 +82,10 @@ class LinearTerm:
 
 
 class StepRule(Protocol):
-    """A local step that takes several gradients or moves several vectors; a pure function of one client or of many.
+    """A local step that uses several gradients, or that changes several vectors per client.
 
-    Each client has a row (R,): the P parameters that it trains and sends, then what else the rule moves.
+    A rule is a pure function of the rows (R,) of one or more clients. The first P numbers of a row are the parameters
+    that the client trains and sends. The remaining numbers are the rule's further vectors.
 
     Example:
         >>> import torch
@@ -100,11 +105,11 @@ class StepRule(Protocol):
 
     @property
     def batches(self) -> int:
-        """Batches per step; where a client has fewer left, its last one is used again."""
+        """The number of batches per step. If a client has fewer batches left, its last batch is repeated."""
         ...
 
     def step(self, rows: Tensor, gradient: Gradient, learning_rate: float) -> Tensor:
-        """Return the rows (u, R) after a step from ``rows`` (u, R), which stay unchanged.
+        """Return the rows (u, R) after a step from ``rows`` (u, R), which must not be modified.
 
         A client whose gradients are all 0 must keep its row.
         """
@@ -113,24 +118,27 @@ class StepRule(Protocol):
 
 @runtime_checkable
 class InputAugmentation(Protocol):
-    """Random transformations of the images that a client trains on, drawn anew in every pass."""
+    """Random transformations of training images, drawn anew in every pass over the data."""
 
     def draws(self, count: int, generator: torch.Generator) -> Tensor:
-        """Return draws (count, d), one per image; draws for two counts in turn equal those for the counts' sum.
+        """Return the random draws (count, d), one row per image.
+
+        Two consecutive calls must return the same rows as one call for the sum of their counts.
 
         Args:
             count: the number of images, at least 0.
-            generator: the client's generator, on the CPU; the source of all randomness.
+            generator: the client's generator on the CPU, the only source of randomness.
         """
         ...
 
     def transformed(self, images: Tensor, draws: Tensor) -> Tensor:
-        """Images of the same shape; each depends on its own original alone, so that DP-SGD bounds its influence, and
-        not on the others that are transformed with it.
+        """Return the transformed images, (B, C, H, W).
+
+        Each result must depend only on its own original image, because DP-SGD bounds the influence of every example.
 
         Args:
-            images: (B, C, H, W) float, of one client or of many, B at least 1; not changed.
-            draws: (B, d), of each image, on the CPU.
+            images: float images of one or more clients, (B, C, H, W) with B at least 1, which must not be modified.
+            draws: the random draws of each image, on the CPU, (B, d).
         """
         ...
 
@@ -145,29 +153,28 @@ class Objective(Protocol):
         """Return a scalar to differentiate.
 
         Args:
-            forward: the network.
+            forward: the network in training mode.
             x: inputs (B, ...).
-            y: labels (B,); in a regression targets (B, d).
-            loss: per-example loss of outputs and labels.
-            generator: the client's generator, on the CPU; the source of all randomness.
-            number: the number of the pass over the data in the whole training, from 0: rounds done times passes per
-                round, plus the pass in this round.
+            y: labels (B,), or targets (B, d) in a regression.
+            loss: the per-example loss of outputs and labels.
+            generator: the client's generator on the CPU, the only source of randomness.
+            number: the index, from 0, of this pass over the data in the whole run.
         """
         ...
 
 
 @settings
 class TorchOptimizer:
-    """An optimizer of `torch.optim`, which every client starts anew in every round.
+    """An optimizer of `torch.optim`, created anew for every client in every round.
 
-    Learning rate and weight decay are those of `LocalSGD`.
+    The learning rate and the weight decay come from `LocalSGD`.
 
     Args:
-        name: such as "AdamW".
+        name: the optimizer's class name, such as "AdamW".
         options: further arguments of the optimizer, such as ``{"betas": [0.9, 0.99]}``.
 
     Raises:
-        InputError: an optimizer that `torch.optim` does not have, or options that it does not take.
+        InputError: `torch.optim` has no such optimizer, or the optimizer rejects the options.
 
     Example:
         >>> import torch
@@ -184,14 +191,14 @@ class TorchOptimizer:
             self.name in _OPTIMIZERS, f"torch.optim has no optimizer '{self.name}'; {suggest(self.name, _OPTIMIZERS)}"
         )
         for taken in ("lr", "weight_decay", "params"):
-            require(taken not in self.options, f"'options' must not have '{taken}': local training says it")
+            require(taken not in self.options, f"'options' must not contain '{taken}'; local training sets it")
         # TOML has lists where PyTorch has tuples.
         options = {key: tuple(value) if isinstance(value, list) else value for key, value in self.options.items()}
         object.__setattr__(self, "options", options)
         self.made([torch.zeros(1)], 0.1, 0.0)
 
     def made(self, parameters: list[Tensor], learning_rate: float, weight_decay: float) -> torch.optim.Optimizer:
-        """Return a new optimizer of ``parameters``."""
+        """Create the optimizer for ``parameters``."""
         optimizer, options = getattr(torch.optim, self.name), self.options
         # Also 0, which is not every optimizer's default, such as AdamW's.
         if weight_decay or "weight_decay" in inspect.signature(optimizer).parameters:
@@ -199,11 +206,11 @@ class TorchOptimizer:
         try:
             return optimizer(parameters, lr=learning_rate, **options)
         except (TypeError, ValueError, LookupError) as error:
-            raise InputError(f"torch.optim.{self.name} cannot be made: {error}") from error
+            raise InputError(f"optimizer: torch.optim.{self.name} rejects these options ({error})") from error
 
 
 def in_groups(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
-    """Groups of ``size`` items; the last may have fewer.
+    """Yield groups of ``size`` items; the last group may have fewer items.
 
     >>> list(in_groups("abcde", 2))
     [['a', 'b'], ['c', 'd'], ['e']]
@@ -218,31 +225,27 @@ def in_groups(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
         yield group
 
 
-PRIVATE_OBJECTIVE = (
-    "DP-SGD clips the gradient of each example's loss, so no other objective can be minimised with it; leave one out"
-)
+PRIVATE_OBJECTIVE = "DP-SGD cannot minimise another objective than the mean loss; remove DP-SGD or the objective"
 _PRIVATE_WEIGHTS = (
-    "DP-SGD bounds what an example changes by its own gradient, but weights of examples follow from all examples of a "
-    "client; leave DP-SGD out, or take an algorithm that does not weigh examples"
+    "DP-SGD cannot train with example weights; remove DP-SGD or choose an algorithm without example weights"
 )
 _WEIGHTED_OBJECTIVE = (
-    "an algorithm that weighs examples minimises their weighted mean loss, and no other objective (mixup, flooding, "
-    "RelaxLoss, CCL) in its place; leave one out"
+    "example weights exclude mixup, flooding, RelaxLoss and CCL; remove the defence or choose another algorithm"
 )
 
 
 @runtime_checkable
 class GradientPrivacy(Protocol):
-    """The rule of differentially private steps: clipped gradients of single examples, with noise."""
+    """The settings of DP-SGD steps, which clip the gradient of each example and add noise."""
 
     @property
     def max_grad_norm(self) -> float:
-        """The bound on the L2 norm of an example's gradient."""
+        """The largest L2 norm of an example's gradient."""
         ...
 
     @property
     def noise_multiplier(self) -> float:
-        """The noise's standard deviation, in units of that bound."""
+        """The ratio of the noise's standard deviation to `max_grad_norm`."""
         ...
 
     @property
@@ -253,18 +256,19 @@ class GradientPrivacy(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class LocalRandomness:
-    """The randomness of a round's local training of n owners.
+    """The random numbers of n owners' local training in one round.
 
     Args:
-        orders: (n, passes, largest size), as `Stream.permutations`; no passes if every batch is full.
-        seeds: (n,) int64, for each owner's noise, dropout masks, Poisson subsamples and augmentation.
+        orders: the order of each owner's examples in each pass, (n, passes, largest size), from `Stream.permutations`;
+            there are 0 passes if every batch is full.
+        seeds: one seed per owner for noise, dropout masks, Poisson subsamples and augmentation, (n,) int64.
     """
 
     orders: Tensor
     seeds: Tensor
 
     def take(self, owners: Tensor) -> "LocalRandomness":
-        """Return the randomness of ``owners`` (u,)."""
+        """Return the randomness of the owners at positions (u,)."""
         return LocalRandomness(self.orders[owners], self.seeds[owners])
 
 
@@ -276,30 +280,32 @@ class LocalSGD:
     `torch.optim.SGD`, with v = 0 at the start of every round.
 
     Args:
-        epochs: passes over the local data, each in a new random order; 1 without ``steps``.
-        steps: gradient steps instead of epochs, over as many passes as they need.
-        batch_size: examples per step, fewer in the last batch of a pass; "all": all local data.
+        epochs: the number of passes over the local data per round, each in a new random order; 1 without ``steps``.
+        steps: the number of gradient steps per round, an alternative to ``epochs``.
+        batch_size: examples per step, or "all" for all local data; the last batch of a pass may be smaller.
         learning_rate: the learning rate of the first round.
-        decay: factor on the learning rate from one round to the next, in (0, 1].
-        weight_decay: L2 coefficient, added to the gradient as ``weight_decay * parameters``.
+        decay: the factor applied to the learning rate after every round, in (0, 1].
+        weight_decay: the L2 coefficient, added to the gradient as ``weight_decay * parameters``.
         momentum: the factor on the previous step, in [0, 1).
-        clip_norm: largest L2 norm of a batch's gradient, as `torch.nn.utils.clip_grad_norm_`; None: no clipping.
-        optimizer: an optimizer of `torch.optim`, which is slower; None: SGD.
-        gradient_privacy: rule of differentially private steps (set by a defence); None: plain steps.
-        dropout: rate of the network's `SeededDropout` layers (set by a defence); None: their own.
-        augmentation: transformation of the images of every batch (set by a defence); None: no transformation.
-        multiplicity: augmented copies of each example in a batch; their mean gradient is the example's (set by a
+        clip_norm: the largest L2 norm of a batch's gradient, as in `torch.nn.utils.clip_grad_norm_`; ``None`` disables
+            clipping.
+        optimizer: an optimizer of `torch.optim`, which runs slower than SGD; ``None`` uses SGD.
+        gradient_privacy: the settings of DP-SGD (set by a defence); ``None`` trains without DP-SGD.
+        dropout: the rate of the network's `SeededDropout` layers (set by a defence); ``None`` keeps each layer's rate.
+        augmentation: the transformation of the images of every batch (set by a defence); ``None`` leaves images
+            unchanged.
+        multiplicity: the number of augmented copies of each example in a batch, whose gradients are averaged (set by a
             defence).
-        objective: replacement of the batch's mean loss (set by a defence); None: the mean loss.
-        share: fraction of the steps to take, in (0, 1], at least one step (set by a defence).
-        tensors: names of the trained tensors, at least one; gradients of the others are neither computed nor clipped
-            (set by an algorithm, as `TrainingPhase`). None: all of them.
-        round_decay: decay of the learning rate per earlier round (set by `at_round`).
-        rounds_done: earlier rounds (set by `at_round`).
+        objective: a replacement of the batch's mean loss (set by a defence); ``None`` uses the mean loss.
+        share: the fraction of the steps that is performed, in (0, 1], but at least one step (set by a defence).
+        tensors: the names of the trained tensors, at least one (set by an algorithm, see `TrainingPhase`); ``None``
+            trains all tensors.
+        round_decay: the learning rate's decay per completed round (set by `at_round`).
+        rounds_done: the number of completed rounds (set by `at_round`).
 
     Raises:
-        InputError: a value outside its range, both ``epochs`` and ``steps``, momentum with an optimizer, or an
-            objective with private steps.
+        InputError: a value is outside its range, both ``epochs`` and ``steps`` are set, momentum is combined with an
+            optimizer, or an objective is combined with DP-SGD.
 
     Example:
         >>> from shoal import LocalSGD
@@ -332,42 +338,41 @@ class LocalSGD:
     def __post_init__(self) -> None:
         require(
             self.epochs is None or self.steps is None,
-            f"give either epochs or steps; got epochs = {self.epochs} and steps = {self.steps}",
+            f"epochs and steps exclude each other (got epochs = {self.epochs} and steps = {self.steps}); remove one",
         )
         if self.epochs is None and self.steps is None:
             object.__setattr__(self, "epochs", 1)
         require(
             self.optimizer is None or self.momentum == 0,
-            "'momentum' belongs to SGD; set that of an optimizer in 'optimizer.options'",
+            "local.momentum is an option of SGD only; set an optimizer's momentum in 'optimizer.options'",
         )
         require(self.objective is None or not self.private, PRIVATE_OBJECTIVE)
 
     def check_example_weights(self) -> None:
-        """Raise `InputError` unless these steps can weight the losses of examples."""
+        """Raise `InputError` if local training cannot weight the losses of examples."""
         require(not self.private, _PRIVATE_WEIGHTS)
         require(self.objective is None, _WEIGHTED_OBJECTIVE)
 
     def check_only_gradients_sent(self, also: str) -> None:
-        """Raise `InputError` where steps are private but clients ``also`` send data without noise."""
+        """Raise `InputError` if DP-SGD is on, because clients send the data named by ``also`` without noise."""
         require(
             not self.private,
-            f"DP-SGD adds noise to gradients only, but clients also send {also}; leave DP-SGD out, or choose another "
-            "algorithm",
+            f"DP-SGD does not protect {also}, which clients also send; remove DP-SGD or choose another algorithm",
         )
 
     @property
     def private(self) -> bool:
-        """Whether steps have clipping, noise or Poisson subsampling, and so differ from plain SGD's."""
+        """Whether DP-SGD is on, which means clipping, noise or Poisson subsampling."""
         rule = self.gradient_privacy
         return rule is not None and (rule.poisson or rule.noise_multiplier > 0 or rule.max_grad_norm < math.inf)
 
     def at_round(self, number: int) -> "LocalSGD":
-        """Return the settings of one round, with its learning rate; rounds count from 1."""
+        """Return the settings with the learning rate of round ``number``, counted from 1."""
         rate = self.learning_rate * self.decay ** (number - 1)
         return replace(self, learning_rate=rate, decay=1.0, round_decay=self.decay, rounds_done=number - 1)
 
     def rounds_earlier(self, rounds: int) -> "LocalSGD":
-        """Return the settings of the round that was ``rounds`` earlier, with its learning rate.
+        """Return the settings with the learning rate of the round that came ``rounds`` earlier.
 
         >>> LocalSGD(epochs=1, learning_rate=0.2, decay=0.5).at_round(3).rounds_earlier(2).learning_rate
         0.2
@@ -376,11 +381,11 @@ class LocalSGD:
         return replace(self, learning_rate=self.learning_rate / self.round_decay**rounds, rounds_done=earlier)
 
     def batch(self, size: int) -> int:
-        """Return examples in a full batch of an owner of ``size`` examples."""
+        """Return the number of examples in a full batch of an owner with ``size`` examples."""
         return size if self.batch_size == "all" else min(self.batch_size, size)
 
     def steps_of(self, size: int) -> int:
-        """Gradient steps that an owner of ``size`` examples takes in a round."""
+        """Return the number of gradient steps per round of an owner with ``size`` examples."""
         if self.steps is not None:
             steps = self.steps
         else:
@@ -389,24 +394,24 @@ class LocalSGD:
         return min(steps, max(1, round(self.share * steps)))
 
     def passes_of(self, size: int) -> int:
-        """Passes over the data, complete or not, that these steps need."""
+        """Return the number of passes over the data per round, counting an incomplete pass as one."""
         return math.ceil(self.steps_of(size) / math.ceil(size / self.batch(size)))
 
     def batches(self, sizes: Tensor) -> Tensor:
-        """`batch` of each of n owners: sizes (n,) -> (n,) int64."""
+        """Return the full batch size of each owner, (n,) int64, for owners with ``sizes`` (n,) examples."""
         return sizes if self.batch_size == "all" else sizes.clamp(max=self.batch_size)
 
     def steps_each(self, sizes: Tensor) -> Tensor:
-        """`steps_of` each of n owners: sizes (n,) -> (n,) int64."""
+        """Return the number of gradient steps of each owner, (n,) int64, for owners with ``sizes`` (n,) examples."""
         distinct, index = sizes.unique(return_inverse=True)
         return torch.tensor([self.steps_of(size) for size in distinct.tolist()], dtype=torch.int64)[index]
 
     def full(self, sizes: Tensor) -> bool:
-        """Return whether every step of every owner uses all its examples, so that their order is irrelevant."""
+        """Return whether every step of every owner uses all of the owner's examples."""
         return bool((self.batches(sizes) == sizes).all())
 
     def randomness(self, shards: Shards, ids: Tensor, stream: Stream) -> LocalRandomness:
-        """Return the randomness of all steps of all owners; one owner's does not depend on the others."""
+        """Return the random numbers of all owners' steps. An owner's numbers depend only on the owner's id and size."""
         sizes, seeds = shards.sizes, stream("own").seeds(ids)
         if self.full(sizes):
             return LocalRandomness(torch.empty(len(sizes), 0, 0, dtype=torch.int64), seeds)
@@ -414,7 +419,7 @@ class LocalSGD:
         return LocalRandomness(stream.permutations(ids, sizes, passes), seeds)
 
     def first_batch(self, shards: Shards, ids: Tensor, stream: Stream) -> Shards:
-        """Each owner's first batch, the mini-batch on which Algorithm 1 of IFCA-MIR chooses."""
+        """Return each owner's first batch of the round, on which clients of IFCA-MIR (Algorithm 1) choose a model."""
         sizes = shards.sizes
         if self.full(sizes):
             return shards
@@ -426,9 +431,9 @@ class LocalSGD:
 
 
 def require_plain_sgd(local: LocalSGD, what: str) -> None:
-    """Raise `InputError` where steps of ``local`` are more than ``theta <- theta - learning_rate * gradient``."""
+    """Raise `InputError` unless a step of ``local`` is ``theta <- theta - learning_rate * gradient``."""
     plain = local.momentum == 0 and local.optimizer is None and local.clip_norm is None and local.tensors is None
     require(
         plain and not local.private,
-        f"{what} needs plain SGD in local training: without momentum, clipping, noise or an optimizer",
+        f"{what} needs plain SGD in local training; remove momentum, clipping, noise and 'optimizer'",
     )

@@ -1,5 +1,5 @@
-"""Protocols of algorithms, defences, coordinators and malicious clients, and clients' trainings for privacy
-accounts.
+"""Protocols of algorithms, defences, coordinators and malicious clients, and the trainings that a privacy account
+covers.
 """
 
 from collections import Counter
@@ -22,21 +22,25 @@ from shoal.engine.state import UNKNOWN_RISK, RiskEstimate, State, Tensors
 
 @runtime_checkable
 class Algorithm(Protocol):
-    """A federated algorithm: pure methods; all that changes is in `State`.
+    """A federated algorithm, whose pure methods keep everything that changes in `State`.
 
-    A frozen dataclass of hyper-parameters implements it; `shoal.algorithms.FedAvg` is the shortest example. A wrapper
-    calls its base's methods and adds its own tensors to the state. Three optional attributes describe an algorithm:
+    A frozen dataclass of hyper-parameters implements this protocol; `shoal.algorithms.FedAvg` is the shortest example.
+    A wrapper calls its base's methods and adds its own tensors to the state. Three optional attributes describe an
+    algorithm:
 
-    - ``moves_by_average = False``: the server does not move models by the weighted mean of their updates, but, say, by
-      an optimizer; property attacks refuse it.
-    - ``membership_barrier``: a clause on why clients cannot leave or join, such as "decides clusters in its first
-      round"; empty: they can.
-    - ``trains_clusters_alone = True``: given the clients' choices, a model depends on its own clients only, and
-      training changes only models; exact forgetting then retrains only the leaver's clusters.
+    - ``moves_by_average = False`` declares that the server does not move models by the weighted mean of updates.
+      Property attacks then refuse the algorithm.
+    - ``membership_barrier`` is a clause on why clients cannot leave or join, such as "decides clusters in its first
+      round". An empty clause allows both.
+    - ``trains_clusters_alone = True`` declares that, given the clients' choices, each model depends only on its
+      cluster's clients, and that training changes nothing but models. Exact forgetting then retrains only the leavers'
+      clusters.
     """
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
-        """Raise `InputError` for unsuitable local training, or risks every ``risk_period`` rounds (0: never)."""
+        """Raise `InputError` if the local training, or a risk estimate every ``risk_period`` rounds (0: never), is
+        unsuitable.
+        """
         ...
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
@@ -44,18 +48,18 @@ class Algorithm(Protocol):
         ...
 
     def plan(self, state: State, cohort: Cohort) -> RoundPlan:
-        """Let clients choose, and weight their updates."""
+        """Choose each client's model and the weights of the updates."""
         ...
 
     def server_update(self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate) -> State:
-        """Return the state after the round, from ``state`` with its new round and assignment.
+        """Return the state after the round; ``state`` already has the new round and assignment.
 
-        It may change the number of models K, and then the assignment, risks and directives.
+        If the algorithm changes the number of models K, it must also change the assignment, risks and directives.
         """
         ...
 
     def deployed_models(self, state: State, cohort: Cohort) -> DeployedModels:
-        """Choose the model of each client of ``cohort`` (all clients, all their examples) after the last round."""
+        """Choose each client's model after the last round; ``cohort`` has all clients and all their examples."""
         ...
 
 
@@ -68,24 +72,24 @@ def with_bases(algorithm: object) -> Iterator[object]:
 
 @runtime_checkable
 class PlanRule(Protocol):
-    """A defence that restricts averages of updates, such as by a smallest number of clients."""
+    """A defence that restricts averages of updates, for example to a minimum number of clients."""
 
     def adjust_plan(self, plan: RoundPlan, sizes: Tensor) -> RoundPlan:
-        """Apply the rule to the plan of a round; ``sizes`` (n,) are the clients' numbers of examples."""
+        """Return the plan of a round under this rule; ``sizes`` (n,) are the clients' numbers of examples."""
         ...
 
 
 class Release(Protocol):
-    """A replacement of models before they are sent to clients, such as by students."""
+    """A replacement of models before the server sends them to clients, for example by distilled students."""
 
     def after_round(self, before: State, after: State, federation: Federation, engine: Engine, stream: Stream) -> State:
-        """Return the state ``after`` a round with participants, with other models or further tensors."""
+        """Return the state ``after`` a round with its models replaced."""
         ...
 
 
 @runtime_checkable
 class RiskEstimator(Protocol):
-    """An estimator of the exposure of each model's members; it changes only the risks.
+    """An estimator of the exposure of each model's members.
 
     Example:
         >>> import torch, shoal
@@ -104,22 +108,22 @@ class RiskEstimator(Protocol):
 
     @property
     def every(self) -> int:
-        """Rounds between estimates; 0 is never."""
+        """The number of rounds between estimates; 0 disables them."""
         ...
 
     def estimate(
         self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
     ) -> RiskEstimate:
-        """Estimate the membership-inference accuracy on each of the K models of ``state``.
+        """Estimate the accuracy of membership inference on each of the K models of ``state``.
 
-        ``local`` is the local training of each cluster, for shadow models that train as the clients do.
+        ``local`` is the local training of each cluster, which shadow models use too.
         """
         ...
 
 
 @runtime_checkable
 class UpdateFilter(Protocol):
-    """A function of each update, at the server before aggregation or at the client before sending.
+    """A function applied to each update, at the server before aggregation or at the client before sending.
 
     Example:
         >>> import torch, shoal
@@ -141,22 +145,22 @@ class UpdateFilter(Protocol):
         """Return the filtered parameters (u, P).
 
         Args:
-            starts: (u, P), parameters before the training of u clients.
-            ends: (u, P), parameters after it.
-            seeds: (u,) int64, a seed per client and round for filters with noise.
+            starts: the parameters of u clients before local training, (u, P).
+            ends: the parameters of u clients after local training, (u, P).
+            seeds: one seed per client and round, for filters with noise, (u,) int64.
         """
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class ClusterRound:
-    """One cluster in one round, as seen by a defence of local training.
+    """One cluster in one round, the input of a defence of local training.
 
     Args:
-        round: number of the round, from 1.
+        round: the number of the round, from 1.
         cluster: the cluster's index.
-        risk: the last estimate of the cluster's model's risk.
-        directive: `State.directives` of this cluster, by name.
+        risk: the last risk estimate of the cluster's model.
+        directive: the cluster's values of `State.directives`, by name.
     """
 
     round: int
@@ -189,37 +193,36 @@ class LocalDefense(Protocol):
     """
 
     def local(self, local: LocalSGD, at: ClusterRound) -> LocalSGD:
-        """Return the local training of that cluster's clients in that round."""
+        """Return the changed local training of the clients of one cluster in one round."""
         ...
 
 
 @runtime_checkable
 class ScalableDefense(LocalDefense, Protocol):
-    """A defence of local training that directives can scale."""
+    """A defence of local training with a strength that directives can reduce."""
 
     def with_strength(self, strength: float) -> Self:
-        """Return the defence at a fraction of its strength.
+        """Return the defence at a fraction of its full strength.
 
         Args:
-            strength: the fraction, in [0, 1]; 0 leaves local training bit-identical to training without the defence, 1
-                is full strength.
+            strength: the fraction, in [0, 1]; 0 trains bit-identically to training without the defence.
 
         Raises:
-            InputError: a strength outside [0, 1].
+            InputError: the strength is outside [0, 1].
         """
         ...
 
 
 @runtime_checkable
 class SteeringRule(Protocol):
-    """A rule that derives directives for the local training of every cluster from the estimated risks."""
+    """A rule that sets every cluster's directives for local training from the estimated risks."""
 
     def start(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
         """Return ``state`` before the first round with its first directives and `State.control`."""
         ...
 
     def update(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
-        """Return ``state`` after an estimate of its risks, changing only directives and `State.control`."""
+        """Return ``state`` with new directives and `State.control` after a risk estimate."""
         ...
 
 
@@ -228,13 +231,13 @@ class MaliciousTraining:
     """The training of a malicious client in a round.
 
     Args:
-        state: the state before the round, with ``adversary`` as updated by earlier malicious clients of the round.
-        cluster: the cluster that the client chose.
+        state: the state before the round, with ``adversary`` as updated by the round's earlier malicious clients.
+        cluster: the index of the client's cluster.
         client: the client's id.
-        shards: the client's examples of this round, as one owner.
-        randomness: the randomness of that owner.
-        local: an honest client's local training.
-        engine: the engine of the training.
+        shards: the client's examples of this round, as the only owner.
+        randomness: the client's randomness for honest training.
+        local: the local training of an honest client.
+        engine: the engine of the run.
     """
 
     state: State
@@ -258,26 +261,26 @@ class MaliciousClients(Protocol):
 
     @property
     def clients(self) -> Tensor:
-        """Their ids (m,) int64."""
+        """The malicious clients' ids, (m,) int64."""
         ...
 
     def start(self, state: State, stream: Stream) -> Tensors:
-        """Return `State.adversary` before the first round; ``state`` has everything else."""
+        """Return `State.adversary` before the first round; the rest of ``state`` is already set."""
         ...
 
     def train(self, request: MaliciousTraining) -> tuple[Tensor, Tensors]:
-        """Return the parameters (P,) to send for one client in a round, and the new `State.adversary`."""
+        """Return the parameters (P,) that one client sends in a round, and the new `State.adversary`."""
         ...
 
 
 @dataclass(frozen=True)
 class ClientTrainings:
-    """The local trainings of a client on its own examples in a run, with and without sending their results.
+    """A client's local trainings in a run, whether or not the client sends their results.
 
     Args:
-        rounds: trainings in each round of participation, in order.
-        first: trainings of the run's first round with clients; None: as ``rounds``.
-        final: trainings of every client after the last round (`DeployedModels.fine_tuning`).
+        rounds: the trainings in each round of participation, in order.
+        first: the trainings of the run's first round with clients; ``None`` means the same as ``rounds``.
+        final: every client's trainings after the last round (`DeployedModels.fine_tuning`).
 
     Example:
         >>> import shoal
@@ -295,27 +298,27 @@ class ClientTrainings:
     final: tuple[LocalSGD, ...] = ()
 
     def changed(self, change: Callable[[LocalSGD], LocalSGD]) -> "ClientTrainings":
-        """Change every training, for example by defences."""
+        """Return these trainings with ``change``, for example a defence, applied to each training."""
         first = None if self.first is None else tuple(map(change, self.first))
         return ClientTrainings(tuple(map(change, self.rounds)), first, tuple(map(change, self.final)))
 
 
 @runtime_checkable
 class HasClientTrainings(Protocol):
-    """An algorithm whose clients have other trainings than the run's local training once per round.
+    """An algorithm whose clients do not perform exactly one local training per round.
 
-    The algorithm declares these trainings for the privacy account, which is made before the first round.
+    The privacy account reads the declared trainings before the first round.
     """
 
     def client_trainings(self, local: LocalSGD) -> ClientTrainings:
-        """Declare the trainings of a client; ``local`` is the run's local training."""
+        """Declare a client's trainings, given the run's local training ``local``."""
         ...
 
 
 def client_trainings(algorithm: object, local: LocalSGD) -> ClientTrainings:
-    """Return the trainings of a client in a run with local training ``local``.
+    """Return a client's trainings in a run with local training ``local``.
 
-    Without a declaration (`HasClientTrainings`) they are those of the algorithm in any of its fields.
+    An algorithm without a declaration (`HasClientTrainings`) has the trainings of the algorithm in any of its fields.
     """
     if isinstance(algorithm, HasClientTrainings):
         return algorithm.client_trainings(local)
@@ -329,13 +332,13 @@ def client_trainings(algorithm: object, local: LocalSGD) -> ClientTrainings:
 def require_counted_trainings(
     algorithm: object, local: LocalSGD, trained: Iterable[Sequence[LocalSGD | None]], *, final: bool = False
 ) -> None:
-    """Raise `InputError` where clients have local trainings beyond those that an algorithm declares.
+    """Raise `InputError` if clients perform local trainings that the algorithm does not declare.
 
     Args:
         algorithm: the run's algorithm.
         local: the run's local training.
-        trained: sequences of trainings of clients in a round; None: the run's local training.
-        final: whether these trainings follow the last round.
+        trained: the sequences of trainings that clients perform; ``None`` in a sequence is the run's local training.
+        final: whether the sequences follow the last round.
     """
     declared = client_trainings(algorithm, local)
     sequences = (declared.final,) if final else (declared.rounds, declared.first or ())
@@ -344,8 +347,8 @@ def require_counted_trainings(
         taken = Counter(_spending(local if settings is None else settings) for settings in sequence)
         require(
             any(taken <= counts for counts in allowed),
-            f"with DP-SGD the method 'client_trainings' of {type(algorithm).__name__} must declare every local "
-            "training (see shoal.engine.HasClientTrainings)",
+            f"with DP-SGD, {type(algorithm).__name__}.client_trainings must declare every local training "
+            "(see shoal.engine.HasClientTrainings)",
         )
 
 

@@ -1,4 +1,4 @@
-"""The state of a federation after some rounds, and clients' own vectors in it."""
+"""The state of a federation after some rounds, and its vectors per client."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -12,13 +12,13 @@ from shoal.core.formats import one_line
 
 
 class ClientVectors:
-    """N vectors of d float32 numbers, one per client.
+    """N immutable float32 vectors, one per client, each of length d.
 
-    A value: `replaced` returns a new one and copies only the replaced vectors. Clients with the same vector, as before
-    the first round, share its memory.
+    Methods that change vectors return a new object and copy only the changed vectors. Clients with equal initial
+    vectors share memory.
 
     Args:
-        rows: N vectors (d,), at least one; the same tensor for clients that share a vector.
+        rows: one vector (d,) per client, N in total and at least one; clients that share a vector share the tensor.
 
     Example:
         >>> import torch
@@ -34,22 +34,22 @@ class ClientVectors:
 
     @staticmethod
     def same(row: Tensor, clients: int) -> "ClientVectors":
-        """Give each of N ``clients`` the same vector ``row`` (d,)."""
+        """Return the vectors of N ``clients`` that all have the vector ``row`` (d,)."""
         return ClientVectors((row.clone(),) * clients)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """N and d."""
+        """The number of clients N and the vectors' length d."""
         return len(self._rows), len(self._rows[0])
 
     def __getitem__(self, clients: Tensor) -> Tensor:
-        """Return the vectors (n, d) of the clients at positions (n,) int64, a new tensor."""
+        """Return a new tensor (n, d) of the vectors of the clients at positions (n,) int64."""
         if not len(clients):
             return self._rows[0].new_empty(0, self.shape[1])
         return torch.stack([self._rows[i] for i in clients.tolist()])
 
     def replace_rows(self, clients: Tensor, rows: Tensor) -> "ClientVectors":
-        """Replace the vectors of ``clients`` (n,) int64 by ``rows`` (n, d), each client at most once."""
+        """Replace the vectors of the clients at positions (n,) int64 by ``rows`` (n, d), each client at most once."""
         new = list(self._rows)
         for i, row in zip(clients.tolist(), rows, strict=True):
             # Copies, since a view would hold the memory of all ``rows``.
@@ -57,24 +57,24 @@ class ClientVectors:
         return ClientVectors(tuple(new))
 
     def take(self, clients: Tensor) -> "ClientVectors":
-        """Return the vectors at ``clients`` (n,) int64, sharing their memory."""
+        """Return the vectors of the clients at positions (n,) int64, sharing memory."""
         return ClientVectors(tuple(self._rows[i] for i in clients.tolist()))
 
     def put(self, clients: Tensor, part: "ClientVectors") -> "ClientVectors":
-        """Replace the vectors of ``clients`` (n,) int64 by those of ``part``, sharing their memory."""
+        """Replace the vectors of the clients at positions (n,) int64 by the n vectors of ``part``, sharing memory."""
         new = dict(zip(clients.tolist(), part._rows, strict=True))
         return ClientVectors(tuple(new.get(i, row) for i, row in enumerate(self._rows)))
 
     def add_rows(self, clients: Tensor, update: Tensor) -> "ClientVectors":
-        """Add ``update`` (n, d) to the vectors of ``clients`` (n,) int64, each client at most once."""
+        """Add ``update`` (n, d) to the vectors of the clients at positions (n,) int64, each client at most once."""
         return self.replace_rows(clients, self[clients] + update)
 
     def tensor(self) -> Tensor:
-        """Return all vectors (N, d), a new tensor."""
+        """Return a new tensor (N, d) of all vectors."""
         return self[torch.arange(len(self))]
 
     def distinct(self) -> tuple[Tensor, Tensor]:
-        """Return a client (U,) of each distinct vector in order of first appearance, and each client's vector (N,)."""
+        """Return the first client (U,) of each distinct vector, and the index (N,) of each client's vector."""
         first: dict[int, int] = {}
         for client, row in enumerate(self._rows):
             first.setdefault(id(row), client)
@@ -89,33 +89,33 @@ class ClientVectors:
 
 
 UNKNOWN_RISK = 0.5
-"""The risk of every model before the first estimate, at chance. One value for all models, since otherwise risk alone
-would decide while losses are still equal."""
+"""The risk of every model before the first estimate, which is the chance level of an attack."""
 
 Tensors = Mapping[str, Tensor]
-"""Tensors by name, such as an algorithm's own in a `State`."""
+"""Tensors by name, such as an algorithm's own tensors in a `State`."""
 
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """A federation after some rounds: the content of a checkpoint, enough to resume.
+    """A federation after some rounds, which is all that a checkpoint needs to resume.
 
     Args:
-        round: finished rounds.
-        models: (K, P) float32, one model per cluster; K may change from round to round.
-        risks: (K,) float64, the last estimate of each model's risk.
-        assignment: (N,) int64, each client's last cluster; -1 before its first participation.
-        server: the algorithm's own tensors at the server, by name.
-        clients: the algorithm's own tensors of the clients, by name; the first axis is N.
-        personal: the algorithm's own vectors of the clients, about as long as a model, by name; N rows. A round copies
-            only those of its cohort.
-        directives: (K,) float64 each by name, for each cluster's `LocalDefense` or the algorithm at the server
-            (`strength`).
-        adversary: the malicious clients' own tensors, by name.
-        control: the coordinator's own tensors, by name.
-        risk_intervals: (K, 2) float64, the 95 % interval of each estimate; NaN where it is unknown.
-        trained: (N, K) int64, the last round with an update of each client to each model; 0: none. The engine writes
-            it. After an algorithm changes K without it, only the clients of that round are known.
+        round: the number of completed rounds.
+        models: one model per cluster, (K, P) float32; K may change from round to round.
+        risks: the last estimate of each model's risk, (K,) float64.
+        assignment: each client's last cluster, (N,) int64; -1 before the client's first participation.
+        server: the algorithm's tensors at the server, by name.
+        clients: the algorithm's tensors of the clients, by name, (N, ...).
+        personal: the algorithm's vectors of the clients, by name, N vectors each. A round copies only its cohort's
+            vectors.
+        directives: settings of each cluster's defences or of the algorithm, by name, (K,) float64 each (see
+            `strength`).
+        adversary: the malicious clients' tensors, by name.
+        control: the coordinator's tensors, by name.
+        risk_intervals: the 95 % interval of each risk estimate, (K, 2) float64; NaN if the interval is unknown.
+        trained: the last round in which each client updated each model, (N, K) int64; 0 if the client never did. The
+            engine sets this tensor, and restarts it with the current round's clients if an algorithm changes K but not
+            ``trained``.
 
     Example:
         >>> import torch
@@ -148,9 +148,10 @@ class State:
             object.__setattr__(self, "risk_intervals", unknown_intervals(len(self.risks)))
 
     def trainers(self, within: int) -> Tensor:
-        """Return (N, K) bool, the clients that trained each model at most ``within`` rounds before its last training.
+        """Return which clients trained each model at most ``within`` rounds before the model's last training, (N, K)
+        bool.
 
-        Without `trained` they are the clients assigned to it.
+        If `trained` is empty, each model's clients are those assigned to it.
         """
         if not self.trained.numel():
             return self.assignment[:, None] == torch.arange(len(self.models))
@@ -158,10 +159,10 @@ class State:
         return (self.trained > 0) & (self.trained > self.trained.amax(dim=0) - min(within, int(self.trained.max())))
 
     def strength(self, name: str) -> Tensor:
-        """Return the strength (K,) float64 in [0, 1] of the directive ``name`` in each cluster; 1 without it.
+        """Return the strength of the directive ``name`` in each cluster, (K,) float64 in [0, 1]; 1 without a directive.
 
         Raises:
-            InputError: the directive is not one number in [0, 1] for each cluster.
+            InputError: the directive is not one number in [0, 1] per cluster.
         """
         clusters = len(self.models)
         values = self.directives.get(name)
@@ -169,12 +170,13 @@ class State:
             return torch.ones(clusters, dtype=torch.float64)
         require(
             values.shape == (clusters,) and bool(((values >= 0) & (values <= 1)).all()),
-            f"the directive '{name}' must be a number in [0, 1] for each of {clusters} clusters; got {values.tolist()}",
+            f"directive '{name}' must be one number in [0, 1] per cluster "
+            f"(got {values.tolist()} for {clusters} clusters)",
         )
         return values.double()
 
     def take(self, clients: Tensor) -> "State":
-        """Return the state of the clients at positions (n,) int64 alone, in that order."""
+        """Return the state restricted to the clients at positions (n,) int64, in that order."""
         return replace(
             self,
             assignment=self.assignment[clients],
@@ -184,10 +186,10 @@ class State:
         )
 
     def put(self, clients: Tensor, part: "State") -> "State":
-        """Return ``part``, a later state of the clients at positions (n,), completed by this state of all other
-        clients.
+        """Return ``part``, a later state of the clients at positions (n,), with all other clients taken from this
+        state.
 
-        If the number of models changed, the other clients have trained none of them.
+        If the number of models changed, the other clients count as never having trained.
         """
         assignment, trained = self.assignment.clone(), self.trained
         if part.trained.shape[1] != trained.shape[1]:
@@ -203,20 +205,18 @@ class State:
         )
 
     def warm_start(self, start: "State") -> "State":
-        """This first state with the models, risks and number of rounds of ``start``.
+        """Return this initial state with the models, risks and number of rounds of ``start``.
 
-        The assignment, who trained which model, and the tensors of the algorithm, the coordinator and the malicious
-        clients come from ``start`` where it has them, by name and shape; others, such as those of clients where there
-        are more now, stay as they are.
+        The assignment and all named tensors are copied from ``start`` if their shapes are equal. Tensors with a
+        different shape keep their initial values.
 
         Raises:
-            InputError: a different number of models.
+            InputError: the two states have different numbers of models.
         """
         had, begins = len(start.models), len(self.models)
         require(
             had == begins,
-            f"'start' has {had} model{'s' if had > 1 else ''}, but the algorithm begins with {begins}; "
-            "start from as many as it has clusters",
+            f"'start' must have as many models as the algorithm has clusters (got {had}); this algorithm has {begins}",
         )
         return replace(
             self,
@@ -237,7 +237,7 @@ class State:
 
     @staticmethod
     def initial(models: Tensor, clients: int) -> "State":
-        """Return the state before the first round: ``models`` (K, P), no risk known, none of N ``clients`` assigned."""
+        """Return the state before the first round, with ``models`` (K, P), unknown risks and N ``clients``."""
         risks = torch.full((len(models),), UNKNOWN_RISK, dtype=torch.float64)
         never = torch.zeros(clients, len(models), dtype=torch.int64)
         return State(0, models, risks, torch.full((clients,), -1), trained=never)
@@ -245,11 +245,11 @@ class State:
 
 @dataclass(frozen=True, eq=False)
 class RiskEstimate:
-    """The exposure of the members of each of K models.
+    """The risk estimates of K models, each a model's exposure of its members.
 
     Args:
-        risks: (K,) float64 in [0, 1], the balanced accuracy of membership inference.
-        intervals: (K, 2) float64, the 95 % interval of each; NaN where it is unknown.
+        risks: the balanced accuracy of membership inference on each model, (K,) float64 in [0, 1].
+        intervals: the 95 % interval of each estimate, (K, 2) float64; NaN if the interval is unknown.
     """
 
     risks: Tensor
@@ -257,7 +257,7 @@ class RiskEstimate:
 
 
 def unknown_intervals(models: int) -> Tensor:
-    """(K, 2) float64, NaN: the intervals of ``models`` estimates without one."""
+    """Return the intervals of ``models`` estimates whose intervals are unknown, (K, 2) float64, all NaN."""
     return torch.full((models, 2), torch.nan, dtype=torch.float64)
 
 

@@ -1,6 +1,6 @@
-"""Threads that compute side by side, PyTorch's global settings while they live, and the time that they take.
+"""Worker threads, the memory allocator's settings for them, and the clock of a round's parts.
 
-Threads, not processes: PyTorch releases Python's lock while it computes, so threads share data and models for nothing.
+Threads share data and models without copies, and PyTorch releases Python's global lock while it computes.
 """
 
 import ctypes
@@ -22,7 +22,9 @@ _Result = TypeVar("_Result")
 
 
 class WorkerPool:
-    """Threads that hand out results in an order that does not depend on who finished first.
+    """A pool of threads that returns results in the order of the tasks.
+
+    While a pool exists, PyTorch's kernels use one thread and cuDNN is deterministic.
 
     Args:
         threads: the number of threads, at least 1.
@@ -41,13 +43,13 @@ class WorkerPool:
         self._pool = ThreadPoolExecutor(threads, "shoal", initializer=torch.set_num_threads, initargs=(1,))
 
     def close(self) -> None:
-        """End the threads and give PyTorch its settings back; work not yet begun is dropped."""
+        """End the threads, drop waiting tasks and restore PyTorch's settings."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         torch.set_num_threads(self._kernel_threads)
         torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic = self._cudnn
 
     def in_order(self, work: Callable[[_Item], _Result], items: Sequence[_Item]) -> Iterator[_Result]:
-        """``work`` on every item; results in the items' order, few of them waiting at a time."""
+        """Yield ``work(item)`` for every item, in the items' order, with few finished results in memory."""
         if len(items) == 1 or self._threads == 1:
             # To wake another thread for small work can take as long, and two threads keep freed memory each.
             yield from map(work, items)
@@ -66,11 +68,10 @@ class WorkerPool:
 
 
 def keep_freed_memory() -> None:
-    """Keep freed memory in the process, so that the next training step need not fetch it page by page.
+    """Make glibc keep freed memory in the process, which avoids page faults in every training step.
 
-    By default glibc gives every large tensor back to the kernel when it is freed, and asks for it again a step later:
-    measured, 200 to 2,000 page faults a step of the MNIST network, up to 40 % of its time. The process holds on to the
-    most that it ever used, which it would need again in the next step anyway. Elsewhere than on glibc, nothing is done.
+    By default, glibc returns every large freed tensor to the kernel and requests it again one step later. This costs up
+    to 40 % of a training step of the MNIST network. The function does nothing without glibc.
     """
     _allocate(_M_MMAP_THRESHOLD, 1 << 30)
     _allocate(_M_TRIM_THRESHOLD, 1 << 30)
@@ -79,10 +80,10 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def returned_memory() -> Iterator[None]:
-    """Give freed blocks of a mebibyte or more back at once, in a block of code that makes many and keeps few.
+    """Return freed blocks of at least 1 MiB to the kernel at once, inside this context.
 
-    A server reads the clients' replies one at a time. If it kept freed blocks, small blocks in use would lie between
-    them. The memory of 500 replies of 20 MB then grew to 5 GB, where 1 GB is enough.
+    The context prevents fragmented memory in code that allocates many blocks and keeps few, such as a server that reads
+    one reply at a time.
     """
     _allocate(_M_MMAP_THRESHOLD, 1 << 20)
     try:
@@ -92,20 +93,19 @@ def returned_memory() -> Iterator[None]:
 
 
 def _allocate(setting: int, size: int) -> None:
-    """Set one of glibc's settings of its allocator; elsewhere nothing is done."""
+    """Set one parameter of glibc's allocator; do nothing without glibc."""
     if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "mallopt"):
         library.mallopt(setting, size)
 
 
 TRAIN = ("local_training", "defenses", "aggregation")
-"""The parts of "train": clients that train; filters of updates and the release; the server's sums and what it does with
-them. Clipping, noise and augmentation inside a step are local training."""
+"""The parts of the time "train". Clipping, noise and augmentation in local steps count as local training."""
 
 
 class RoundClock:
-    """Measures parts of a round, none inside another; it changes no result.
+    """A clock for the disjoint parts of a round.
 
-    What threads spend inside `side_by_side` is scaled to its wall time, so parts always add up to the time on a watch.
+    Thread time inside `side_by_side` is scaled to wall time, so the parts add up to the round's wall time.
 
     Example:
         >>> from shoal.engine.worker_pool import RoundClock
@@ -123,7 +123,7 @@ class RoundClock:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Count what this thread spends in a block as the part ``name``."""
+        """Add the time that this thread spends in the context to the part ``name``."""
         began = time.perf_counter()
         try:
             yield
@@ -134,7 +134,7 @@ class RoundClock:
 
     @contextmanager
     def side_by_side(self) -> Iterator[None]:
-        """A block in which threads train: its wall time is divided as the time of all threads in it is."""
+        """Divide the context's wall time among the parts in proportion to the threads' time per part."""
         before, began = dict(self._spent), time.perf_counter()
         yield
         wall = time.perf_counter() - began
@@ -144,5 +144,5 @@ class RoundClock:
         self._spent = before | {name: before[name] + share * wall for name, share in shares.items()}
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds of each part, and of "train", which is the sum of `TRAIN`."""
+        """Return the seconds of each part, and of "train", the sum of the parts in `TRAIN`."""
         return self._spent | {"train": sum(self._spent[name] for name in TRAIN)}

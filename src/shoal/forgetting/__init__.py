@@ -1,7 +1,7 @@
-"""What is done with the models when clients leave a federation for good.
+"""Methods that remove a client's influence from the models when the client leaves a federation for good.
 
-May import `core`, `data`, `models` and `engine`. A method is a frozen dataclass of settings with the methods of
-`shoal.engine.Forgetting`, in a file of its own with its source. To add one: a file, and its class in `METHODS`.
+This package may import `core`, `data`, `models` and `engine`. A method is a frozen dataclass that implements
+`shoal.engine.Forgetting`. To add a method, write a new file and add the class to `METHODS`.
 """
 
 from shoal.forgetting.continue_training import Continue

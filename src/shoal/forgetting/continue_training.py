@@ -1,4 +1,4 @@
-"""The others go on: the models keep what they learnt from the clients that left."""
+"""Forgetting by continued training of the remaining clients."""
 
 from typing import ClassVar, Literal
 
@@ -8,9 +8,9 @@ from shoal.engine import Algorithm, Departure, Leaving, LocalSGD, Release, State
 
 @settings
 class Continue:
-    """The others go on with the models as they are. Training them further is all that makes the leaver fade.
+    """The method that changes no model: the remaining clients continue training, and the leaver's influence fades.
 
-    This is what most federations do. It costs nothing, and it is the method that the others must beat.
+    Continued training is common practice, costs nothing extra, and is the baseline for the other methods.
 
     Example:
         >>> import shoal.toy
@@ -26,8 +26,8 @@ class Continue:
     title: ClassVar[str] = "Train on"
 
     def check(self, algorithm: Algorithm, local: LocalSGD, release: Release | None) -> None:
-        """Every algorithm will do."""
+        """Accept every algorithm."""
 
     def forget(self, leaving: Leaving) -> tuple[State, Departure]:
-        """The state as it is."""
+        """Return the state unchanged."""
         return leaving.state, leaving.departure(self.name, leaving.state)

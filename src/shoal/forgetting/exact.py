@@ -1,4 +1,4 @@
-"""Exact forgetting: what the leaver trained is trained again without it."""
+"""Exact forgetting: the models that the leaver trained are retrained without the leaver."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -14,23 +14,23 @@ from shoal.forgetting.past_rounds import BYTES, new_draws, same_draws, trains_cl
 
 @settings
 class Exact:
-    """Each model that a leaver trained is trained again without it, from its last state that never saw it.
+    """The method that retrains, without the leaver, every model that the leaver trained.
 
-    **By cluster**, where a model depends on its own clients alone: FedAvg, FedProx, IFCA and its rules of choice, and
-    one model per group, without a coordinator and without a release. In each past round the clients that stay choose
-    anew, and those of retrained models train them. A model is retrained from the first round in which a leaver trained
-    it, or in which another client chose differently; other models stay bit for bit. Where clients choose by loss alone,
-    the result is the run that never had the leaver. Choices that weigh risk are made at the risks of the past.
+    **Retraining by cluster** is used if each model depends only on the clients that chose the model, and the run has
+    neither a coordinator nor a `shoal.engine.Release`. FedAvg, FedProx, IFCA, its variants and one model per group
+    qualify. In each past round, the remaining clients choose again, and the clients of retrained models train again. A
+    model is retrained from the first round in which a leaver trained the model, or in which another client's choice
+    changed. Other models stay equal bit for bit. If clients choose by loss alone, the result equals a run that never
+    had the leaver. If clients choose by risk, the risks are those that the original run estimated.
 
-    **The whole federation** otherwise: all past rounds, with choices of their own and new random draws; nothing is
-    replayed.
+    **Retraining of the whole federation** is used for other algorithms, and for runs with a coordinator or a release.
+    All past rounds run again without the leaver, with new choices and new random draws.
 
-    Where clients add noise it is drawn anew, since one noise on two models would cancel in their difference. The past
-    is trained once more to know it (`Departure.history_seconds`), also what earlier leavers made of it, so the time
-    grows with the square of the departures.
+    If clients add noise, the noise is drawn again, because equal noise on two models would cancel in their difference.
+    The past, including earlier departures, is reconstructed by another training run (`Departure.history_seconds`). The
+    time therefore grows with the square of the number of departures.
 
-    Source: retraining from scratch, as in Bourtoule et al. 2021, arXiv:1912.03817, where shards keep it local; here
-    clusters do.
+    Source: retraining from scratch, as in Bourtoule et al. 2021, arXiv:1912.03817, with clusters instead of shards.
 
     Example:
         >>> import shoal.toy
@@ -52,15 +52,15 @@ class Exact:
     title: ClassVar[str] = "Exact retraining"
 
     def check(self, algorithm: Algorithm, local: LocalSGD, release: Release | None) -> None:
-        """Every algorithm will do."""
+        """Accept every algorithm."""
 
     def forget(self, leaving: Leaving) -> tuple[State, Departure]:
-        """See the class."""
+        """Retrain the affected models, or the whole federation if `by_cluster` is false."""
         return (_by_cluster if self.by_cluster(leaving.training) else _whole)(self.name, leaving)
 
     @staticmethod
     def by_cluster(training: Training) -> bool:
-        """Whether single models are retrained; else the whole federation is."""
+        """Return whether the method retrains only the affected models, instead of the whole federation."""
         alone = training.coordinator is None and training.release is None
         return alone and trains_clusters_alone(training.algorithm)
 

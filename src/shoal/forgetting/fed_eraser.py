@@ -1,4 +1,4 @@
-"""FedEraser: the updates of those who stay are replayed, each turned to where a short new training points."""
+"""FedEraser: the server replays the stored updates of the remaining clients, corrected by short new training."""
 
 from dataclasses import replace
 from math import ceil
@@ -16,28 +16,27 @@ from shoal.forgetting.past_rounds import BYTES, require_approximable, same_draws
 
 @settings
 class FedEraser:
-    """The server keeps all clients' updates of every D-th round; when clients leave, it builds their models again.
+    """The method that rebuilds models from stored updates: the server stores all clients' updates in every D-th round.
 
-    A model begins at its initial parameters. The first kept round adds the mean update of the clients that stay. In
-    each later one they train for a share of their local epochs from the model M that was reached. With U the mean of
-    their kept updates and V that of the new ones, each tensor moves by ``|U| V / |V|``: the new direction, at the old
-    length. A tensor whose V is 0 stays.
+    A model starts from its initial parameters. The first stored round adds the mean update of the remaining clients. In
+    each later stored round, the remaining clients train the rebuilt model for a fraction of their local epochs. With U
+    the mean of these clients' stored updates and V the mean of their new updates, each tensor of a model changes by
+    ``|U| V / |V|``, which has the new direction and the old length. A tensor with V = 0 does not change.
 
-    It is an approximation: the lengths of U were those of a training with the leaver, so the result is not the run that
-    never had it. It takes about ``ratio / interval`` of a full retraining.
+    The result is an approximation of a run that never had the leaver, because the lengths of U come from training with
+    the leaver. The cost is about ``ratio / interval`` of a full retraining.
 
-    Text and code differ, and this follows the text: U is relative to the model that clients were sent (the code: to the
-    one after that round), and rounds 1, 1 + D, ... are kept (the code: D, 2 D, ..., whose first model has seen the
-    leaver). It follows the code in averaging before it takes norms. Ours: each cluster is built by the clients that
-    chose it in a kept round, weighted as the algorithm weighs them, and a round without any is skipped.
+    As in the paper, but not in its code, U is relative to the model that the clients received, and rounds 1, 1 + D, ...
+    are stored. As in the code, updates are averaged before norms are computed. Ours: each cluster is rebuilt by the
+    clients that chose the cluster in a stored round, with the algorithm's weights.
 
     Args:
-        interval: D, rounds from one kept round to the next.
-        ratio: share of the local epochs, or steps, of a new training, rounded up.
+        interval: the number D of rounds from one stored round to the next.
+        ratio: the fraction of the local epochs, or steps, in new training, rounded up to whole epochs or steps.
 
-    Source: Liu, Ma, Yang, Wang, Liu 2021, IWQoS, "FedEraser". The text was not at hand: this is from a mirror of
-    the authors' code (Karlywang/FedEraser-reproduce) and from lecture notes on its section "Design of FedEraser"
-    (vicw0ng-hk/feul, notebook 03).
+    Source: Liu, Ma, Yang, Wang, Liu 2021, IWQoS, "FedEraser", through a mirror of the authors' code
+    (Karlywang/FedEraser-reproduce) and lecture notes on its section "Design of FedEraser" (vicw0ng-hk/feul, notebook
+    03).
 
     Example:
         >>> import shoal.toy
@@ -57,11 +56,11 @@ class FedEraser:
     title: ClassVar[str] = "FedEraser"
 
     def check(self, algorithm: Algorithm, local: LocalSGD, release: Release | None) -> None:
-        """Models must depend on their own clients alone, and steps must not be private."""
+        """Raise `InputError` unless each model depends on its own clients alone and steps are not private."""
         require_approximable(self.name, algorithm, local, release)
 
     def forget(self, leaving: Leaving) -> tuple[State, Departure]:
-        """See the class."""
+        """Rebuild the models of the leavers' clusters from the stored updates."""
         now, wanted = leaving.state, leaving.clusters
         layout = leaving.training.engine.model.layout
         training = same_draws(replace(leaving.training, presence=None), now)

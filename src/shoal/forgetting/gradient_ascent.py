@@ -1,4 +1,4 @@
-"""Projected gradient ascent: the leaver itself trains the model to be wrong on its data, near a model without it."""
+"""Projected gradient ascent: the leaver maximises its loss within a ball around a model without its last update."""
 
 import logging
 from dataclasses import dataclass, replace
@@ -30,29 +30,28 @@ LOG = logging.getLogger("shoal")
 
 @settings
 class ProjectedGradientAscent:
-    """The leaver raises its loss by gradient steps, in a ball around a model without its last update.
+    """The method by which the leaver maximises its loss within a ball around a model without its last update.
 
-    With w the leaver's current model, w_i the model that it sent in its last round and W_i its weight then, the
-    reference is ``w_ref = (w - W_i w_i) / (1 - W_i)``. The squared radius of the ball is a third of the mean squared
-    distance of w_ref to random models. From w_ref the leaver takes gradient steps up its own loss; each is followed by
-    a projection onto the ball. The leaver stops when the squared distance to w_i exceeds ``stop_distance``, or after
-    its epochs.
+    With w the current model, w_i the leaver's model in its last round and W_i the leaver's weight in that round, the
+    reference model is ``w_ref = (w - W_i w_i) / (1 - W_i)``. The squared radius of the ball around w_ref is a third of
+    the mean squared distance from w_ref to random models. The leaver takes gradient ascent steps from w_ref, each
+    followed by a projection onto the ball. The steps end when the squared distance to w_i exceeds ``stop_distance``, or
+    after ``epochs``.
 
-    The method is approximate, and nothing shows how much others learnt from the leaver's earlier updates. The leaver
-    must still be there to take these steps. Ours: each cluster that a leaver trained, one leaver after another; where
-    its last round was an earlier one, w is still the current model. The code's stop at 2.2 was chosen for a network
-    for MNIST, so choose yours; the paper's text stops by an accuracy.
+    The method is approximate and does not remove the influence of the leaver's earlier updates. The leaver must stay
+    connected during the ascent. Ours: several leavers take their steps in turn, in each cluster that they trained.
+    Choose ``stop_distance`` for your network, because the default comes from the authors' code for a network for MNIST.
 
     Args:
-        epochs: passes over the leaver's data, at most.
+        epochs: the largest number of passes over the leaver's data.
         learning_rate: the learning rate of the steps.
         momentum: the momentum of the steps, in [0, 1).
-        clip_norm: largest L2 norm of a gradient.
-        stop_distance: squared L2 distance to the leaver's last model above which the steps stop.
-        random_models: number of initial models whose distances set the radius.
+        clip_norm: the largest L2 norm of a gradient.
+        stop_distance: the squared L2 distance from the leaver's last model above which the steps stop.
+        random_models: the number of random initial models that set the ball's radius.
 
-    Source: Halimi, Kadhe, Rawat, Baracaldo 2022, arXiv:2207.05521, sections 2 and 3; the authors' code
-    (IBM/federated-unlearning), with its settings.
+    Source: Halimi, Kadhe, Rawat, Baracaldo 2022, arXiv:2207.05521, sections 2 and 3; the authors' code and its settings
+    (IBM/federated-unlearning).
 
     Example:
         >>> import shoal.toy
@@ -76,11 +75,11 @@ class ProjectedGradientAscent:
     title: ClassVar[str] = "Projected gradient ascent"
 
     def check(self, algorithm: Algorithm, local: LocalSGD, release: Release | None) -> None:
-        """Models must depend on their own clients alone, and steps must not be private."""
+        """Raise `InputError` unless each model depends on its own clients alone and steps are not private."""
         require_approximable(self.name, algorithm, local, release)
 
     def forget(self, leaving: Leaving) -> tuple[State, Departure]:
-        """See the class."""
+        """Run the leavers' gradient ascent on the model of each cluster that they trained."""
         now, training = leaving.state, leaving.training
         models, sent, spent = now.models.clone(), dict[tuple[int, int], tuple[float, Tensor]](), 0.0
         by_id = leaving.leavers[training.federation.ids[leaving.leavers].argsort()].tolist()
@@ -96,8 +95,7 @@ class ProjectedGradientAscent:
                 client = int(training.federation.ids[leaver])
                 require(
                     weight < 1,
-                    f"'{self.name}' needs other clients in the leaver's cluster, and client {client} was alone in "
-                    f"cluster {k}; use 'exact'",
+                    f"'{self.name}' needs other clients in cluster {k} (got only client {client}); use 'exact'",
                 )
                 models[k] = self._ascended(leaving, leaver, (models[k] - weight * last) / (1 - weight), last, k)
                 examples = int(training.federation.clients.sizes[leaver])
@@ -136,12 +134,12 @@ class ProjectedGradientAscent:
 
 @dataclass(frozen=True)
 class AscentStep:
-    """A step up the loss of rows [w, velocity, w_ref, w_i, squared radius, whether it stopped] (u, P + 3 T + 2).
+    """An ascent step on u rows [w, velocity, w_ref, w_i, squared radius, stopped], (u, P + 3 T + 2).
 
     Args:
-        size: P, elements of a model; the first T are trained.
-        width: T.
-        momentum, clip_norm, stop_distance: see `ProjectedGradientAscent`.
+        size: the number P of elements of a model.
+        width: the number T of trained elements, which come first in a model.
+        momentum, clip_norm, stop_distance: the settings of `ProjectedGradientAscent`.
     """
 
     size: int
@@ -152,7 +150,7 @@ class AscentStep:
     batches: int = 1
 
     def step(self, rows: Tensor, gradient: Gradient, learning_rate: float) -> Tensor:
-        """See `shoal.engine.StepRule`."""
+        """Return the rows after one step, as declared by `shoal.engine.StepRule`."""
         parts = [self.size, self.width, self.width, self.width, 1, 1]
         model, velocity, reference, last, radius, stopped = rows.split(parts, dim=1)
         descent = gradient(model, 0)[:, : self.width]

@@ -1,6 +1,6 @@
-"""Metrics as pure functions of arrays: what was predicted, then what is true, then weights.
+"""Metrics as pure functions of arrays.
 
-May import `core`; knows nothing of models, clients or attacks.
+May import `core`. Metrics do not depend on models, clients or attacks.
 """
 
 from shoal.metrics.attack_bounds import canary_rate, empirical_epsilon, epsilon_lower_bound, exposure_of_canaries

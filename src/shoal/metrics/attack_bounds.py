@@ -1,19 +1,18 @@
-"""The limit that differential privacy sets on every attack on the membership of a record.
+"""Bounds between differential privacy and the success of membership-inference attacks.
 
-Such an attack tests whether one record was used or left out, the two cases of the guarantee (add/remove). Any test has
-at most the balanced accuracy ``(1 + TV) / 2``, where TV is their total variation distance, and at most the AUC above
-their trade-off curve. Both also limit means over many records with one threshold, since the curve is convex.
+Differential privacy (add/remove) limits every test of whether a record was used for training. The balanced accuracy is
+at most ``(1 + TV) / 2``, where TV is the total variation distance between the outputs with and without the record. The
+AUC is at most the area above the trade-off curve. Both limits, on the balanced accuracy and on the AUC, also apply to
+means over many records with one threshold.
 
-An audit tests each record alone. A client's number of examples is fixed, so another record replaces one that is left
-out. This does not help an attacker who does not know the other record. An attacker who knows that exactly one of two
-records was used tests a replacement, which is two changes: the limit of a Gaussian mechanism is then that of ``2 mu``,
-and no function here computes it.
+The limits of differential privacy do not apply to an attacker who knows that exactly one of two records was used.
+Replacing a record counts as two changes, with the limit of ``2 mu`` for a Gaussian mechanism.
 
-Conversely, the accuracy of an attack refutes every smaller epsilon.
+The measured success of an attack gives a lower bound on epsilon.
 
-Sources: Dong, Roth and Su, "Gaussian Differential Privacy", arXiv:1905.02383, sections 2.1 and 2.3; of the bound on
-epsilon Jagielski, Ullman, Oprea 2020, arXiv:2006.07709, section 3 (from Clopper and Pearson's intervals) and Nasr,
-Hayes, Steinke et al. 2023, arXiv:2302.07956, section 2 (both kinds of error, delta).
+Sources: Dong, Roth and Su, "Gaussian Differential Privacy", arXiv:1905.02383, sections 2.1 and 2.3; bound on epsilon:
+Jagielski, Ullman, Oprea 2020, arXiv:2006.07709, section 3, and Nasr, Hayes, Steinke et al. 2023, arXiv:2302.07956,
+section 2.
 """
 
 import math
@@ -46,9 +45,9 @@ class AttackBound(NamedTuple):
 
 
 def gaussian_bound(mu: float) -> AttackBound:
-    """The limit of Gaussian mechanisms with ``mu^2 = sum (sensitivity / standard deviation)^2`` over all.
+    """Return the exact bound for Gaussian mechanisms with ``mu^2 = sum (sensitivity / standard deviation)^2``.
 
-    It is exact: ``Phi(mu / 2)`` and ``Phi(mu / sqrt(2))``.
+    The bound on the balanced accuracy is ``Phi(mu / 2)``, and the bound on the AUC is ``Phi(mu / sqrt(2))``.
 
     >>> [round(float(value), 3) for value in (*gaussian_bound(0.0), *gaussian_bound(1.0), *gaussian_bound(math.inf))]
     [0.5, 0.5, 0.691, 0.76, 1.0, 1.0]
@@ -58,12 +57,12 @@ def gaussian_bound(mu: float) -> AttackBound:
 
 @lru_cache(maxsize=4096)
 def compose_bound(history: History) -> AttackBound:
-    """The limit of steps of sampled Gaussian mechanisms: noise multipliers, sampling rates, numbers of steps.
+    """Return the bound for a composition of sampled Gaussian mechanisms.
 
     Args:
-        history: the steps, each kind as (noise multiplier, sampling rate, number). At a rate below 1 a step is on a
-            Poisson subsample; its limit is computed by the privacy loss distribution of Gopi, Lee and Wutschitz,
-            arXiv:2106.02848, and is at most that of steps on all examples.
+        history: the steps, as triples (noise multiplier, sampling rate, number of steps). A sampling rate below 1 means
+            Poisson sampling, whose bound uses the privacy loss distribution of Gopi, Lee and Wutschitz,
+            arXiv:2106.02848.
 
     >>> [round(value, 2) for value in compose_bound(((1.0, 0.05, 100), (1.0, 0.1, 50)))]
     [0.7, 0.77]
@@ -115,48 +114,45 @@ def _subsampling_bound(used: list[tuple[float, float, int]]) -> AttackBound:
 
 
 def epsilon_lower_bound(predictions: Bools, is_member: Bools, *, delta: float) -> float:
-    """The smallest epsilon that these answers do not refute, at least 0.
+    """Return a lower bound on epsilon, at least 0, from an attack's predictions.
 
-    (epsilon, delta)-differential privacy allows TPR <= e^epsilon FPR + delta, and the same of the answer "not a
-    member". The bound is the larger of log((TPR - delta) / FPR) and log((TNR - delta) / FNR), with each rate at the
-    unfavourable end of its interval. Both use the same two ends, a lower one of TPR and an upper one of FPR, each wrong
-    with probability 2.5 %: so the bound holds with probability 95 %.
+    (epsilon, delta)-differential privacy implies TPR <= e^epsilon FPR + delta and TNR <= e^epsilon FNR + delta. The
+    bound is the larger of log((TPR - delta) / FPR) and log((TNR - delta) / FNR), with each rate at the unfavourable end
+    of its interval. The bound holds with probability 95 %.
 
-    It assumes that answers are independent of each other and of the rule that gives them: one example from each of many
-    runs, or by approximation many examples of one run. A threshold set on the same scores needs `empirical_epsilon`.
+    Predictions must be independent of each other and of the attack's threshold. `empirical_epsilon` chooses a threshold
+    from the scores.
 
     Args:
-        predictions: (M,) true where the attack says member.
-        is_member: (M,), true for a member.
+        predictions: whether the attack predicts a member, (M,).
+        is_member: whether the record is a member, (M,).
         delta: the guarantee's delta, in [0, 1).
 
     Raises:
-        InputError: delta outside its range.
+        InputError: delta is outside its range.
     """
-    require(0 <= delta < 1, f"'delta' must be in [0, 1); got {delta:g}")
+    require(0 <= delta < 1, f"'delta' must be in [0, 1) (got {delta:g})")
     hits, mistakes = (predictions[kind].sum(keepdims=True) for kind in (is_member, ~is_member))
     return float(_bounds(hits, mistakes, int(is_member.sum()), int((~is_member).sum()), delta)[0])
 
 
 def empirical_epsilon(scores: Floats, is_member: Bools, stream: Stream, *, delta: float) -> float:
-    """A lower bound on epsilon from an attack's scores, higher for members.
+    """Return a lower bound on epsilon from an attack's scores.
 
-    The examples are halved at random, members and non-members each. The threshold of the largest bound on one half is
-    judged by `epsilon_lower_bound` on the other; so trying many thresholds costs no confidence.
-
-    With n examples of a kind in a half, no attack can show more than about log(n / 3.7).
+    Members and non-members are halved at random. One half chooses the threshold with the largest bound, and
+    `epsilon_lower_bound` evaluates the threshold on the other half. With n members and n non-members per half, the
+    bound is at most about log(n / 3.7).
 
     Args:
-        scores: (M,), the attack's scores.
-        is_member: (M,), true for a member.
-        stream: the randomness of the halves.
-        delta: the guarantee's delta, as in `epsilon_lower_bound`.
+        scores: the attack's scores, higher for members, (M,).
+        is_member: whether the record is a member, (M,).
+        delta: the guarantee's delta, in [0, 1).
 
     Returns:
-        At least 0; 0 with fewer than two members or non-members.
+        The lower bound, or 0 with fewer than two members or two non-members.
 
     Raises:
-        InputError: delta outside its range.
+        InputError: delta is outside its range.
 
     Example:
         >>> import numpy as np
@@ -168,7 +164,7 @@ def empirical_epsilon(scores: Floats, is_member: Bools, stream: Stream, *, delta
         >>> empirical_epsilon(np.zeros(400), member, Stream(0), delta=1e-5)
         0.0
     """
-    require(0 <= delta < 1, f"'delta' must be in [0, 1); got {delta:g}")
+    require(0 <= delta < 1, f"'delta' must be in [0, 1) (got {delta:g})")
     chosen, random = np.zeros(len(scores), dtype=bool), stream("empirical epsilon").numpy()
     for kind in (is_member, ~is_member):
         chosen[random.permutation(np.flatnonzero(kind))[::2]] = True
@@ -197,11 +193,11 @@ def _bounds(hits: Ints, mistakes: Ints, members: int, non_members: int, delta: f
 
 
 def canary_rate(scores: Floats, member: Bools, max_fpr: float = 0.0) -> Estimate:
-    """The share of the trained canaries above the lowest threshold that at most ``max_fpr`` of the others exceed.
+    """Return the fraction of trained canaries with scores above a threshold, with its interval.
 
-    A canary counts as found above the threshold, not at it; with ``max_fpr`` = 0 those above all left-out ones do. The
-    interval takes the threshold as fixed (Clopper and Pearson 1934). All is NaN without trained or without left-out
-    canaries, and where ``max_fpr``, in [0, 1), is above 0 but below one of them.
+    The threshold is the lowest left-out score that at most a fraction ``max_fpr`` of the left-out canaries exceeds. The
+    interval treats the threshold as fixed (Clopper and Pearson 1934). The result is NaN without trained canaries,
+    without left-out canaries, or if ``max_fpr`` is positive but smaller than the fraction of one left-out canary.
 
     Example:
         >>> import numpy as np
@@ -220,10 +216,10 @@ def canary_rate(scores: Floats, member: Bools, max_fpr: float = 0.0) -> Estimate
 
 
 def exposure_of_canaries(scores: Floats, member: Bools) -> Floats:
-    """(M,) in (0, 1], per canary the share of left-out canaries that look trained on at least as much.
+    """Return each canary's p-value for having left no trace in the model, (M,); small values mean exposure.
 
-    The canary itself counts as one of them: (1 + others) / (1 + left-out others). For a canary without a trace this is
-    at most a with probability at most a, for each a: the smaller, the more exposed. NaN scores stay NaN, uncounted.
+    The p-value is (1 + the number of other left-out canaries with at least the same score) / (1 + the number of other
+    left-out canaries). A canary with a NaN score has a NaN p-value and is not counted.
 
     Example:
         >>> import numpy as np

@@ -1,4 +1,7 @@
-"""Metrics of groups: fairness (IFCA-MIR, section 3.2: one class against the rest), and the clusters that they form."""
+"""Fairness between groups, and the agreement of clusters with groups.
+
+Source: IFCA-MIR, section 3.2, with each class against the rest.
+"""
 
 from dataclasses import dataclass
 
@@ -9,12 +12,13 @@ from shoal.metrics.intervals import Bools, Floats, Ints
 
 @dataclass(frozen=True)
 class Fairness:
-    """Largest differences between groups, each in [0, 1]; 0 is fair.
+    """The largest differences between groups, averaged over classes, each in [0, 1]; 0 is fair.
 
     Args:
         demographic_parity: the difference of P(prediction = c | group), Definition 1.
         equal_opportunity: the difference of P(prediction = c | label = c, group), Definition 2.
-        equalized_odds: the larger of the differences of true and of false positive rates, Definition 3.
+        equalized_odds: the larger of the differences of the true positive rates and of the false positive rates,
+            Definition 3.
     """
 
     demographic_parity: float
@@ -23,15 +27,12 @@ class Fairness:
 
 
 def fairness(predictions: Ints, labels: Ints, group: Ints, weights: Floats) -> Fairness:
-    """Fairness of predictions between groups, with the numbers of fairlearn.
+    """Compute the fairness of predictions between groups, equal to fairlearn's metrics.
 
-    A group without an example for a rate is left out of its difference; with fewer than two rates the difference is 0.
+    A group without examples for a rate is ignored. A difference between fewer than two rates is 0.
 
     Args:
-        predictions: (M,) predicted classes.
-        labels: (M,) true classes.
-        group: (M,) the group of each example.
-        weights: (M,) number of clients that the example stands for.
+        weights: the number of clients that each example represents, (M,).
 
     Example:
         >>> import numpy as np
@@ -72,10 +73,9 @@ def _difference(rates: Floats) -> float:
 
 
 def adjusted_rand_index(assignment: Ints, group: Ints) -> float:
-    """Adjusted Rand index of the clusters and the groups: 1 for the same partition, about 0 for a random one.
+    """Return the adjusted Rand index of clusters and groups: 1 for equal partitions, about 0 for a random partition.
 
-    Over ordered pairs of clients, with a together in both, b in one group alone, c in one cluster alone and d in
-    neither: 2 (a d - b c) / ((a + b) (b + d) + (a + c) (c + d)). The number is scikit-learn's `adjusted_rand_score`.
+    The value equals scikit-learn's `adjusted_rand_score`.
 
     Source: Hubert and Arabie 1985, Journal of Classification 2:193-218.
 
@@ -101,9 +101,7 @@ def adjusted_rand_index(assignment: Ints, group: Ints) -> float:
 
 
 def is_migrated(assignment: Ints, group: Ints) -> Bools:
-    """Mask (N,) of the clients in a cluster where another group has more clients than theirs.
-
-    Where several groups of a cluster are the largest, their clients have not migrated.
+    """Return a mask (N,) of the clients in a cluster where a different group has more clients than the client's group.
 
     Example:
         >>> import numpy as np
@@ -120,5 +118,5 @@ def is_migrated(assignment: Ints, group: Ints) -> Bools:
 
 
 def exceeds_threshold(exposure: Floats, threshold: Floats) -> Bools:
-    """Mask (N,) of the clients whose model's membership-inference accuracy exceeds their threshold (IFCA-MIR 5.2.2)."""
+    """Return a mask (N,) of the clients whose exposure is above the client's threshold (IFCA-MIR 5.2.2)."""
     return exposure > threshold

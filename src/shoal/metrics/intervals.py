@@ -1,7 +1,6 @@
-"""Confidence intervals of rates, of the balanced accuracy and of the area under a ROC curve.
+"""Two-sided confidence intervals of rates, of the balanced accuracy and of the area under a ROC curve.
 
-All are two-sided, with ``confidence`` in (0, 1). Weighted examples count by `effective_size`; exact intervals are then
-approximate. If members are paired with similar non-members, the correlation of their errors is measured.
+Weighted examples count by `effective_size`; intervals are then approximate.
 """
 
 import math
@@ -27,7 +26,7 @@ AT_CHANCE = 0.6
 
 
 class Estimate(NamedTuple):
-    """A figure and its 95 % interval; NaN if not measured."""
+    """A value with its 95 % interval, or NaN if not measured."""
 
     value: float = nan
     low: float = nan
@@ -35,13 +34,13 @@ class Estimate(NamedTuple):
 
     @staticmethod
     def of(metrics: Mapping[Any, Any], key: str) -> "Estimate":
-        """Read the metric ``key`` with its interval in ``key_low`` and ``key_high``, or ``.low`` and ``.high``."""
+        """Read the metric ``key`` with the ends of its interval, from keys with the suffix ``_low`` or ``.low``."""
         ends = ("", "_low", "_high") if f"{key}_low" in metrics else ("", ".low", ".high")
         return Estimate(*(metrics.get(f"{key}{end}", nan) for end in ends))
 
     @staticmethod
     def of_rate(rate: float, examples: float) -> "Estimate":
-        """Return a share of ``examples`` with its exact interval (Clopper and Pearson), NaN without examples.
+        """Return a rate with its exact interval (Clopper and Pearson); the interval is NaN without examples.
 
         >>> Estimate.of_rate(0.5, 10).interval
         '0.187 to 0.813'
@@ -50,7 +49,7 @@ class Estimate(NamedTuple):
         return Estimate(rate, float(low), float(high))
 
     def among(self, count: int) -> "Estimate":
-        """Widen the interval within [0, 1] so that ``count`` such intervals hold at once (Bonferroni), as if normal.
+        """Widen the interval so that ``count`` such intervals hold simultaneously (Bonferroni, normal approximation).
 
         >>> Estimate(0.6, 0.5, 0.7).among(2).interval, Estimate(0.95, 0.9, 0.99).among(9).interval
         ('0.486 to 0.714', '0.879 to 1.000')
@@ -61,7 +60,7 @@ class Estimate(NamedTuple):
         return Estimate(self.value, max(low, 0.0), min(high, 1.0))
 
     def minus(self, other: "Estimate") -> "Estimate":
-        """Subtract an independent figure; for figures of the same records the interval is too wide.
+        """Subtract an independent estimate.
 
         Source: Newcombe 1998, Statistics in Medicine 17:873-890, method 10.
 
@@ -74,7 +73,7 @@ class Estimate(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
-        """The answer for a balanced accuracy or an AUC, with chance at 0.5; see `AT_CHANCE`.
+        """The verdict on a balanced accuracy or an AUC, with chance at 0.5; see `AT_CHANCE`.
 
         >>> [Estimate(0.55, *ends).verdict for ends in ((0.51, 0.59), (0.49, 0.6), (0.45, 0.7), (nan, nan))]
         ['exposed', 'at chance', 'not decided', 'not decided']
@@ -95,17 +94,17 @@ class Estimate(NamedTuple):
 
     @property
     def known(self) -> bool:
-        """Whether it was measured."""
+        """Whether the value was measured."""
         return not isnan(self.value)
 
     @property
     def text(self) -> str:
-        """The value to three decimals, or a dash."""
+        """The value with three decimals, or a dash if not measured."""
         return decimal(self.value) if self.known else DASH
 
     @property
     def interval(self) -> str:
-        """The ends to three decimals, or nothing."""
+        """The ends of the interval with three decimals, or an empty string."""
         return "" if isnan(self.low + self.high) else f"{decimal(self.low)} to {decimal(self.high)}"
 
     @property
@@ -119,9 +118,10 @@ class Estimate(NamedTuple):
 
 
 def at_once(count: int, tail: float = 0.025) -> float:
-    """Return the widening factor of 95 % intervals so that ``count`` of them hold at once (Bonferroni), as if normal.
+    """Return the factor that widens ``count`` 95 % intervals to hold simultaneously (Bonferroni, normal approximation).
 
-    ``tail`` is the error at each end: 0.025 for all ``count`` at 95 %.
+    Args:
+        tail: the error probability on each side, for all intervals together.
 
     >>> round(at_once(1), 2), round(at_once(8), 2)
     (1.0, 1.4)
@@ -131,7 +131,7 @@ def at_once(count: int, tail: float = 0.025) -> float:
 
 
 def effective_size(weights: Floats) -> float:
-    """Return the number of equally weighted examples with the same variance, (sum w)^2 / sum w^2 (Kish 1965).
+    """Return the effective sample size of weighted examples, (sum w)^2 / sum w^2 (Kish 1965).
 
     Example:
         >>> import numpy as np
@@ -143,14 +143,13 @@ def effective_size(weights: Floats) -> float:
 
 
 def clopper_pearson(successes: ArrayLike, trials: ArrayLike, confidence: float = 0.95) -> tuple[Floats, Floats]:
-    """Compute the exact interval of a rate: each end is wrong in at most (1 - confidence) / 2 of all samples.
+    """Compute exact confidence intervals of rates.
 
-    Source: Clopper and Pearson 1934, Biometrika 26:404-413; as quantiles of beta distributions.
+    Source: Clopper and Pearson 1934, Biometrika 26:404-413.
 
     Args:
-        successes: the numbers of successes, of any shape; not necessarily integers, if examples are weighted.
-        trials: the numbers of trials, of the same shape; without trials the interval is [0, 1].
-        confidence: the interval's confidence level, in (0, 1).
+        successes: the numbers of successes, of any shape; non-integers are allowed for weighted examples.
+        trials: the numbers of trials, of the same shape; the interval is [0, 1] without trials.
 
     Example:
         >>> from shoal.metrics import clopper_pearson
@@ -174,9 +173,13 @@ def balanced_accuracy_interval(
     *,
     correlation: float = 0.0,
 ) -> tuple[float, float]:
-    """Compute a confidence interval of the balanced accuracy from the exact intervals of the two rates.
+    """Compute a confidence interval of the balanced accuracy by `mean_rate_interval`.
 
-    See `mean_rate_interval`; ``correlation`` is that of right answers on the member and on the non-member of a pair.
+    Args:
+        predictions: whether the attack predicts a member, (M,).
+        is_member: whether the record is a member, (M,).
+        weights: the examples' weights, (M,), or ``None`` for equal weights.
+        correlation: the correlation of the errors on the member and the non-member of a pair.
     """
     weights = np.ones(len(is_member)) if weights is None else weights
     both = [(predictions, is_member), (~predictions, ~is_member)]
@@ -187,19 +190,17 @@ def balanced_accuracy_interval(
 def mean_rate_interval(
     rates: Sequence[float], sizes: Sequence[float], confidence: float = 0.95, correlation: float = 0.0
 ) -> tuple[float, float]:
-    """Compute a confidence interval of the mean of G rates from their exact intervals.
+    """Compute a confidence interval of the mean of G rates.
 
-    The distances d_g of the rates from their limits add up as correlated errors: the mean minus and plus
-    sqrt((1 - correlation) (d_1^2 + ... + d_G^2) + correlation (d_1 + ... + d_G)^2) / G.
+    The interval combines the distances d_g between each rate and the ends of its exact interval. Each end differs from
+    the mean by sqrt((1 - correlation) (d_1^2 + ... + d_G^2) + correlation (d_1 + ... + d_G)^2) / G.
 
-    Source: Newcombe 1998, Statistics in Medicine 17:873-890, method 10, and 17:2635-2650 for pairs, with exact limits
-    instead of Wilson's, and for a sum instead of a difference.
+    Source: Newcombe 1998, Statistics in Medicine 17:873-890, method 10, and 17:2635-2650 for pairs.
+    `mean_rate_interval` uses exact limits instead of Wilson's, and a mean instead of a difference.
 
     Args:
-        rates: G rates.
-        sizes: the rates' (effective) numbers of examples.
-        confidence: the interval's confidence level, in (0, 1).
-        correlation: the correlation of any two rates' errors; 0: independent.
+        sizes: the effective number of examples for each rate.
+        correlation: the correlation of any two rates' errors; 0 means independent errors.
 
     Example:
         >>> from shoal.metrics import mean_rate_interval
@@ -221,7 +222,7 @@ def _add_errors(distances: Sequence[float], correlation: float) -> float:
 
 
 def mean_interval(values: Floats, confidence: float = 0.95) -> tuple[float, float]:
-    """Compute an interval of the mean of the distribution of ``values`` (m,), by Student's t; NaN for one value."""
+    """Compute a confidence interval of the mean of ``values`` (m,) by Student's t, or NaN for one value."""
     if len(values) < 2:
         return float("nan"), float("nan")
     half = float(stdtrit(len(values) - 1, 0.5 + confidence / 2) * values.std(ddof=1) / np.sqrt(len(values)))
@@ -231,8 +232,11 @@ def mean_interval(values: Floats, confidence: float = 0.95) -> tuple[float, floa
 def auc_interval(auc: float, members: float, non_members: float, confidence: float = 0.95) -> tuple[float, float]:
     """Compute a confidence interval of an area under a ROC curve, by Hanley and McNeil's variance.
 
-    It has the areas t with ``|auc - t| <= z sqrt(V(t))``, V the variance at the true area t. So it has a width at 0 and
-    1 too, and stays within [0, 1]. ``members`` and ``non_members`` are numbers, or effective sizes.
+    The interval contains the areas t with ``|auc - t| <= z sqrt(V(t))``, where V is the variance for the true area t.
+
+    Args:
+        auc: the estimated area.
+        members, non_members: the effective numbers of members and of non-members.
 
     Source: Newcombe 2006, Statistics in Medicine 25:559-573, method 5; Hanley and McNeil 1982, Radiology 143:29-36.
     """
@@ -247,17 +251,17 @@ def auc_interval(auc: float, members: float, non_members: float, confidence: flo
 
 
 def auc_design_effect(members: Floats, non_members: Floats) -> float:
-    """Return the ratio of the variance of the area under a ROC curve to that with as many independent examples.
+    """Return the ratio between the AUC's variances for paired and for independent examples.
 
-    With V_q the share of non-members below member q and W_q the share of members above non-member q, ties counting by
-    half: Var(V + W) / (Var V + Var W), at least 1 / Q, times (t / z)^2. t and z, the 97.5 % quantiles of Student's t
-    with Q - 1 degrees of freedom and of the normal distribution, account for the error of the ratio. It is 1 if scores
-    do not vary.
+    V_q is the fraction of non-members below member q, and W_q the fraction of members above non-member q; ties count
+    half. The ratio is Var(V + W) / (Var V + Var W), at least 1 / Q, times (t / z)^2. The 97.5 % quantiles t (Student, Q
+    - 1 degrees of freedom) and z (normal) allow for the error of the estimated ratio. The ratio is 1 if scores do not
+    vary.
 
     Source: Obuchowski 1997, Biometrics 53:567-578, with a pair as a cluster; DeLong, DeLong, Clarke-Pearson 1988.
 
     Args:
-        members, non_members: (Q,), scores in the order of pairs.
+        members, non_members: the scores of the members and of the non-members, both in the order of pairs, (Q,).
     """
 
     def below(x: Floats, ordered: Floats) -> Floats:

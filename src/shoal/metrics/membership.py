@@ -1,9 +1,7 @@
-"""Metrics of membership inference and ROC curves.
+"""Metrics of membership inference, and ROC curves.
 
-The curves equal scikit-learn's `roc_curve` and `roc_auc_score`, bit for bit. Runs and audits need many of them, and
-scikit-learn takes 0.6 s to load and long to check short arrays.
-
-``is_member`` is (M,) bool; ``weights`` (M,) are the examples' weights, None: equal.
+The curves are bitwise equal to scikit-learn's `roc_curve` and `roc_auc_score`. This module avoids scikit-learn's import
+time and input checks.
 """
 
 import math
@@ -31,26 +29,26 @@ FALSE_POSITIVES = 3
 
 @dataclass(frozen=True)
 class MembershipMetrics:
-    """Metrics of a membership-inference attack on one population of members and non-members.
+    """The metrics of a membership-inference attack on one population of members and non-members.
 
     Args:
-        accuracy: balanced accuracy, (TPR + TNR) / 2 at the attack's own threshold (IFCA-MIR, equation 8).
-        low, high: its interval; see `balanced_accuracy_interval`.
-        null_high: the 95 % quantile of the balanced accuracy without leakage: with as many records, as often
-            classified as members, but regardless of membership.
-        auc: area under the ROC curve.
-        auc_low, auc_high: its interval; see `auc_interval`.
-        tpr_at_1_percent_fpr: true positive rate at a false positive rate of at most 1 %; NaN with fewer than 300
+        accuracy: the balanced accuracy, (TPR + TNR) / 2, at the attack's threshold (IFCA-MIR, equation 8).
+        low, high: the ends of the interval of ``accuracy``; see `balanced_accuracy_interval`.
+        null_high: the 95 % quantile of the balanced accuracy if predictions are independent of membership.
+        auc: the area under the ROC curve.
+        auc_low, auc_high: the ends of the interval of ``auc``; see `auc_interval`.
+        tpr_at_1_percent_fpr: the true positive rate at a false positive rate of at most 1 %, or NaN with fewer than 300
             non-members (see `least_non_members`).
-        tpr_at_1_percent_fpr_low, tpr_at_1_percent_fpr_high: its interval; see `tpr_interval`.
-        tpr_at_01_percent_fpr: the same at 0.1 %; NaN with fewer than 3,000.
-        tpr_at_01_percent_fpr_low, tpr_at_01_percent_fpr_high: its interval.
-        members: number of members scored.
-        non_members: number of non-members scored.
-        tpr_at_1_percent_fpr_per_record: true positive rate at a false positive rate of 1 % on every record, with a
-            threshold per record; NaN without levels.
-        tpr_at_1_percent_fpr_per_record_low, tpr_at_1_percent_fpr_per_record_high: its interval; see `tpr_interval`.
-        exact: the share of the predicted members with an exact, not statistical, verdict.
+        tpr_at_1_percent_fpr_low, tpr_at_1_percent_fpr_high: the ends of the interval of ``tpr_at_1_percent_fpr``.
+        tpr_at_01_percent_fpr: the true positive rate at a false positive rate of at most 0.1 %, or NaN with fewer than
+            3,000 non-members.
+        tpr_at_01_percent_fpr_low, tpr_at_01_percent_fpr_high: the ends of the interval of ``tpr_at_01_percent_fpr``.
+        members, non_members: the numbers of scored members and non-members.
+        tpr_at_1_percent_fpr_per_record: the true positive rate with a threshold per record, at a false positive rate of
+            1 % on every record, or NaN without levels.
+        tpr_at_1_percent_fpr_per_record_low, tpr_at_1_percent_fpr_per_record_high: the ends of the interval of
+            ``tpr_at_1_percent_fpr_per_record``.
+        exact: the fraction of predicted members for which the attack claims certainty.
     """
 
     accuracy: float
@@ -83,16 +81,20 @@ def membership_metrics(
     pair: Ints | None = None,
     level: Floats | None = None,
 ) -> MembershipMetrics:
-    """Compute the metrics of an attack's ``scores`` (M,), higher for members.
+    """Compute the metrics of an attack's scores.
 
-    Without members or without non-members all rates are NaN.
+    All rates are NaN without members or without non-members.
 
     Args:
-        scores, is_member, weights: (M,), the examples' scores, memberships and weights; without weights all are equal.
-        threshold: the largest score of a predicted non-member, one or (M,); intervals take it as fixed.
-        pair: (M,), the pair of each example: a member and a non-member of equal weights, whose errors may be
-            correlated. None, or other pairs: examples count as independent.
-        level: (M,), the level of each score on its example, for ``tpr_at_1_percent_fpr_per_record``; None: unknown.
+        scores: the examples' scores, higher for members, (M,).
+        is_member: whether each example is a member, (M,).
+        weights: the examples' weights, (M,), or ``None`` for equal weights.
+        threshold: the largest score of a predicted non-member, a number or (M,). Intervals treat the threshold as
+            fixed.
+        pair: the pair number of each example, (M,), or ``None`` if examples are independent. A pair is a member and a
+            non-member with correlated errors.
+        level: the level of each score on its example, (M,), for ``tpr_at_1_percent_fpr_per_record``, or ``None`` if
+            levels are unknown.
 
     Example:
         >>> import numpy as np
@@ -130,12 +132,12 @@ def membership_metrics(
 
 
 def least_non_members(max_fpr: float) -> float:
-    """Return the fewest non-members (`effective_size`) for a true positive rate at this false positive rate."""
+    """Return the smallest number of non-members that allows a true positive rate at this false positive rate."""
     return FALSE_POSITIVES / max_fpr
 
 
 def balanced_accuracy(predictions: Bools, is_member: Bools, weights: Floats | None = None) -> float:
-    """Return (TPR + TNR) / 2 of ``predictions`` (M,), true for predicted members."""
+    """Return the balanced accuracy (TPR + TNR) / 2 of ``predictions`` (M,), which are true for predicted members."""
     weights = np.ones(len(is_member)) if weights is None else weights
     tpr = np.average(predictions[is_member], weights=weights[is_member])
     tnr = np.average(~predictions[~is_member], weights=weights[~is_member])
@@ -159,13 +161,13 @@ def _at_fpr(fpr: Floats, tpr: Floats, max_fpr: float, members: float, non_member
 def tpr_interval(fpr: Floats, tpr: Floats, max_fpr: float, members: float, non_members: float) -> tuple[float, float]:
     """Compute a 95 % interval of the true positive rate at a false positive rate of ``max_fpr``.
 
-    It adds two independent errors: of the rate at the threshold (`clopper_pearson`), and of the threshold, since a
-    binomial number of non-members lies above the true one.
+    The interval adds two independent errors: the error of the rate at the threshold (`clopper_pearson`), and the error
+    of the threshold.
 
     Args:
         fpr, tpr: the ROC curve.
-        max_fpr: see `tpr_at_fpr`.
-        members, non_members: numbers, or effective sizes.
+        max_fpr: the false positive rate; see `tpr_at_fpr`.
+        members, non_members: the effective numbers of members and of non-members.
     """
     rate, tail = tpr_at_fpr(fpr, tpr, max_fpr), (1 - 0.95) / 2
     low, high = (float(end) for end in clopper_pearson(rate * members, members))
@@ -217,12 +219,12 @@ def gap_accuracy(train_accuracy: float, test_accuracy: float) -> float:
 
 
 def roc(scores: Floats, is_member: Bools, weights: Floats | None = None) -> tuple[Floats, Floats]:
-    """Return the ROC curve: false and true positive rates at every threshold, both increasing.
+    """Return the false and true positive rates at every threshold, both increasing.
 
     Rates without examples are NaN.
 
     Raises:
-        InputError: scores that are not finite, or none.
+        InputError: a score is not finite, or there are no scores.
 
     Example:
         >>> import numpy as np
@@ -235,10 +237,10 @@ def roc(scores: Floats, is_member: Bools, weights: Floats | None = None) -> tupl
 
 
 def roc_auc(scores: Floats, is_member: Bools, weights: Floats | None = None) -> float:
-    """Return the area under the ROC curve, with ties counted by half; NaN without members or without non-members.
+    """Return the area under the ROC curve, where ties count half, or NaN without members or without non-members.
 
     Raises:
-        InputError: scores that are not finite, or none.
+        InputError: a score is not finite, or there are no scores.
     """
     if is_member.all() or not is_member.any():
         return float("nan")
@@ -246,7 +248,7 @@ def roc_auc(scores: Floats, is_member: Bools, weights: Floats | None = None) -> 
 
 
 def roc_with_auc(scores: Floats, is_member: Bools, weights: Floats | None = None) -> tuple[Floats, Floats, float]:
-    """Return the curve of `roc` and the area of `roc_auc`, with one sort."""
+    """Return the rates of `roc` and the area of `roc_auc`."""
     false, true = _positives(scores, is_member, weights)
     area = float("nan") if is_member.all() or not is_member.any() else _area(false, true)
     return _rates(false), _rates(true), area
@@ -264,11 +266,11 @@ def _area(false: Floats, true: Floats) -> float:
 
 def _positives(scores: Floats, is_member: Bools, weights: Floats | None) -> tuple[Floats, Floats]:
     """Count false and true positives at every threshold, from the highest score to the lowest."""
-    require(bool(np.isfinite(scores).all()), "the scores of a ROC curve must be finite; got NaN or an infinite one")
+    require(bool(np.isfinite(scores).all()), "the scores of a ROC curve must be finite (got NaN or an infinite score)")
     if weights is not None and not weights.all():
         counted = weights != 0
         scores, is_member, weights = scores[counted], is_member[counted], weights[counted]
-    require(len(scores) > 0, "a ROC curve needs an example; got none, or none with a weight")
+    require(len(scores) > 0, "a ROC curve needs at least one example with a positive weight")
     order = np.argsort(-scores, kind="stable")
     # With many clients these are the largest arrays at the end of a run, so each is freed after its last use.
     scores, member = scores[order], is_member[order]

@@ -1,7 +1,6 @@
-"""The one table of metrics: name, meaning, format and direction of every number that a run reports.
+"""The name, meaning, format and direction of every metric that a run reports.
 
-The table is `metrics.toml`. Pages, comparisons and sweeps read it; the metrics of a user's own measurement are `Metric`
-values as well, and are shown in the same places.
+Shoal's own metrics are listed in `metrics.toml`. User-defined measurements add `Metric` values.
 """
 
 import tomllib
@@ -27,22 +26,22 @@ _DECIMALS: Mapping[Format, int] = {"percent": 3, "decimal": 3, "count": 1, "seco
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that a run reports.
+    """A metric that a run reports.
 
     Args:
-        key: the key in `summary.json`, without its group or model. With the key of one of Shoal's
-            metrics, that metric would be shown by this name and format.
-        name: the name within a sentence; a page begins it with a capital letter.
+        key: the key in `summary.json`, without the group or the model. A key of Shoal's own metrics replaces that
+            metric's name and format.
+        name: the name within a sentence.
         meaning: the meaning, in one or two sentences.
-        format: the form of a value: 0.25 is "25.0 %" in "percent" and "0.250" in "decimal".
-        better: the direction of better values; None: neither.
+        format: the format of values: 0.25 is "25.0 %" in "percent" and "0.250" in "decimal".
+        better: the direction of better values, or ``None`` if neither direction is better.
         scopes: the levels that have the metric, separated by spaces: "run", "group", "model" or "round".
-        of_model: the meaning for a model, where it differs.
-        decimals: the number of decimals of a mean over seeds; None: as many as the format has.
-        interval: whether the ends of its 95 % interval are reported beside it.
+        of_model: the meaning for a model, if different from ``meaning``.
+        decimals: the number of decimals of a mean over seeds; by default the number that ``format`` has.
+        interval: whether the run also reports the metric's 95 % interval.
 
     Raises:
-        InputError: a key with spaces, or an unknown format or scope.
+        InputError: the key has spaces, or the format or a scope is unknown.
 
     Example:
         >>> from shoal.metrics import Metric
@@ -62,25 +61,28 @@ class Metric:
     interval: bool = False
 
     def __post_init__(self) -> None:
-        require(bool(self.key) and not set(" \t\n") & set(self.key), f"a metric's key has no spaces; got '{self.key}'")
+        require(
+            bool(self.key) and not set(" \t\n") & set(self.key),
+            f"a metric's key must have no spaces (got '{self.key}')",
+        )
         for name, words, choices in (
             ("format", [self.format], get_args(Format)),
             ("scopes", self.scopes.split(), get_args(Scope)),
         ):
             wrong = [word for word in words if word not in choices]
-            require(not wrong, f"metric '{self.key}': '{name}' must be {one_of(choices)}; got {', '.join(wrong)}")
+            require(not wrong, f"metric '{self.key}': '{name}' must be {one_of(choices)} (got {', '.join(wrong)})")
 
     @property
     def label(self) -> str:
-        """The name with the unit of its plain numbers."""
+        """The name, with the unit if the format has one."""
         return f"{self.name} (s)" if self.format == "seconds" else self.name
 
     def text(self, value: float | None) -> str:
-        """A value as a page writes it; a dash where there is none."""
+        """Format a value for a page; a missing value is a dash."""
         return DASH if value is None or isnan(value) else _TEXTS[self.format](value)
 
     def plain(self, value: float | None, decimals: int | None = None) -> str:
-        """A value or a mean as a table of many writes it, without a unit; a dash where there is none.
+        """Format a value or a mean for a table, without a unit; a missing value is a dash.
 
         >>> metric_of("violations").plain(1.25), metric_of("accuracy").plain(0.8123), metric_of("migrated").plain(1, 0)
         ('1.2', '0.812', '1')
@@ -95,7 +97,7 @@ def _table() -> dict[str, Metric]:
     for key, row in tomllib.loads((Path(__file__).parent / "metrics.toml").read_text(encoding="utf-8")).items():
         metric = table[key] = Metric(key, **row)
         for end, words in (("low", "lower end"), ("high", "upper end")) if metric.interval else ():
-            name, meaning = f"{metric.name}, {words}", "Of its 95 % interval."
+            name, meaning = f"{metric.name}, {words}", f"The {words} of the metric's 95 % interval."
             end_key = f"{key}.{end}" if "." in key else f"{key}_{end}"
             table[end_key] = replace(metric, key=end_key, name=name, meaning=meaning, of_model=meaning, interval=False)
     return table
@@ -124,15 +126,14 @@ def metric_of(
     declared: Mapping[str, Metric] | None = None,
     attack_title: Callable[[str], str] = str,
 ) -> Metric:
-    """The metric of a key in `summary.json`, without its group or model.
+    """Return the metric of a key in `summary.json`, without the group or the model.
 
-    A metric that nobody declares is called by its key.
+    A metric that is not declared is named by its key.
 
     Args:
-        key: the metric's key.
-        measured: the name of the figure that the run reports as accuracy.
+        measured: the name of the metric that the run reports as accuracy.
         declared: the metrics of the user's measurements, by key.
-        attack_title: the title of an attack, from its name in audit.json.
+        attack_title: a function from an attack's name in audit.json to its title.
 
     Example:
         >>> from shoal.metrics import metric_of
@@ -157,7 +158,7 @@ def metric_of(
 
 
 def is_declared(key: str) -> bool:
-    """True if a key, without its group or its model, is in the table or of a family in it."""
+    """Return whether the table of metrics has a key, given without its group or model."""
     return _family(key) in METRICS or key.startswith(tuple(_FAMILIES))
 
 

@@ -1,4 +1,4 @@
-"""The area under a ROC curve whose unit is a training run: records of one run are not independent."""
+"""The area under a ROC curve with training runs as the independent units."""
 
 from collections.abc import Sequence
 
@@ -9,18 +9,17 @@ from shoal.metrics.intervals import Estimate, Floats
 
 
 def auc_over_runs(*parts: tuple[Floats, Floats], confidence: float = 0.95) -> Estimate:
-    """The probability that a record's score in a run with it exceeds its score in a run without it, over records.
+    """Estimate the probability that a record's score is higher in a run with the record than in a run without it.
 
-    Each part has the scores (m, Q) of m runs with Q records and those (n, Q) of n runs without. Only runs of one part
-    are compared; the figure is the mean over parts. The interval is Student's t of DeLong's components per run, each a
-    mean over records, with the degrees of freedom of the smaller side of the smallest part. Parts may have errors in
-    common, as halves do whose attacks are fitted on each other, so their standard errors are averaged.
+    Each part compares the scores (m, Q) of Q records in m runs with the records to the scores (n, Q) in n runs without
+    the records. The estimate is the mean over parts. The interval uses DeLong's components per run and Student's t,
+    with the degrees of freedom of the smallest set of runs. The standard errors of the parts are averaged, because the
+    parts' errors may be dependent.
 
     Source: Obuchowski 1997, Biometrics 53:567-578, with a run as a cluster; DeLong, DeLong, Clarke-Pearson 1988.
 
     Args:
-        parts: one or more parts, each with at least two runs on either side.
-        confidence: the interval's confidence level, in (0, 1).
+        parts: one or more pairs of scores (m, Q) and (n, Q), with at least two runs each.
 
     Example:
         >>> import numpy as np

@@ -1,7 +1,4 @@
-"""A run's metrics as a value, and as the flat keys of `summary.json`.
-
-Undefined figures are left out: a model that no client chose has no exposure.
-"""
+"""A run's metrics, with the flat keys of `summary.json`."""
 
 import re
 from collections.abc import Collection, Hashable, Mapping
@@ -28,16 +25,15 @@ _Owner = TypeVar("_Owner", bound=Hashable)
 
 @dataclass(frozen=True)
 class Summary(dict[str, float | int | str]):
-    """The metrics of a run, as a dict with the keys of `summary.json` too; two summaries are merged by ``|``.
+    """The metrics of a run, as a dict with the keys of `summary.json`.
 
-    A metric that is undefined, NaN, is left out: the exposure of a model that no client chose, for example.
+    The operator ``|`` merges two summaries. Undefined metrics (NaN) are omitted.
 
     Args:
-        run: the run's identity, by `RUN_KEYS`; a simulation in memory knows neither "algorithm" nor "dataset".
-        overall: metrics of the whole run by their key in `summary.json`: "accuracy.overall", "migrated",
-            "seconds.total".
-        by_group: metrics of each group that has clients, such as ``by_group["minority"]["mia"]``.
-        by_cluster: metrics of each model and its clients, such as ``by_cluster[0]["mia"]``.
+        run: the run's identity, by `RUN_KEYS`; a simulation in memory has no "algorithm" and no "dataset".
+        overall: the metrics of the whole run by key in `summary.json`, such as "accuracy.overall" or "migrated".
+        by_group: the metrics of each group that has clients, such as ``by_group["minority"]["mia"]``.
+        by_cluster: the metrics of each model and its clients, such as ``by_cluster[0]["mia"]``.
 
     Example:
         >>> import json
@@ -84,7 +80,7 @@ class Summary(dict[str, float | int | str]):
 
     @property
     def view(self) -> str:
-        """Whose exposure the run's figures are; an outsider's, as of runs that do not say."""
+        """The view that decides the run's exposure; an outsider by default."""
         return str(self.run.get("view", "outsider"))
 
     @property
@@ -123,7 +119,7 @@ _ORDER: tuple[tuple[Literal["overall", "group", "cluster"], str], ...] = (
 
 
 def flatten(summary: Summary) -> dict[str, float | int | str]:
-    """The keys and values of `summary.json`, in its order; `parse_summary` is the inverse.
+    """Return the keys and values of `summary.json` in their order.
 
     >>> flatten(Summary(overall={"migrated": 2}, by_group={"few": {"mia": 0.5}}, by_cluster={0: {"mia": 0.6}}))
     {'mia.few': 0.5, 'clusters.0.mia': 0.6, 'migrated': 2}
@@ -143,7 +139,7 @@ def flatten(summary: Summary) -> dict[str, float | int | str]:
 
 
 class MetricKey(NamedTuple):
-    """Parts of a key of `summary.json`: the metric, and its group or its cluster, if either."""
+    """The parts of a key of `summary.json`: the metric, and the group or the cluster."""
 
     metric: str
     group: str | None = None
@@ -151,7 +147,7 @@ class MetricKey(NamedTuple):
 
 
 def accuracy_key(attack: str) -> str:
-    """The metric of `summary.json` that holds an attack's balanced accuracy.
+    """Return the key of `summary.json` for an attack's balanced accuracy.
 
     >>> accuracy_key("other-clusters")
     'mia_by_other_clusters'
@@ -169,12 +165,12 @@ _GROUP = re.compile(r"(baseline\.[a-z-]+\.\w+|tpr_at_fpr_0\.\d+(?:_population)?|
 
 
 def split_key(key: str, groups: Collection[str] = ()) -> MetricKey:
-    """Take a key of `summary.json` apart.
+    """Split a key of `summary.json` into its parts.
 
     Args:
         key: a metric's key.
-        groups: names of groups with clients. They are only needed for keys such as ``mia_against_few.many``, where
-            the names of two groups, with or without dots, follow each other.
+        groups: the names of groups with clients, needed only for keys with the names of two groups, such as
+            ``mia_against_few.many``.
 
     >>> split_key("tpr_at_fpr_0.01.far.north")
     MetricKey(metric='tpr_at_fpr_0.01', group='far.north', cluster=None)
@@ -198,7 +194,7 @@ def split_key(key: str, groups: Collection[str] = ()) -> MetricKey:
 
 
 def parse_summary(flat: FlatSummary) -> Summary:
-    """The summary with the keys and values of ``flat``; the inverse of `flatten`.
+    """Create a summary from the keys and values of ``flat``; the inverse of `flatten`.
 
     >>> summary = Summary({"seed": 1}, {"migrated": 2}, {"few": {"mia": 0.5, "violations": 0}}, {0: {"mia": 0.6}})
     >>> parsed = parse_summary(flatten(summary))

@@ -1,8 +1,8 @@
-"""Features: a fixed map of inputs before the network that is trained.
+"""Features: a fixed map of inputs before the trained network.
 
-A head on few fixed features has far fewer numbers to remember its examples by than a network on pixels, and the map
-itself, of wavelets or of public examples, has seen no client. Source of the combination: Tramèr and Boneh,
-"Differentially private learning needs better features (or much more data)", ICLR 2021, arXiv:2011.11660.
+The map uses no client's examples, and a head on few features has fewer parameters than a network on pixels. Source:
+Tramèr and Boneh, "Differentially private learning needs better features (or much more data)", ICLR 2021,
+arXiv:2011.11660.
 """
 
 import json
@@ -38,7 +38,7 @@ MAPPED_TOGETHER = 256
 
 
 class NormalizedScattering(nn.Module):
-    """`Scattering` at J = 2, with group normalisation of each image's channels, as a vector."""
+    """A `Scattering` transform at J = 2 with group normalisation of each image's channels, flattened to a vector."""
 
     def __init__(self, height: int, width: int) -> None:
         super().__init__()
@@ -46,23 +46,23 @@ class NormalizedScattering(nn.Module):
         self.transform = Scattering(height, width, SCALE)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (B, C, H, W) to (B, d)."""
+        """Map images (B, C, H, W) to features (B, d)."""
         return functional.group_norm(self.transform(images), GROUPS * images.shape[1]).flatten(1)
 
 
 class PrincipalComponents(nn.Module):
-    """The first principal components of public examples, scaled, at unit length.
+    """The first principal components of public examples, scaled to unit length.
 
-    With the mean m, the components V (d, D) and the standard deviations s (d,) along them:
+    With the mean m, the components V (d, D) and the standard deviations s (d,) along the components, an input x becomes
+    h / |h|:
 
-        h = V (x - m) / sqrt(s),   and the result h / |h|
+        h = V (x - m) / sqrt(s)
 
-    Dividing by the roots lies between leaving the components as they are and whitening them. At unit length no example
-    has a larger gradient than the error of a linear head.
+    At unit length, an example's gradient is at most the error of a linear head.
 
     Args:
-        inputs: D.
-        dimension: d.
+        inputs: the number of inputs, D.
+        dimension: the number of components, d.
     """
 
     mean: Tensor
@@ -75,15 +75,15 @@ class PrincipalComponents(nn.Module):
         self.register_buffer("matrix", torch.zeros(inputs, dimension))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Inputs (B, ...) to (B, d)."""
+        """Map inputs (B, ...) to features (B, d)."""
         return functional.normalize((x.float().flatten(1) - self.mean) @ self.matrix, dim=1)
 
     @staticmethod
     def fit(x: Tensor, dimension: int) -> "PrincipalComponents":
-        """The components of examples x (M, ...), which need no labels.
+        """Fit the components to examples x (M, ...), without labels.
 
         Raises:
-            InputError: fewer examples or inputs than ``dimension``.
+            InputError: there are fewer examples or inputs than ``dimension``.
         """
         from sklearn.decomposition import PCA  # noqa: PLC0415 (most runs have no features, and it takes a second)
 
@@ -91,8 +91,8 @@ class PrincipalComponents(nn.Module):
         most = min(flat.shape)
         require(
             dimension <= most,
-            f"'dimension' must be at most {most}, with {len(flat)} public examples (the shadow set) of "
-            f"{flat.shape[1]} inputs; got {dimension}",
+            f"'dimension' must be at most {most}, for a shadow set of {len(flat)} examples with "
+            f"{flat.shape[1]} inputs (got {dimension})",
         )
         with threadpool_limits(1):
             fitted = PCA(dimension, random_state=0).fit(flat.numpy())
@@ -104,19 +104,14 @@ class PrincipalComponents(nn.Module):
 
 
 class FeatureMap(nn.Sequential):
-    """A fitted map of inputs (B, ...) to features (B, d): frozen, in evaluation mode."""
+    """A fitted map of inputs (B, ...) to features (B, d), frozen and in evaluation mode."""
 
     def __init__(self, *modules: nn.Module) -> None:
         super().__init__(*modules)
         self.requires_grad_(False).eval()
 
     def transform(self, x: Tensor, *, threads: int = 1) -> Tensor:
-        """The features (M, d) float32 of inputs (M, ...), a few at a time; ``threads`` change no bit.
-
-        Args:
-            x: inputs.
-            threads: number of threads that map side by side.
-        """
+        """Map inputs x (M, ...) to features (M, d) float32 with ``threads`` parallel threads, in batches."""
 
         def work(part: Tensor) -> Tensor:
             with torch.no_grad():
@@ -135,13 +130,15 @@ class FeatureMap(nn.Sequential):
             raise
         except (RuntimeError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())
-            raise InputError(f"the features cannot take inputs of shape {tuple(x.shape[1:])}: {reason}") from error
+            raise InputError(
+                f"features cannot be computed from inputs of shape {tuple(x.shape[1:])} ({reason})"
+            ) from error
         finally:
             torch.set_num_threads(before)
         return features
 
     def to_bytes(self) -> bytes:
-        """The map as a safetensors file."""
+        """Convert the map to a safetensors file."""
         about = [[_NAMES.get(type(module), ""), *getattr(module, "sizes", ())] for module in self]
         return save(
             {name: value.contiguous() for name, value in self.state_dict().items()}, {"maps": json.dumps(about)}
@@ -149,10 +146,11 @@ class FeatureMap(nn.Sequential):
 
     @staticmethod
     def load(path: Path) -> "FeatureMap | None":
-        """The map in a file of `to_bytes`; None where it has a module of a user's own, whose code no file has.
+        """Load the map from a file of `to_bytes`, or None if the map has a user's own module, whose code the file
+        lacks.
 
         Raises:
-            InputError: it is damaged.
+            InputError: the file is damaged.
         """
         damage = (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError)
         with file_errors(path, damage=damage):
@@ -180,17 +178,20 @@ def _map(name: str) -> str:
 
 @settings
 class Features:
-    """A fixed map before the trained network, computed once per example. Its inputs are numbers, not texts.
+    """A fixed map before the trained network, computed once per example.
+
+    The map's inputs are images or rows of numbers, not texts. Training does not change the map.
 
     Args:
-        maps: applied in this order: ``scattering``, wavelets of images, which need no data; ``pca``, the principal
-            components of the shadow set, whose labels are not used; or your own, ``module:Name``, a class or function
-            without arguments that returns a `torch.nn.Module`. None is trained.
-        dimension: d, the number of components of ``pca``.
-        modules: the class, function or module of each ``module:Name`` in ``maps``; for use from Python.
+        maps: the maps in the order of their application. ``scattering`` computes wavelets of images, without data.
+            ``pca`` computes principal components of the shadow set, without labels. Your own map is ``module:Name``, a
+            class or function without arguments that returns a `torch.nn.Module`.
+        dimension: the number of components of ``pca``.
+        modules: the class, function or module of each ``module:Name`` in ``maps``, for use from Python.
 
     Raises:
-        InputError: no map, ``pca`` without a dimension, a dimension without ``pca``, or scattering after another map.
+        InputError: there is no map, ``pca`` has no dimension, a dimension is given without ``pca``, or ``scattering``
+            is not the first map.
 
     Example:
         >>> import torch
@@ -206,30 +207,35 @@ class Features:
     modules: Annotated[Any, Internal()] = field(default_factory=dict, kw_only=True)
 
     def __post_init__(self) -> None:
-        require(len(self.maps) > 0, "'maps' must not be empty; leave the features out")
+        require(len(self.maps) > 0, "'maps' must name at least one map; remove [model.features] for no features")
         for first, then in pairwise(self.maps):
-            require(then != "scattering", f"'scattering' takes images, so it comes first; got it after {first!r}")
+            require(
+                then != "scattering", f"'scattering' must be the first of 'maps' (got 'scattering' after {first!r})"
+            )
         pca = "pca" in self.maps
-        require(self.maps.count("pca") <= 1, "'pca' must be in 'maps' at most once")
-        require(pca or self.dimension is None, "'dimension' is of 'pca', which 'maps' has not; leave it out")
-        require(not pca or self.dimension is not None, "'dimension' is missing: how many components 'pca' keeps")
+        require(self.maps.count("pca") <= 1, "'maps' must name 'pca' at most once")
+        require(pca or self.dimension is None, "'dimension' is only allowed with 'pca' in 'maps'; remove 'dimension'")
+        require(not pca or self.dimension is not None, "'dimension' is missing; set the number of components of 'pca'")
 
     @property
     def needs_public_examples(self) -> bool:
-        """Whether the map is fitted on the shadow set."""
+        """Whether the map must be fitted to the shadow set."""
         return "pca" in self.maps
 
     def fit(self, public: Tensor) -> FeatureMap:
-        """The map, fitted on ``public`` inputs (M, ...) where it needs some; otherwise their shape alone counts.
+        """Fit the map to ``public`` inputs (M, ...); maps without fitted parameters only use the inputs' shape.
 
         Raises:
-            InputError: inputs that a map cannot take, or too few.
+            InputError: a map cannot take the inputs, or there are too few inputs.
         """
         return self.fit_and_map(public)[0]
 
     def fit_and_map(self, public: Tensor, threads: int = 1) -> tuple[FeatureMap, Tensor]:
-        """The map, as of `fit`, and its features of ``public``, computed once; ``threads`` change no bit."""
-        require(public.is_floating_point() or public.dtype == torch.uint8, "features are of numbers, not of texts")
+        """Fit the map to ``public`` inputs, and return the map and the inputs' features."""
+        require(
+            public.is_floating_point() or public.dtype == torch.uint8,
+            "features cannot be computed from texts; give images or rows of numbers",
+        )
         modules, done, before = list[nn.Module](), 0, public
         for name in self.maps:
             if name == "scattering":
@@ -245,7 +251,7 @@ class Features:
         return FeatureMap(*modules), FeatureMap(*modules[done:]).transform(before, threads=threads)
 
     def width(self, inputs: Sequence[int]) -> int:
-        """The number of features of inputs of a shape, for the model: ``features.width((1, 28, 28))``."""
+        """Return the number of features for inputs of a shape, such as ``features.width((1, 28, 28))``."""
         shape = torch.Size(inputs)
         for name in self.maps:
             if name == "pca":
@@ -259,15 +265,15 @@ class Features:
         return shape.numel()
 
     def _module(self, name: str) -> nn.Module:
-        require(name in self.modules, f"'modules' must have '{name}', which 'maps' names")
+        require(name in self.modules, f"'modules' must have the entry '{name}' for the map of that name")
         value: Any = self.modules[name]
         module: Any = value if isinstance(value, nn.Module) or not callable(value) else value()
-        require(isinstance(module, nn.Module), f"'{name}' must give a torch.nn.Module; got {module!r}")
+        require(isinstance(module, nn.Module), f"'{name}' must return a torch.nn.Module (got {module!r})")
         return module
 
 
 def _require_images(shape: Sequence[int]) -> None:
-    require(len(shape) == 3, f"'scattering' takes images; these inputs have the shape {tuple(shape)}")
+    require(len(shape) == 3, f"'scattering' requires images (C, H, W) (got inputs of shape {tuple(shape)})")
 
 
 ANGLES = 8
@@ -278,21 +284,21 @@ _TOGETHER = 32
 
 
 class Scattering(nn.Module):
-    """The scattering transform: averages of wavelet moduli over windows of 2^J pixels, of order 0, 1 and 2.
+    """The scattering transform: averages of wavelet moduli of orders 0, 1 and 2 over windows of 2^J pixels.
 
     Source: Bruna and Mallat, "Invariant scattering convolution networks", TPAMI 2013, with the filters, padding and
-    subsampling of its usual implementation.
+    subsampling of the Kymatio package.
 
-    With the wavelet psi of scale 2^j and angle a, the Gaussian phi of width 2^J, and * the convolution, they are
-    ``x * phi``, ``|x * psi_(j, a)| * phi``, and ``||x * psi_(j, a)| * psi_(k, b)| * phi`` for k > j, each kept at
-    every 2^J-th pixel: 1 + L J + L^2 J (J - 1) / 2 channels of an image's channel, L = `ANGLES`.
+    With the wavelet psi of scale 2^j and angle a, the Gaussian phi of width 2^J, and the convolution ``*``, the
+    averages are ``x * phi``, ``|x * psi_(j, a)| * phi``, and ``||x * psi_(j, a)| * psi_(k, b)| * phi`` for k > j, at
+    every 2^J-th pixel. Each channel of an image gives 1 + L J + L^2 J (J - 1) / 2 channels, with L = `ANGLES`.
 
     Args:
         height, width: the images' height and width, in pixels.
-        scale: J, at least 1; images need at least 2^(J + 1) pixels per side.
+        scale: the scale J, at least 1; images need at least 2^(J + 1) pixels per side.
 
     Raises:
-        InputError: images too small for ``scale``.
+        InputError: the images are too small for ``scale``.
 
     Example:
         >>> import torch
@@ -306,13 +312,13 @@ class Scattering(nn.Module):
         window = 2**scale
         require(
             min(height, width) >= 2 * window,
-            f"scattering at scale {scale} takes images of at least {2 * window}x{2 * window} pixels; these have "
-            f"{height}x{width}",
+            f"scattering at scale {scale} requires images of at least {2 * window}x{2 * window} pixels (got "
+            f"{height}x{width})",
         )
         self.scale, self.size = scale, (height, width)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (B, C, H, W) to float32 (B, C (1 + L J + L^2 J (J - 1) / 2), H / 2^J, W / 2^J)."""
+        """Map images (B, C, H, W) to float32 (B, C (1 + L J + L^2 J (J - 1) / 2), H / 2^J, W / 2^J)."""
         batch, channels, height, width = images.shape
         flat = images.float().reshape(batch * channels, 1, height, width)
         # A few at a time, whose spectra stay in the processor's cache.

@@ -1,4 +1,4 @@
-"""Layers: dropout with a generator of its own, layers that cannot be trained by threads, and the order of images."""
+"""Layers: reproducible dropout, checks for layers that cannot be trained in threads, and the memory order of images."""
 
 from collections import OrderedDict
 from typing import Any
@@ -10,13 +10,13 @@ from shoal.core.errors import require
 
 
 class SeededDropout(nn.Module):
-    """In training, sets each input element to 0 with probability ``p`` and scales the others by 1 / (1 - p).
+    """A dropout layer that draws its masks from its own ``generator``, so results do not depend on threads.
 
-    PyTorch's own dropout uses the global generator, so its masks would depend on the number of threads. This one uses
-    ``generator``, which the engine sets before it trains a client; without it training is an error.
+    In training, each input element is set to 0 with probability ``p``, and otherwise scaled by 1 / (1 - p). The engine
+    sets ``generator`` before training; training without a generator is an error.
 
     Args:
-        p: probability of 0, in [0, 1).
+        p: the dropout probability, in [0, 1).
 
     Example:
         >>> import torch
@@ -34,10 +34,13 @@ class SeededDropout(nn.Module):
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        """Outputs of the shape of ``x``; in evaluation mode ``x`` itself."""
+        """Apply dropout to ``x``; evaluation mode returns ``x`` unchanged."""
         if not self.training or self.p == 0:
             return x
-        require(self.generator is not None, "a network with SeededDropout trains only in the engine's loop backend")
+        require(
+            self.generator is not None,
+            "SeededDropout has no generator; train the network with the engine's loop backend",
+        )
         kept = torch.rand(x.shape, generator=self.generator) >= self.p
         mask = kept.to(dtype=x.dtype, device=x.device) / (1 - self.p)
         if x.is_mkldnn:
@@ -45,18 +48,20 @@ class SeededDropout(nn.Module):
         return x * mask
 
     def extra_repr(self) -> str:
-        """The arguments in the layer's ``repr``."""
+        """Return the arguments for the layer's ``repr``."""
         return f"p={self.p}"
 
 
 def seeded_dropouts(network: nn.Module) -> list[SeededDropout]:
-    """The dropout layers of ``network`` with p > 0, in the order of its modules."""
+    """Return the dropout layers of ``network`` with p > 0, in the order of the network's modules."""
     return [module for module in network.modules() if isinstance(module, SeededDropout) and module.p > 0]
 
 
 def changing_buffers(network: nn.Module) -> set[str]:
-    """The names of the buffers that training changes: the statistics of batch and instance norm, the vectors of
-    spectral norm, and those that a module of one's own names in its attribute ``changing_buffers``.
+    """Return the names of the buffers that training changes.
+
+    Training changes the statistics of batch and instance norm, the vectors of spectral norm, and the buffers that a
+    user's own module names in ``changing_buffers``.
     """
     kinds, names = (nn.modules.batchnorm._NormBase, nn.utils.parametrizations._SpectralNorm), set[str]()
     for name, module in network.named_modules():
@@ -66,81 +71,85 @@ def changing_buffers(network: nn.Module) -> set[str]:
 
 
 def mixes_examples(module: nn.Module) -> bool:
-    """Whether a layer is batch norm. Instance norm normalises each example alone."""
+    """Return whether a layer is batch norm, which mixes examples; instance norm does not."""
     norms = nn.modules.batchnorm._NormBase, nn.modules.instancenorm._InstanceNorm
     return isinstance(module, norms[0]) and not isinstance(module, norms[1])
 
 
 def require_torch_settings() -> None:
-    """Raise `InputError` where PyTorch is set to another default type than float32, or to inference mode."""
+    """Raise `InputError` if PyTorch's default type is not float32, or inference mode is on."""
     default = str(torch.get_default_dtype()).removeprefix("torch.")
     require(
         default == "float32",
-        f"PyTorch's default dtype is {default}, but models are vectors of float32; call "
-        "torch.set_default_dtype(torch.float32) before",
+        f"PyTorch's default dtype must be float32 (got {default}); call torch.set_default_dtype(torch.float32)",
     )
     require(
         not torch.is_inference_mode_enabled(),
-        "nothing can be trained inside torch.inference_mode(), which computes no gradients; leave the block before",
+        "models cannot be trained inside torch.inference_mode(); train outside the block",
     )
 
 
 def require_trainable(network: nn.Module) -> None:
-    """Raise `InputError` where a network cannot be trained as vectors of float32 by threads, whatever its inputs.
+    """Raise `InputError` if a network cannot be trained as vectors of float32 in threads, for any input.
 
-    That is a network of torch.jit; with a layer that uses PyTorch's global generator (other dropout than `nn.Dropout`)
-    or has no size yet; with batch norm without a momentum; with parameters of another type; or without any to train.
-    Nor can any network be under other settings of PyTorch (`require_torch_settings`).
+    Raises:
+        InputError: the network is from torch.jit; a layer draws from PyTorch's global generator, has no size yet, or is
+            batch norm without a momentum; a parameter is not float32; no parameter is trainable; or
+            `require_torch_settings` fails.
     """
     require_torch_settings()
     require(
         not isinstance(network, torch.jit.ScriptModule),
-        "the network is compiled by torch.jit, whose parameters cannot be exchanged; build it without torch.jit",
+        "the network must be built without torch.jit (got a ScriptModule)",
     )
     for name, module in network.named_modules():
         layer = f"layer '{name}' ({type(module).__name__})" if name else f"the network ({type(module).__name__})"
         require(
             not any(isinstance(p, nn.UninitializedParameter) for p in module.parameters(recurse=False)),
-            f"{layer} has no size before it has seen data; give its size",
+            f"{layer} is lazy and has no size yet; give the layer's input size",
         )
         advice = _instead_of_randomness(module)
         require(
             advice is None,
-            f"{layer} draws from PyTorch's global generator, so results would depend on the number of threads; "
-            f"{advice}",
+            f"{layer} draws from PyTorch's global generator, which threads share; {advice}",
         )
         cumulative = isinstance(module, nn.modules.batchnorm._NormBase) and module.momentum is None
         require(
             not cumulative,
-            f"layer '{name}' averages over all its batches, which no two clients share; give it a momentum",
+            f"'momentum' of the layer '{name}' must be a number (got None)",
         )
     for name, parameter in network.named_parameters():
-        advice = "keep its real and its imaginary part" if parameter.is_complex() else "leave .double() or .half() out"
+        advice = (
+            "store the real and the imaginary part separately"
+            if parameter.is_complex()
+            else "remove .double() or .half()"
+        )
         require(
             parameter.dtype == torch.float32,
-            f"parameter '{name}' is {str(parameter.dtype).removeprefix('torch.')}, but models are vectors of float32; "
-            f"{advice}",
+            f"parameter '{name}' must be float32 (got {str(parameter.dtype).removeprefix('torch.')}); {advice}",
         )
-    require(any(p.requires_grad for p in network.parameters()), "the network has no trainable parameters")
+    require(
+        any(p.requires_grad for p in network.parameters()),
+        "the network must have at least one trainable parameter (got none)",
+    )
 
 
 def _instead_of_randomness(module: nn.Module) -> str | None:
     """Advice on a layer of PyTorch that draws from its global generator in training; None: it does not."""
     if isinstance(module, nn.RNNBase | nn.MultiheadAttention) and module.dropout > 0:
-        return f"set its dropout to 0 (it is {module.dropout:g}); a torch.nn.Dropout elsewhere is seeded by Shoal"
+        return f"set the layer's dropout to 0 (got {module.dropout:g}) and add torch.nn.Dropout, which Shoal seeds"
     dropping = isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
     if dropping or isinstance(module, nn.RReLU):
-        return "leave it out, or use torch.nn.Dropout, which Shoal seeds"
+        return "remove the layer, or use torch.nn.Dropout, which Shoal seeds"
     return None
 
 
 class OrderedAdapter:
-    """A hook before a network's forward that finds out once whether the network takes images with the channels last.
+    """A forward pre-hook that reorders images for networks that cannot take channels-last images.
 
-    Convolutions are fast on images that are stored so, and give such images too, on which ``x.view(-1, 400)`` is an
-    error. If the network calls that, the images and what its convolutions give are copied into the order of their axes.
-    It is tried on the first batch, in evaluation mode and without gradients, so that no random number is drawn and no
-    buffer changes.
+    Convolutions are fast on channels-last images, and return channels-last images, but then ``x.view(-1, 400)`` is an
+    error. The hook tries the first batch in evaluation mode and without gradients. If the batch fails, the hook makes
+    all images and the convolutions' results contiguous.
     """
 
     def __init__(self) -> None:
@@ -157,7 +166,7 @@ class OrderedAdapter:
 
 
 def take_images(network: nn.Module) -> nn.Module:
-    """Let a network with convolutions take images that are stored with the channels last; it is returned."""
+    """Register an `OrderedAdapter` on a network with convolutions, and return the network."""
     if _convolutions(network):
         network.register_forward_pre_hook(OrderedAdapter(), with_kwargs=True)
     return network

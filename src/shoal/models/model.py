@@ -1,4 +1,4 @@
-"""A model: a network factory and a per-example loss."""
+"""A model: a network factory, a per-example loss and a metric."""
 
 import hashlib
 import inspect
@@ -31,15 +31,15 @@ ModelMetric = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return the cross-entropy (B,) in nats of each example, from outputs (B, C) and labels (B,)."""
+    """Return the cross-entropy of each example in nats, (B,), from outputs (B, C) and labels (B,)."""
     # Equal to `functional.cross_entropy` bit for bit, which under vmap loads sympy (0.4 s of processor time).
     return -functional.log_softmax(outputs, dim=1).gather(1, labels[:, None]).squeeze(1)
 
 
 def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean squared difference (B,) of outputs (B, d) and targets (B, d), the loss of a regression.
+    """Return the mean squared error of each example, (B,), from outputs (B, d) and regression targets (B, d).
 
-    A different number of targets is an error, never broadcast.
+    Outputs and targets of different widths are an error; no broadcasting takes place.
 
     Example:
         >>> from shoal import squared_error
@@ -51,7 +51,9 @@ def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def accuracy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return 1 for each example (B,) whose largest output (B, C) is the label's (B,), else 0."""
+    """Return 1 for each example (B,) whose largest output is that of the label, else 0, from outputs (B, C), labels
+    (B,).
+    """
     return (outputs.argmax(dim=1) == labels).float()
 
 
@@ -62,32 +64,32 @@ class NegativeLoss:
     loss: Loss
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return minus the loss (B,) of outputs (B, C) and targets (B, d)."""
+        """Return minus the loss (B,) of outputs (B, ...) and targets (B, d)."""
         return -self.loss(outputs, labels)
 
 
 @dataclass(frozen=True)
 class Model:
-    """A network factory; the trained parameters of its networks are one flat vector (P,).
+    """A network factory whose networks' trained parameters are one flat vector (P,).
 
-    Frozen parameters (``requires_grad_(False)``) and float buffers that training does not change exist once: all
-    networks of the model share those of the first network, and vectors exclude them. So all K models have the same
-    frozen body, even a random one. Buffers that training changes are averaged like parameters: the statistics of batch
-    norm and instance norm, the vectors of spectral norm, and those that a module names in an attribute,
-    ``changing_buffers = ("mean",)``.
+    Networks of one model share frozen parameters (``requires_grad_(False)``) and float buffers that training does not
+    change; flat vectors exclude these tensors. Buffers that training changes are averaged like parameters: the
+    statistics of batch norm and instance norm, the vectors of spectral norm, and the buffers that a module names in an
+    attribute such as ``changing_buffers = ("mean",)``.
 
     Args:
-        build: a class or function without arguments that returns a new, randomly initialised `torch.nn.Module` from
-            inputs, such as images (B, C, H, W), to outputs (B, classes), or (B, d) in a regression. `torch.compile` is
-            undone.
-        loss: per-example loss, such as `squared_error` for a regression.
-        metric: the number per example that is reported as accuracy, higher for a better model. None: `accuracy`, or
-            minus the loss in a regression.
-        outputs: a function that extracts the tensor of outputs from the network's result, such as
-            ``lambda result: result.logits`` or ``operator.itemgetter("logits")``. None: the result is that tensor.
-        inputs: a function of a batch of inputs (B, ...) that returns the network's arguments: keyword arguments as a
-            dict, positional ones as a tuple, or a tensor. ``lambda words: {"input_ids": words, "attention_mask": words
-            != 0}`` masks the padding of texts. None: the batch itself.
+        build: a class or function without arguments that returns a new, randomly initialised `torch.nn.Module`. The
+            network maps inputs, such as images (B, C, H, W), to outputs (B, classes), or (B, d) in a regression.
+            `torch.compile` is undone.
+        loss: the per-example loss, such as `squared_error` for a regression.
+        metric: the per-example number reported as accuracy, higher for a better model; the default is `accuracy`,
+            or minus the loss in a regression.
+        outputs: a function that extracts the output tensor from the network's result, such as ``lambda result:
+            result.logits``, or None if the result is the output tensor.
+        inputs: a function that converts a batch of inputs (B, ...) to the network's arguments: a dict of keyword
+            arguments, a tuple of positional arguments, or one tensor. For texts, ``lambda words: {"input_ids": words,
+            "attention_mask": words != 0}`` masks the padding. By default, the network takes the batch.
+
 
     Example:
         >>> from torch import nn
@@ -109,46 +111,45 @@ class Model:
     __repr__ = one_line
 
     def __post_init__(self) -> None:
-        takes = "a Model takes the class or a function that builds the network"
         network = isinstance(self.build, nn.Module)
-        require(not network, f"{takes}, not a network: each of the K models needs its own random start")
-        require(callable(self.build), f"{takes}; got {self.build!r}")
+        require(not network, "a Model's build must be a class or function (got a network); pass the class or a lambda")
+        require(callable(self.build), f"a Model's build must be a class or function (got {self.build!r})")
         missing = _arguments_without_default(self.build)
         require(
             not missing,
-            f"a Model's build is called without arguments, but it needs {quote(missing)}; give them by a lambda or "
+            f"a Model's build must have no required arguments (got {quote(missing)}); use a lambda or "
             "functools.partial",
         )
         for name, function in (("loss", self.loss), ("metric", self.metric)):
             usable = callable(function) or (name == "metric" and function is None)
-            require(usable, f"a Model's {name} must be a function of outputs and labels; got {describe(function)}")
+            require(usable, f"a Model's {name} must be a function of outputs and labels (got {describe(function)})")
         require(
             self.outputs is None or callable(self.outputs),
-            "a Model's outputs must be a function of the network's result, such as lambda result: result.logits; got "
-            f"{describe(self.outputs)}",
+            "a Model's outputs must be a function of the network's result, such as lambda result: result.logits (got "
+            f"{describe(self.outputs)})",
         )
         require(
             self.inputs is None or callable(self.inputs),
-            "a Model's inputs must be a function of a batch, such as lambda words: {'input_ids': words}; got "
-            f"{describe(self.inputs)}",
+            "a Model's inputs must be a function of a batch, such as lambda words: {'input_ids': words} (got "
+            f"{describe(self.inputs)})",
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return only the fields: another process builds the tensors again."""
+        """Return only the fields for pickling; the receiving process rebuilds the tensors."""
         return {part.name: getattr(self, part.name) for part in fields(self)}
 
     def metric_for(self, classes: int | None) -> ModelMetric:
-        """Return the metric for this number of classes; None: a regression."""
+        """Return the metric for a number of classes, or for a regression if ``classes`` is None."""
         if self.metric is not None:
             return self.metric
         return NegativeLoss(self.loss) if classes is None else accuracy
 
     def network(self) -> nn.Module:
-        """Return a new network, always with the same parameters, not shared."""
+        """Return a new network with its own copy of the same initial parameters."""
         return self._prepare(self._build(_STRUCTURE), {})
 
     def structure(self, device: torch.device | None = None, dtype: torch.dtype = torch.float32) -> nn.Module:
-        """Return a new network for its structure, with the frozen tensors of `frozen_on`."""
+        """Return a new network that shares the frozen tensors of `frozen_on`."""
         _, frozen, structure = self._parts
         if structure is None:
             return self.network().to(device)
@@ -165,7 +166,7 @@ class Model:
         with seed_libraries(stream):
             network = self.build()
         if not isinstance(network, nn.Module):
-            raise InputError(f"a Model's build must return a torch.nn.Module; got {type(network).__name__}")
+            raise InputError(f"a Model's build must return a torch.nn.Module (got {type(network).__name__})")
         network = _eager_module(network)
         self._require_unchanged(network)
         return network
@@ -193,8 +194,8 @@ class Model:
         for name, shape in (needed | {name: tuple(tensor.shape) for name, tensor in self.frozen.items()}).items():
             require(
                 shapes.get(name) == shape,
-                f"the network has changed since its model was first used: '{name}' had the shape {shape}, "
-                f"and now has {shapes.get(name, 'none')}; make a new Model for another network",
+                f"a Model's build must return the same network structure in each call: '{name}' had the shape {shape} "
+                f"(got {shapes.get(name, 'none')}); create a new Model for a different network",
             )
 
     @cached_property
@@ -204,7 +205,7 @@ class Model:
         second_ids = {id(p) for p in second.parameters() if p.requires_grad}
         require(
             not any(id(p) in second_ids for p in first.parameters()),
-            "a Model's build must make a new network each time, but it returned the same one twice; build it inside",
+            "a Model's build must return a new network in each call (got the same network twice)",
         )
         network = self._prepare(first, {id(p): p for p in first.parameters() if not p.requires_grad})
         require_trainable(network)
@@ -222,10 +223,11 @@ class Model:
 
     @property
     def layout(self) -> Layout:
-        """The order of the network's trained tensors, and of the buffers that training changes, in its flat vector.
+        """The order of trained tensors, and of buffers that training changes, in the flat vector.
 
         Raises:
-            InputError: the network cannot be trained (`require_trainable`), or it is built only once.
+            InputError: the network cannot be trained (`require_trainable`), or ``build`` returns the same network
+                twice.
         """
         return self._parts[0]
 
@@ -235,7 +237,7 @@ class Model:
         return self.frozen_on(None, torch.float32)
 
     def frozen_on(self, device: torch.device | None, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Return the frozen tensors on a device (None: the CPU) in ``dtype``; one shared copy."""
+        """Return the frozen tensors on a device (None for the CPU) in ``dtype``, shared by all callers."""
         key = (device or torch.device("cpu"), dtype)
         if key not in self._copies:
             tensors = {name: tensor.detach().to(*key) for name, tensor in self._parts[1].items()}
@@ -249,47 +251,50 @@ class Model:
         return {}
 
     def require_frozen(self) -> None:
-        """Raise `InputError` if a frozen tensor was written to."""
+        """Raise `InputError` if a frozen tensor was changed."""
         for versions, tensors in self._copies.values():
             for name, tensor in tensors.items():
                 require(tensor._version == versions[name], changes_frozen(name))
 
     @cached_property
     def frozen_hash(self) -> str:
-        """SHA-256 of the frozen tensors, their names and shapes; "" without any."""
+        """The SHA-256 hash of the frozen tensors' names, shapes and values, or "" without frozen tensors."""
         return hash_of(self.frozen)
 
     def with_frozen(self, tensors: Mapping[str, Tensor]) -> "Model":
-        """Replace the numbers in the frozen tensors.
+        """Return a model with other values in the frozen tensors.
 
         Raises:
-            InputError: other names or shapes.
+            InputError: the names or shapes differ from the frozen tensors'.
         """
         old, new = ({name: tuple(part.shape) for name, part in named.items()} for named in (self.frozen, tensors))
-        require(old == new, "the frozen tensors are of another network: their names or shapes are not this one's")
+        require(old == new, "the frozen tensors must have the names and shapes of the network's frozen tensors")
         return replace(self, build=partial(_with_tensors, self.build, tensors))
 
     def require_same_frozen(self, tensors: Mapping[str, Tensor], where: str) -> None:
-        """Raise `InputError` if ``tensors`` lack the frozen tensors' numbers; the last bits may differ by averaging."""
+        """Raise `InputError` if frozen tensors in ``tensors`` have other values than the model's, up to rounding."""
         for name, tensor in self.frozen.items():
             close = name not in tensors or torch.allclose(tensors[name].to(tensor), tensor, rtol=1e-5, atol=1e-6)
-            require(close, f"{where}: the frozen tensor '{name}' is not that of the model; build the same frozen body")
+            require(
+                close,
+                f"{where}: the frozen tensor '{name}' differs from the model's; use the same frozen tensors",
+            )
 
     @property
     def parameters(self) -> int:
-        """Number of trainable parameters."""
+        """The number of trainable parameters."""
         return self.layout.trainable
 
     def init(self, stream: Stream) -> Tensor:
-        """Draw initial parameters (P,) by the network's own initialisation."""
+        """Draw initial parameters (P,) with the network's own initialisation."""
         network = self._build(stream)
         return self.layout.pack(dict(network.named_parameters()) | dict(network.named_buffers()))
 
     def state_dict(self, vector: Tensor) -> dict[str, Tensor]:
-        """Return all tensors for `load_state_dict` of the whole network, by name, contiguous.
+        """Return a contiguous state dict of the whole network for the parameters ``vector`` (P,).
 
-        Tensors of ``vector`` (P,) are copied, frozen ones are shared, and others, such as batch norm's count of
-        batches, are those of a new network.
+        Trained tensors are copies. Frozen tensors are shared. Remaining tensors, such as batch norm's count of batches,
+        come from a new network.
         """
         views, network = self.layout.views(vector), self.structure()
         network.load_state_dict(views, strict=False)
@@ -303,7 +308,7 @@ class Model:
 
     @property
     def frozen_names(self) -> tuple[str, ...]:
-        """The names of frozen tensors in `state_dict`; a tensor that layers share has several."""
+        """The names of frozen tensors in `state_dict`; a tensor in several layers has several names."""
         return tuple(self._shared_names)
 
     @cached_property
@@ -316,7 +321,7 @@ class Model:
 
 
 def hash_of(tensors: Mapping[str, Tensor]) -> str:
-    """Return SHA-256 of float32 tensors, their names and shapes; "" without any."""
+    """Return the SHA-256 hash of float32 tensors' names, shapes and values, or "" without tensors."""
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tuple(tensor.shape)} ".encode())
@@ -325,7 +330,7 @@ def hash_of(tensors: Mapping[str, Tensor]) -> str:
 
 
 def metric_name(metric: ModelMetric) -> str:
-    """Return the name of a metric in tables: its function's name in words."""
+    """Return a metric's name for tables: the function's name, with spaces for underscores."""
     if isinstance(metric, NegativeLoss):
         name = metric_name(metric.loss)
         return "minus the loss" if name == "metric" else f"minus {name}"
@@ -334,10 +339,10 @@ def metric_name(metric: ModelMetric) -> str:
 
 
 def changes_frozen(name: str) -> str:
-    """Return the error about a changed frozen tensor."""
+    """Return the error message about a changed frozen tensor."""
     return (
-        f"the network's frozen tensor '{name}', which all models share, was changed; a module names the buffers that "
-        f"training changes in an attribute, changing_buffers = ('{name.rpartition('.')[2]}',)"
+        f"the network's frozen tensor '{name}' was changed; name buffers that training changes in a module's "
+        f"attribute, changing_buffers = ('{name.rpartition('.')[2]}',)"
     )
 
 
@@ -347,7 +352,7 @@ def _copy_network(network: nn.Module, shared: Mapping[int, Tensor]) -> nn.Module
         return deepcopy(network, dict(shared))
     except (RuntimeError, TypeError) as error:
         reason = " ".join(str(error).split())
-        raise InputError(f"a network with frozen tensors is copied, and this one cannot be: {reason}") from error
+        raise InputError(f"a network with frozen tensors must support copy.deepcopy ({reason})") from error
 
 
 def _eager_module(network: nn.Module) -> nn.Module:
@@ -382,7 +387,7 @@ def _extract(outputs: Callable[[Any], Tensor], network: nn.Module, inputs: tuple
         return outputs(result)
     except (AttributeError, LookupError, TypeError) as error:
         raise InputError(
-            f"the model's outputs cannot be taken out of the {type(result).__name__} that its network gives: {error}"
+            f"a Model's outputs cannot extract a tensor from the network's result, a {type(result).__name__} ({error})"
         ) from error
 
 

@@ -43,7 +43,7 @@ def _own(name: str) -> str:
 
 
 def lacking_keys(name: str) -> list[str]:
-    """The keys of `Network` that the network ``name`` does not have.
+    """Return the keys of `Network` that the network ``name`` does not have.
 
     >>> lacking_keys("mlp"), lacking_keys("vgg11")
     (['filters', 'norm', 'padding'], ['hidden', 'filters', 'padding'])
@@ -60,12 +60,12 @@ class _Sizes:
             most = MAX_CLASSES if name == "classes" else None
             fits = isinstance(size, Integral) and 1 <= int(size) <= (most or int(size))
             allowed = "an integer, at least 1" if most is None else f"an integer from 1 to {most:,}"
-            require(fits, f"'{name}' must be {allowed}; got {size!r}")
+            require(fits, f"'{name}' must be {allowed} (got {size!r})")
 
 
 @dataclass(frozen=True)
 class Shape(_Sizes):
-    """Images of ``channels`` x ``height`` x ``width`` in ``classes`` classes, which a network must fit."""
+    """The sizes of images for a network, ``channels`` x ``height`` x ``width``, and the number of classes."""
 
     channels: int
     height: int
@@ -74,13 +74,13 @@ class Shape(_Sizes):
 
     @property
     def inputs(self) -> int:
-        """Numbers in one image."""
+        """The number of values in one image."""
         return self.channels * self.height * self.width
 
 
 @dataclass(frozen=True)
 class TextShape(_Sizes):
-    """Texts of words numbered 1 to ``vocabulary`` in ``classes`` classes, which a network must fit."""
+    """The number of words, numbered from 1 to ``vocabulary``, and the number of classes, for a network."""
 
     vocabulary: int
     classes: int
@@ -88,7 +88,7 @@ class TextShape(_Sizes):
 
 @dataclass(frozen=True)
 class VectorShape(_Sizes):
-    """Vectors of ``inputs`` numbers, such as rows of a table, in ``classes`` classes, which a network must fit."""
+    """The number of inputs per vector, such as a table row, and the number of classes, for a network."""
 
     inputs: int
     classes: int
@@ -96,24 +96,27 @@ class VectorShape(_Sizes):
 
 @settings
 class Network:
-    """The network that is trained. ``hidden``, ``filters``, ``norm`` or ``padding`` is an error for other networks.
+    """The trained network.
 
-    Where ``--set`` or a sweep changes the ``name``, those of the file that the new network lacks are left out.
+    The keys ``hidden``, ``filters``, ``norm`` and ``padding`` are errors for networks that lack them. When ``--set`` or
+    a sweep changes ``name``, Shoal drops the file's keys that the new network lacks.
 
     Args:
-        name: the network's name; for images: ``digits-cnn``, ``mnist-cnn``, ``femnist-cnn``, ``vgg11``, ``vgg13``,
-            ``vgg16``, ``mlp``, ``logistic`` or ``faces-cnn`` (images need not be square); for rows of a table: ``mlp``
-            or ``logistic``; for texts: ``gru``; or your own, ``module:Name``, a class or function that takes a `Shape`,
-            `VectorShape` or `TextShape` and returns a `torch.nn.Module`.
-        classes: number of outputs; by default as many as the data has classes, in a regression 1.
-        hidden: number of hidden neurons of ``mlp`` (by default 200) and ``faces-cnn`` (256); fixed in other networks.
-        filters: numbers of filters of the three convolutions of ``faces-cnn``, by default [32, 64, 128].
-        norm: the normalisation of the VGGs: ``batch`` norm as in the paper, or ``group`` norm, which DP-SGD needs.
-        padding: the padding of the convolutions of ``femnist-cnn``, in pixels; its paper states none.
-        features: ``[model.features]``, a fixed map before the network, whose inputs are then vectors.
+        name: the network's name. Images: ``digits-cnn``, ``mnist-cnn``, ``femnist-cnn``, ``vgg11``, ``vgg13``,
+            ``vgg16``, ``mlp``, ``logistic`` or ``faces-cnn``; only the last three take images that are not square. Rows
+            of a table: ``mlp`` or ``logistic``. Texts: ``gru``. Your own network: ``module:Name``, a class or function
+            that takes a `Shape`, `VectorShape` or `TextShape` and returns a `torch.nn.Module`.
+        classes: the number of outputs; the default is the number of classes in the data, or 1 in a regression.
+        hidden: the number of hidden neurons of ``mlp`` (default 200) and ``faces-cnn`` (default 256); fixed in other
+            networks.
+        filters: the numbers of filters of the three convolutions of ``faces-cnn``; the default is [32, 64, 128].
+        norm: the normalisation of the VGG networks: ``batch`` norm as in the paper, or ``group`` norm, which DP-SGD
+            requires.
+        padding: the padding of the convolutions of ``femnist-cnn``, 0 or 1 pixels.
+        features: a fixed map before the network, ``[model.features]``; the network then takes vectors of features.
 
     Raises:
-        InputError: a value outside its range, or a size that the network does not have.
+        InputError: a value is outside its range, or the network does not have the key.
     """
 
     name: Shipped | Annotated[str, AfterValidator(_own)]
@@ -130,32 +133,35 @@ class Network:
     def __post_init__(self) -> None:
         for key in lacking_keys(self.name):
             unset = getattr(self, key) == getattr(Network, key)
-            require(unset, f"model '{self.name}' has no '{key}' to choose; leave it out")
+            require(unset, f"model '{self.name}' has no key '{key}'; remove '{key}'")
 
     def sized(self, classes: int) -> "Network":
-        """The network with all its sizes, and without those that it does not have."""
+        """Return the network with all sizes set, and without sizes that the network does not have."""
         hidden = (self.hidden or _HIDDEN[self.name]) if self.name in _HIDDEN else None
         filters = (self.filters or _FILTERS[self.name]) if self.name in _FILTERS else None
         return replace(self, classes=classes, hidden=hidden, filters=filters)
 
     def model(self, shape: Shape | VectorShape | TextShape) -> Model:
-        """The model of a shipped network, its input and output layers fitted to ``shape``.
+        """Create the model of a shipped network with input and output layers for ``shape``.
 
         Raises:
-            InputError: a network of a user's own, or images, vectors or texts that the network cannot take.
+            InputError: the network is a user's own, or cannot take images, vectors or texts.
         """
         name = self.name
-        require(name in MODELS, f"'{name}' is not one of Shoal's networks, and is built without it")
+        require(
+            name in MODELS,
+            f"the model name must be one of Shoal's networks (got '{name}'); call your own network's class directly",
+        )
         kind = {Shape: "images", VectorShape: "rows of a table", TextShape: "texts"}[type(shape)]
         kind = kind if self.features is None else "features"
         if isinstance(shape, TextShape):
-            require(name == "gru", f"model '{name}' takes images, but the data are texts; 'gru' takes those")
+            require(name == "gru", f"model '{name}' requires images (got texts); choose 'gru' for texts")
             return Model(NamedBuild(self.sized(shape.classes), partial(ReviewGRU, shape.vocabulary, shape.classes)))
-        require(name != "gru", f"model 'gru' takes texts, but the data are {kind}; choose another model for those")
+        require(name != "gru", f"model 'gru' requires texts (got {kind}); choose a different model")
         if isinstance(shape, VectorShape):
             require(
                 name in _VECTOR_MODELS,
-                f"model '{name}' takes images, but the data are {kind}; {quote(_VECTOR_MODELS)} take those",
+                f"model '{name}' requires images (got {kind}); choose one of {quote(_VECTOR_MODELS)}",
             )
             # To these an image is a vector too.
             shape = Shape(1, 1, shape.inputs, shape.classes)
@@ -163,7 +169,7 @@ class Network:
 
     def _build(self, shape: Shape) -> Callable[[], nn.Module]:
         """The builder of the network, which is one of images."""
-        name, size = self.name, f"the data has {shape.height}x{shape.width}"
+        name, size = self.name, f"{shape.height}x{shape.width}"
         hidden = self.hidden or _HIDDEN.get(name, 1)
         if name == "mlp":
             return partial(MLP, inputs=shape.inputs, hidden=hidden, classes=shape.classes)
@@ -171,13 +177,13 @@ class Network:
             return partial(Logistic, inputs=shape.inputs, classes=shape.classes)
         if name == "faces-cnn":
             least = min(shape.height, shape.width)
-            require(least >= 22, f"model 'faces-cnn' takes images of at least 22x22 pixels; {size}")
+            require(least >= 22, f"model 'faces-cnn' requires images of at least 22x22 pixels (got {size})")
             sides = (shape.channels, shape.height, shape.width, shape.classes)
             return partial(FacesCNN, *sides, filters=self.filters or _FILTERS[name], hidden=hidden)
         network, least = _SQUARE[name]
         require(
             shape.height == shape.width and shape.height >= least,
-            f"model '{name}' takes square images of at least {least}x{least} pixels; {size}",
+            f"model '{name}' requires square images of at least {least}x{least} pixels (got {size})",
         )
         options: dict[str, Any] = {"padding": self.padding} if name == "femnist-cnn" else {}
         if network is VGG:
@@ -187,13 +193,13 @@ class Network:
 
 @dataclass(frozen=True)
 class NamedBuild:
-    """The ``build`` of a shipped network's model, with the settings that name it in a file."""
+    """The ``build`` of a shipped network's model, with the settings that name the network in a file."""
 
     network: Network
     build: Callable[[], nn.Module]
 
     def __call__(self) -> nn.Module:
-        """A new network."""
+        """Build a new network."""
         return self.build()
 
 
@@ -206,10 +212,11 @@ def create_model(
     norm: Literal["batch", "group"] = "batch",
     padding: int = 0,
 ) -> Model:
-    """The model called ``name``, one of `MODELS`, its input and output layers fitted to ``shape``; more in `Network`.
+    """Create the model of the network ``name``, one of `MODELS`, with input and output layers for ``shape``; see
+    `Network`.
 
     Raises:
-        InputError: an unknown name, or images, vectors or texts that the network cannot take.
+        InputError: the name is unknown, or the network cannot take images, vectors or texts.
 
     Example:
         >>> import torch
@@ -223,7 +230,7 @@ def create_model(
         torch.Size([2, 3])
     """
     shaped = isinstance(shape, Shape | VectorShape | TextShape)
-    require(shaped, f"'shape' must be a Shape, VectorShape or TextShape; got {describe(shape)}")
-    require(name in MODELS, f"unknown model '{name}'; {suggest(name, MODELS)}")
+    require(shaped, f"'shape' must be a Shape, VectorShape or TextShape (got {describe(shape)})")
+    require(name in MODELS, f"the model name is unknown (got '{name}'); {suggest(name, MODELS)}")
     sizes = None if filters is None else tuple(filters)
     return Network(name, hidden=hidden, filters=sizes, norm=norm, padding=padding).model(shape)

@@ -1,6 +1,6 @@
-"""Networks of images (B, C, H, W) in [0, 1] and of texts, which return outputs (B, classes).
+"""Networks for images (B, C, H, W) in [0, 1] and for texts, with outputs (B, classes).
 
-Max-pooling before ReLU is the same function as ReLU before max-pooling, on a quarter of the elements.
+Max-pooling comes before ReLU, which gives the same result as the reverse order on a quarter of the elements.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class MnistCNN(nn.Module):
         nn.init.xavier_uniform_(self.output.weight)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (B, C, H, W) to outputs (B, classes)."""
+        """Map images (B, C, H, W) to outputs (B, classes)."""
         return self.output(_pool(self.second(_pool(self.first(images)))).flatten(1))
 
 
@@ -59,9 +59,8 @@ class _TwoConvolutions(nn.Module):
 class FemnistCNN(_TwoConvolutions):
     """The FEMNIST network of IFCA-MIR, appendix A.1: two convolutions, one pooling, 128 hidden neurons.
 
-    The appendix states no padding. Without it (the default of `torch.nn.Conv2d`) images of 28x28 leave the
-    convolutions as 24x24 and the pooling as 12x12: 1,206,590 parameters for 62 classes. The MNIST network of
-    the same appendix states output sizes that need padding, so ``padding=1`` is offered as the other reading.
+    The appendix states no padding. Without padding, 28x28 images and 62 classes give 1,206,590 parameters. The option
+    ``padding=1`` matches the padding of the MNIST network in the same appendix.
 
     Example:
         >>> from shoal.models import FemnistCNN
@@ -89,18 +88,21 @@ VGG_CONFIGURATIONS: dict[int, tuple[tuple[int, ...], ...]] = {
 
 
 class VGG(nn.Module):
-    """The CIFAR-10 network of IFCA-MIR, appendix A.1: VGG with three fully connected layers and a log-softmax.
+    """The CIFAR-10 network of IFCA-MIR, appendix A.1, a VGG with three fully connected layers and a log-softmax.
 
     Args:
-        depth: 11, 13 or 16.
-        norm: "batch" as in the paper, or "group" (32 groups), which unlike batch norm does not mix the examples.
+        channels: the number of channels per image.
+        side: the height and width of the images, in pixels.
+        classes: the number of outputs.
+        depth: the depth, 11, 13 or 16.
+        norm: the normalisation, "batch" as in the paper, or "group" (32 groups), which does not mix examples.
     """
 
     def __init__(
         self, channels: int = 3, side: int = 32, classes: int = 10, depth: int = 11, norm: str = "batch"
     ) -> None:
         super().__init__()
-        require(depth in VGG_CONFIGURATIONS, f"VGG has depth 11, 13 or 16; got {depth}")
+        require(depth in VGG_CONFIGURATIONS, f"'depth' of VGG must be 11, 13 or 16 (got {depth})")
         layers: list[nn.Module] = []
         inputs = channels
         for block in VGG_CONFIGURATIONS[depth]:
@@ -118,12 +120,12 @@ class VGG(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (B, C, H, W) to outputs (B, classes)."""
+        """Map images (B, C, H, W) to log-probabilities (B, classes)."""
         return functional.log_softmax(self.classifier(self.features(images).flatten(1)), dim=1)
 
 
 class MLP(nn.Module):
-    """One hidden layer; 784-200-10 is the MNIST network of IFCA (Ghosh et al. 2020)."""
+    """A network with one hidden layer; 784-200-10 is the MNIST network of IFCA (Ghosh et al. 2020)."""
 
     input_layer = "hidden"
 
@@ -133,7 +135,7 @@ class MLP(nn.Module):
         self.output = nn.Linear(hidden, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (B, C, H, W) to outputs (B, classes)."""
+        """Map images (B, C, H, W) or vectors (B, inputs) to outputs (B, classes)."""
         return self.output(torch.relu(self.hidden(images.flatten(1))))
 
 
@@ -147,15 +149,16 @@ class Logistic(nn.Module):
         self.output = nn.Linear(inputs, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (B, C, H, W) to outputs (B, classes)."""
+        """Map images (B, C, H, W) or vectors (B, inputs) to outputs (B, classes)."""
         return self.output(images.flatten(1))
 
 
 class FacesCNN(nn.Module):
-    """The face network of Melis et al. (S&P 2019), which Kim et al. (RAID 2023) take over: three convolutions of
-    3x3 without padding, each pooled, and 256 hidden neurons; 880,450 parameters for 3x62x47 images and 2 classes.
+    """The face network of Melis et al. (S&P 2019), also used by Kim et al. (RAID 2023).
 
-    Images need not be square; both sides are at least 22 pixels.
+    Three convolutions of 3x3 without padding are each followed by pooling, then by 256 hidden neurons. The network has
+    880,450 parameters for 3x62x47 images and 2 classes. Images need not be square, and need at least 22 pixels per
+    side.
     """
 
     onednn_layout = True
@@ -180,16 +183,16 @@ class FacesCNN(nn.Module):
         self.output = nn.Linear(hidden, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (B, C, H, W) to outputs (B, classes)."""
+        """Map images (B, C, H, W) to outputs (B, classes)."""
         features = _pool(self.third(_pool(self.second(_pool(self.first(images))))))
         return self.output(functional.relu(self.hidden(features.flatten(1))))
 
 
 class ReviewGRU(nn.Module):
-    """The review network of Kim et al. (RAID 2023): an embedding of 100, a GRU of 128 units, a linear layer.
+    """The review network of Kim et al. (RAID 2023): an embedding of size 100, a GRU of 128 units, and a linear layer.
 
-    A text is read up to its last word, so outputs do not depend on the length of the other texts. The authors' public
-    code also reads the padding and takes the hidden state after that. Words are numbered 1 to ``vocabulary``.
+    The GRU reads a text up to its last word, so a text's outputs do not depend on its padding; the authors' public code
+    also reads the padding. Words are numbered from 1 to ``vocabulary``.
 
     Example:
         >>> import torch
@@ -207,7 +210,7 @@ class ReviewGRU(nn.Module):
         self.output = nn.Linear(128, classes)
 
     def forward(self, words: Tensor) -> Tensor:
-        """Numbers of words (B, L) int64, zeros only after a text's last word, to outputs (B, classes)."""
+        """Map word numbers (B, L) int64, with zeros only after a text's last word, to outputs (B, classes)."""
         lengths, order = (words > 0).sum(dim=1).sort(descending=True, stable=True)
         is_word = torch.arange(words.shape[1], device=words.device)[:, None] < lengths
         # The first words of all texts, longest text first, then their second words, and so on, without the padding.

@@ -1,4 +1,4 @@
-"""Check that a model can be trained on examples, before any training."""
+"""Checks that a model can be trained on examples, before training."""
 
 import random
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from shoal.models.model import Loss, Model, ModelMetric, changes_frozen, cross_e
 
 
 def require_fits(model: Model, x: Tensor, y: Tensor, classes: int | None) -> None:
-    """Raise `InputError` unless ``model`` can be trained on inputs x (B, ...) with labels y (B,) in 0..classes - 1.
+    """Raise `InputError` unless ``model`` can be trained on a small batch of inputs x (B, ...) and labels y (B,).
 
-    B is small, at least 1. The network must return a tensor of shape (B, at least classes), whatever B, and the loss
-    and the metric one value per example. In a regression ``classes`` is None, y is (B, d), and outputs are (B, ...), of
-    `squared_error` (B, d). The network must leave its inputs unchanged, draw random numbers in `nn.Dropout` alone,
-    which Shoal seeds by client and round, and keep its memory in buffers of floats.
+    The network must return outputs of shape (B, at least ``classes``) for every batch size B >= 1; in a regression,
+    where ``classes`` is None and y is (B, d), outputs are (B, ...). The loss and the metric must return one value per
+    example. The network must not change its inputs. The network may draw random numbers only in `nn.Dropout`, and may
+    keep state only in float buffers.
     """
     require_torch_settings()
     network, untouched = model.structure().eval(), x.clone()
@@ -28,7 +28,7 @@ def require_fits(model: Model, x: Tensor, y: Tensor, classes: int | None) -> Non
     _require_shape(outputs, y, classes)
     require(
         classes is not None or model.loss is not cross_entropy,
-        "cross-entropy is not a loss of a regression; give another, such as Model(MyNetwork, shoal.squared_error)",
+        "a Model's loss must not be cross_entropy in a regression; use a loss such as shoal.squared_error",
     )
     _require_per_example("loss", model.loss, outputs.float(), y, '; give it reduction="none"')
     _require_per_example("metric", model.metric_for(classes), outputs.float(), y)
@@ -36,8 +36,7 @@ def require_fits(model: Model, x: Tensor, y: Tensor, classes: int | None) -> Non
         shape, expected = tuple(_outputs(network, batch).shape), (len(batch), *outputs.shape[1:])
         require(
             shape == expected,
-            f"the network must give outputs of shape {expected} for a batch of {len(batch)}, as for others; got "
-            f"{shape}",
+            f"the network must return outputs of shape {expected} for a batch of {len(batch)} examples (got {shape})",
         )
     # Batch norm cannot train on one example.
     twice = (x, y) if len(x) > 1 else (torch.cat([x, x]), torch.cat([y, y]))
@@ -46,8 +45,8 @@ def require_fits(model: Model, x: Tensor, y: Tensor, classes: int | None) -> Non
     require(untouched._version == 0, _changes_inputs("the network in evaluation mode"))
     require(
         torch.allclose(_outputs(network, x), outputs, equal_nan=True),
-        "the network gives other outputs for the same examples when it is called again, even in evaluation mode; it "
-        "must remember nothing but in its buffers, and draw no random numbers",
+        "the network must return equal outputs for equal examples in evaluation mode; "
+        "keep state only in buffers, and draw no random numbers",
     )
 
 
@@ -60,33 +59,32 @@ def _outputs(network: nn.Module, x: Tensor) -> Tensor:
     except Exception as error:
         several = isinstance(error, TypeError) and "required positional argument" in str(error)
         advice = (
-            "; several inputs are packed into one tensor, which forward or a Model's 'inputs' takes apart"
+            "; pack several inputs into one tensor, and split the tensor in forward or in a Model's 'inputs'"
             if several
             else ""
         )
         raise InputError(
-            f"the model cannot take examples of shape {tuple(x.shape[1:])} in a batch of {len(x)}: "
+            f"the model cannot process a batch of {len(x)} examples of shape {tuple(x.shape[1:])}: "
             f"{_first_line(error)}{advice}"
         ) from error
     if not isinstance(outputs, Tensor):
         kind = type(outputs).__name__
         raise InputError(
-            f"the network must give one tensor (examples, classes); got {kind}; say which tensor of it the outputs "
-            "are, such as Model(MyNetwork, outputs=lambda result: result[0]), or result.logits"
+            f"the network must return one tensor (examples, classes) (got {kind}); extract the output tensor, "
+            "for instance with Model(MyNetwork, outputs=lambda result: result.logits)"
         )
     return outputs
 
 
 def _require_shape(outputs: Tensor, y: Tensor, classes: int | None) -> None:
     least = y.shape[1] if classes is None else classes
-    have = f"have {classes} classes" if classes is not None else f"are {least} {'number' if least == 1 else 'numbers'}"
     one_for_each = outputs.dim() > 0 and len(outputs) == len(y)
     # In a regression labels may hold more than the targets, such as a mask; one output alone would be broadcast.
     wide = outputs.dim() == 2 and outputs.shape[1] >= least
     wide = wide or (classes is None and outputs.dim() > 1 and outputs[0].numel() > 1)
     require(
         one_for_each and wide,
-        f"the labels {have}, but the model gives outputs of shape {tuple(outputs.shape[1:])} for an example",
+        f"the model must have at least {least} outputs per example (got outputs of shape {tuple(outputs.shape[1:])})",
     )
 
 
@@ -94,12 +92,14 @@ def _require_per_example(name: str, function: Loss | ModelMetric, outputs: Tenso
     try:
         values = function(outputs, y)
     except Exception as error:
-        raise InputError(f"the model's {name} cannot be computed on its outputs: {_first_line(error)}") from error
+        raise InputError(
+            f"a Model's {name} cannot be computed from the network's outputs: {_first_line(error)}"
+        ) from error
     shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
     require(
         shape == (len(y),),
-        f"the model's {name} must be one value per example, of shape ({len(y)},) for {len(y)} examples; got "
-        f"{shape}{advice}",
+        f"a Model's {name} must return one value per example, shape ({len(y)},) for {len(y)} examples (got "
+        f"{shape}){advice}",
     )
 
 
@@ -122,18 +122,20 @@ def _require_trains(model: Model, x: Tensor, y: Tensor) -> None:
     except InputError:
         raise
     except Exception as error:
-        raise InputError(f"the model cannot be trained on a batch of {len(x)}: {_first_line(error)}") from error
+        raise InputError(
+            f"the model cannot be trained on a batch of {len(x)} examples: {_first_line(error)}"
+        ) from error
     require(not changing, _changes_inputs("".join(changing[:1])))
     for name, drawing in watched.items():
         require(
             not drawing,
-            f"{''.join(drawing[:1])} draws from {name} in training, so results would depend on the number of threads; "
-            "use torch.nn.Dropout, which Shoal seeds, or no random numbers (in attention, a dropout of 0, as "
-            "attention_probs_dropout_prob=0 of transformers)",
+            f"{''.join(drawing[:1])} draws from {name} in training, which threads share; "
+            "use torch.nn.Dropout, which Shoal seeds, or set the layer's dropout to 0 (in transformers, "
+            "attention_probs_dropout_prob=0)",
         )
     require(
         outputs.requires_grad,
-        "no gradient reaches the network's parameters, as under torch.no_grad or detach, so nothing would be trained",
+        "no gradient reaches the network's parameters; remove torch.no_grad or detach from the network",
     )
     for name, now in network.named_buffers():
         if name not in before:
@@ -141,8 +143,8 @@ def _require_trains(model: Model, x: Tensor, y: Tensor) -> None:
         was, copy = before[name]
         require(
             now is was,
-            f"the network replaces its buffer '{name}' by another tensor in training, which no client's model "
-            f"would know of; write into it, as self.{name}.copy_(...) does",
+            f"the network replaces its buffer '{name}' by a new tensor in training; "
+            f"write into the buffer, for instance with self.{name}.copy_(...)",
         )
         if name in model.frozen and not torch.equal(now, copy):
             now.copy_(copy)
@@ -152,17 +154,14 @@ def _require_trains(model: Model, x: Tensor, y: Tensor) -> None:
         kept = now.is_floating_point() or isinstance(owner, nn.modules.batchnorm._NormBase)
         require(
             kept or torch.equal(now, copy),
-            f"the network changes its buffer '{name}' of {str(now.dtype).removeprefix('torch.')} in training, but "
-            "models are vectors of float32; make it a buffer of floats",
+            f"a buffer that changes in training must be float32 (got '{name}' of "
+            f"{str(now.dtype).removeprefix('torch.')})",
         )
     model.require_frozen()
 
 
 def _changes_inputs(who: str) -> str:
-    return (
-        f"{who} changes the network's inputs in place, which other models read too; leave inplace=True out, or copy "
-        "them first (x = x.clone())"
-    )
+    return f"{who} changes the network's inputs in place; remove inplace=True, or copy the inputs first (x = x.clone())"
 
 
 def _watch(network: nn.Module, state: Callable[[], object]) -> list[str]:

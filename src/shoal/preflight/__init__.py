@@ -1,1 +1,1 @@
-"""What updates and models will show about each record, predicted before anything is trained."""
+"""The exposure of records by updates and models, predicted before training."""

@@ -1,48 +1,50 @@
-"""The rule that predicts from shapes whether a layer's moves give records away; nothing is trained.
+"""A rule that predicts from a layer's shape whether the layer's updates reveal membership; nothing is trained.
 
-The move of a dense layer is a sum of (error x input), so its rows lie in the span of the inputs that it was trained on.
-Rows of several rounds are stacked. While the rows span all inputs, and these do not span everything, a record is a
-member exactly if nothing of its input is outside that span. So of n distinct inputs, width w, r rounds and d inputs
+An update is a client's update, or the difference between two models. The update of a dense layer is a sum of terms
+(error x input), so its rows lie in the span of the training inputs. Rows of several rounds are stacked. If the rows
+span all training inputs, but not the whole input space, a record is a member exactly if its input lies in the span.
+With n distinct inputs, width w, r rounds and d input dimensions:
 
     recognised  iff  c(r) = min(w r, d) > n(r)  for a number of rounds r that the attacker sees.
 
-Beyond it, members still lie nearer to the span than others. For normal inputs and random errors the energy of a record
-in c of d dimensions is chi-squared; a member's is larger by (d - c) c / n, and where all d are seen, smaller in the
-inverse metric by c / n of itself. The AUC of the best test of this energy therefore is at most
+If n(r) is larger, members still lie closer to the span than non-members. For normal inputs and random errors, the
+energy of a record in c of d dimensions is chi-squared. The energy of a member is larger by (d - c) c / n. If all d
+dimensions are visible, the energy of a member in the inverse metric is smaller by the fraction c / n. The AUC of the
+best test of this energy is therefore at most
 
     Phi(z),  z = max(c, d - c) sqrt(c) / (2 n).
 
-Natural inputs are far from normal, and the attack then finds less than this. With noise in a move no span is exact.
+Natural inputs are not normal, and the attack's AUC is lower. With noise in an update, no span is exact.
 
-Who knows a record's label knows its own term as well, and finds it by a matched filter, through noise and in sums of
-more examples than directions: `ExampleTerms` predict its AUC. Without a prediction, as of a convolution, noise of
-standard deviation s in units of the most that one example adds leaves ``Phi(sqrt(r / 2) / s)`` at most.
+An attacker who knows a record's label can compute the record's term and search for the term by a matched filter. A
+matched filter works under noise and in sums of more examples than directions. `ExampleTerms` predict the AUC of the
+matched filter. Convolutions have no such prediction. With noise of standard deviation s, in units of the largest
+contribution of one example, their AUC is at most ``Phi(sqrt(r / 2) / s)``.
 
-So records are recognised where the filter's AUC is predicted above `SURE_AUC`, hidden where all of these bounds
-together are below `UNSURE_AUC`, and nothing is said between the two.
+Records are recognised if the predicted AUC of the filter is above `SURE_AUC`, and hidden if all bounds are below
+`UNSURE_AUC`. Otherwise the verdict is "between".
 
-The filter (`shoal.attacks.span.matched_filter`) weighs the move ``D = sum_i g_i + noise`` of a dense layer,
-``g = e a'``, by the inverse covariance C of what is in it beside a record. In units of what one pass adds, n examples
-and noise of standard deviation s in each number give
+The filter (`shoal.attacks.span.matched_filter`) weighs the update ``D = sum_i g_i + noise`` of a dense layer,
+``g = e a'``, by the inverse covariance C of the update without the record. In units of the contribution of one pass,
+n examples and noise of standard deviation s in each number give
 
     C = p (H x A) / (tr H tr A) + s^2 I,   p = E |D|^2 - s^2 h d = n E |g|^2 + n (n - 1) |E g|^2.
 
-A member's score then lies higher by ``u = (g' C^-1 g)^(1/2)``. Others' scores differ by the noise, afresh in each of r
-rounds, and by the other examples, in all of them alike:
+The score of a member is higher by ``u = (g' C^-1 g)^(1/2)``. The noise, drawn anew in each of r rounds, and the other
+examples, equal in all rounds, give scores the variance
 
     v(r) = (n - 1)^2 Var[m(g)] + (n - 1) E Var[g_i' C^-1 g / u] + s^2 E |C^-1 g|^2 / (u^2 r)
 
-with ``m(g)`` the mean of ``g_i' C^-1 g / u`` over other examples, so that
+with the mean ``m(g)`` of ``g_i' C^-1 g / u`` over other examples. The separation and the AUC are
 
     d' = u / v(r)^(1/2),   AUC = E Phi(d' / 2^(1/2)).
 
-H x A is only nearly the covariance of g, so the variances are of examples and not 1. They are those of the federation's
-own examples on an initial model: during training errors shrink, and features move. Noise alone, without other examples,
-leaves ``d' <= |g| r^(1/2) / s`` to any linear test.
+The variances are estimated from the federation's examples on an initial model, because H x A only approximates the
+covariance of g. Errors and features change during training, so the prediction is approximate. Noise alone, without
+other examples, limits the separation of any linear test to ``d' <= |g| r^(1/2) / s``.
 
 Source: the span check of gradient inversion, SPEAR (Dimitrov et al., NeurIPS 2024, arXiv:2403.03945), and as membership
-inference ProjRes (arXiv:2604.21197); the bounds and the filter's AUC are
-derived here.
+inference ProjRes (arXiv:2604.21197). The bounds and the AUC of the filter are derived here.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -90,14 +92,17 @@ _PAIRED = 60
 
 @dataclass(frozen=True, eq=False)
 class ExampleTerms:
-    """What m examples add to the move of a dense layer, in the eigenvectors of the moments of these and others.
+    """The terms that m examples add to the update of a dense layer, in the eigenvectors of the examples' second
+    moments.
 
     Args:
-        inputs, errors: (m, L, r) and (m, L, s), of the L vectors that an example gives the layer.
-        moments: (s, r), the products of the eigenvalues of both moments, in parts of their sum.
-        numbers: h d, of the layer.
-        length: E |g|^2.
-        mean: (s, r), of the terms of ``averaged`` examples, with these among them.
+        inputs: the inputs of the L vectors per example, (m, L, r).
+        errors: the errors of the L vectors per example, (m, L, s).
+        moments: the products of the eigenvalues of the moments of errors and inputs, divided by their sum, (s, r).
+        numbers: the number of weights of the layer, h d.
+        length: the mean squared norm of a term, E |g|^2.
+        mean: the mean term of ``averaged`` examples, (s, r).
+        averaged: the number of examples in ``mean``.
     """
 
     inputs: Tensor
@@ -112,14 +117,14 @@ class ExampleTerms:
     def auc(
         self, examples: int, noise: float = 0.0, *, rounds: int = 1, share: float = 1.0, besides: float = 0.0
     ) -> float:
-        """Return the predicted AUC for moves over ``examples`` examples, in [0.5, 1].
+        """Return the predicted AUC for updates from ``examples`` examples, in [0.5, 1].
 
         Args:
-            examples: n, the number of examples behind each move.
-            noise: s, the standard deviation of the noise, in units of the terms.
-            rounds: r, the number of rounds whose noise is averaged.
-            share: the fraction of the moves that each example contributes to.
-            besides: d', the separation of members by other means.
+            examples: the number of examples behind each update, n.
+            noise: the standard deviation of the noise in units of the terms, s.
+            rounds: the number of rounds over which the noise is averaged, r.
+            share: the fraction of the updates to which each example contributes.
+            besides: the separation d' of members by other tests.
         """
         if (examples, noise) not in self._known:
             self._known[examples, noise] = self._variances(examples, noise)
@@ -130,7 +135,7 @@ class ExampleTerms:
         return (1 - never) * found + never / 2
 
     def narrowed(self, inputs: int) -> "ExampleTerms":
-        """Return the terms of the first principal components of the inputs alone, as a map of features gives them."""
+        """Return the terms for the first ``inputs`` principal components of the inputs."""
         read, moments = self.inputs[:, :, :inputs], self.moments[:, :inputs]
         numbers = round(self.numbers * read.shape[2] / self.inputs.shape[2])
         moments = moments / moments.sum().clamp(min=1e-300)
@@ -172,11 +177,12 @@ class ExampleTerms:
 
 @dataclass(frozen=True, eq=False)
 class InitialGradients:
-    """The gradients of examples by an initial model.
+    """The gradients of examples on an initial model.
 
     Args:
-        terms: the terms of each dense layer, by its name; empty with fewer than `MIN_EXAMPLES` examples.
-        length, common: E |g|^2 and |E g|^2 of the gradients of all parameters; 0 if not requested.
+        terms: the terms of each dense layer, by the layer's name; empty with fewer than `MIN_EXAMPLES` examples.
+        length: the mean squared norm of the gradient of all parameters, E |g|^2; 0 if not requested.
+        common: the squared norm of the mean gradient of all parameters, |E g|^2; 0 if not requested.
     """
 
     terms: Mapping[str, ExampleTerms]
@@ -184,23 +190,23 @@ class InitialGradients:
     common: float = 0.0
 
     def update_length(self, examples: int) -> float:
-        """Return the length of the sum of the gradients of ``examples`` examples."""
+        """Return the norm of the sum of the gradients of ``examples`` examples."""
         return (examples * self.length + examples * max(0, examples - 1) * self.common) ** 0.5
 
 
 def initial_gradients(
     model: Model, row: Tensor, x: Tensor, y: Tensor, names: Sequence[str], clipped: float = inf, *, whole: bool = False
 ) -> InitialGradients:
-    """Return what examples add to the moves of dense layers.
+    """Return the terms that examples add to the updates of dense layers.
 
     Args:
         model: the network's model.
-        row: (P,), the network's initial parameters.
-        x: inputs (Z, ...).
-        y: labels (Z,), or targets.
-        names: the names of the layers; only dense layers count.
-        clipped: the largest length of each example's gradient, by clipping.
-        whole: whether to compute the lengths of the gradients of all parameters.
+        row: the network's initial parameters, (P,).
+        x: the inputs of Z examples, (Z, ...).
+        y: the labels (Z,), or regression targets (Z, d).
+        names: the names of the layers; layers that are not dense are ignored.
+        clipped: the norm to which each example's gradient is clipped.
+        whole: whether to compute the norms of the gradients of all parameters.
     """
     modules = dict(model.structure().named_modules())
     layers = [name for name in names if type(modules[name]) is nn.Linear]
@@ -264,17 +270,17 @@ def _gradient_lengths(model: Model, row: Tensor, x: Tensor, y: Tensor, clipped: 
 
 @dataclass(frozen=True)
 class LayerShape:
-    """A layer, described by what decides whether its moves give records away.
+    """The shape of a layer, which decides whether the layer's updates reveal membership.
 
     Args:
         name: the name of the layer's weights.
-        inputs: d, the dimension of the layer's inputs, or the rank of the data if that is lower.
-        outputs: w, the number of independent rows of the layer's move in one round. These are its outputs, minus one
-            for softmax errors, since those add up to 0.
-        positions: the number of inputs per example: 1 in a dense layer, the patches of a convolution, tokens.
-        reads_data: whether no earlier layer is trained. Otherwise the layer's inputs are features. Features move so
-            little within a round that their values at its start are used (measured), but features of two rounds cannot
-            be stacked.
+        inputs: the dimension of the layer's inputs, or the rank of the data if the rank is lower, d.
+        outputs: the number of independent rows of the layer's update in one round, w. This is the number of outputs,
+            minus one for softmax, whose errors sum to 0.
+        positions: the number of inputs per example: 1 for a dense layer, the number of patches for a convolution, the
+            number of tokens for an embedding.
+        reads_data: whether no earlier layer is trained. Otherwise the layer's inputs are features, which change between
+            rounds, so updates of two rounds cannot be stacked.
     """
 
     name: str
@@ -286,24 +292,24 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class Moves:
-    """The moves of one model, or of one client, that an attacker sees.
+    """The updates of one client or one model that an attacker sees.
 
     Args:
-        examples: distinct examples behind all moves together, of a client, or of all clients in a sum.
-        rounds: T, the number of moves.
-        passes: passes over these examples per move.
-        merged: rounds that one move is the sum of, such as all of them in a final minus an initial model; features
-            differ between these rounds.
-        share: the fraction of the examples that are behind one move, in (0, 1]; drawn anew in every round.
-        copies: the largest number of random copies of an example that are trained on, such as 2 by flips alone; 1:
-            examples without a transform; infinite: a new copy in every pass.
-        searched: whether the attacker searches the transform of copies. Otherwise a record itself is behind a move with
-            some probability only, or never, and the rule does not know how near the record is to its copies.
-        noise: standard deviation of the noise in each number of one move, by the largest norm of what one example adds
-            to it in one pass; 0: none.
-        gradient_noise: the same in units of gradients, see `ExampleTerms`.
-        exact: whether moves are sums of (error x input), except for known noise and changes that the attacker can undo.
-            They are not if every number is scaled by itself (Adam) or has noise of unknown size.
+        examples: the number of distinct examples behind all updates.
+        rounds: the number of updates, T.
+        passes: the number of passes over the examples per update.
+        merged: the number of rounds that one update sums, such as all rounds for the difference between the final and
+            the initial model; features differ between these rounds.
+        share: the fraction of the examples behind one update, in (0, 1], drawn anew in every round.
+        copies: the largest number of random copies of an example in training, such as 2 for flips; 1 without
+            augmentation, and infinite if every pass draws a new copy.
+        searched: whether the attacker searches for the random transform of a record.
+        noise: the standard deviation of the noise in each number of an update, divided by the largest norm of one
+            example's contribution per pass; 0 without noise.
+        gradient_noise: the standard deviation of the noise in each number of an update, in units of gradients, for
+            `ExampleTerms`.
+        exact: whether an update is a sum of terms (error x input), apart from noise of known size and changes that the
+            attacker can undo. Adam and noise of unknown size are not exact.
     """
 
     examples: int
@@ -318,11 +324,13 @@ class Moves:
     exact: bool = True
 
     def examples_seen(self, rounds: int) -> int:
-        """Return the distinct examples behind ``rounds`` moves; with a ``share`` on average, rounded up."""
+        """Return the number of distinct examples behind ``rounds`` updates, rounded up; the mean if ``share`` is below
+        1.
+        """
         return ceil(self.examples * (1 - (1 - self.share) ** rounds) - 1e-9)
 
     def inputs_each(self, rounds: int, layer: LayerShape) -> int:
-        """Return the distinct inputs that one of these examples has given ``layer``."""
+        """Return the number of distinct inputs per example to ``layer`` in ``rounds`` updates."""
         copies = int(min(self.passes * rounds, self.copies))
         return layer.positions * (copies if layer.reads_data else max(copies, self.merged))
 
@@ -333,13 +341,14 @@ class Exposure:
 
     Args:
         layer: the layer.
-        verdict: "recognised": AUC of the attack above 0.9; "hidden": below 0.6; "between": either.
-        rounds: r, the number of rounds for the verdict: the first ones that recognise records, otherwise those where
-            the layer shows most.
-        capacity: c(r), the number of independent directions that the moves of these rounds can have.
-        distinct: n(r), the number of distinct inputs behind these moves.
-        expected: the predicted AUC of the attack, rather too large; NaN: not predicted.
-        exact: whether the span recognises the records, rather than the matched filter.
+        verdict: "recognised" for an attack AUC above 0.9, "hidden" for an attack AUC below 0.6, and "between" if the
+            rule decides neither.
+        rounds: the first number of rounds in which records are recognised, r; otherwise the number of rounds with the
+            highest bound on the AUC.
+        capacity: the largest number of independent directions in the updates of these rounds, c(r).
+        distinct: the number of distinct inputs behind the updates of these rounds, n(r).
+        expected: the predicted AUC of the attack, which tends to be too large, or NaN without a prediction.
+        exact: whether the span recognises the records; otherwise the matched filter does.
     """
 
     layer: LayerShape
@@ -352,18 +361,19 @@ class Exposure:
 
     @property
     def auc(self) -> tuple[float, float]:
-        """The least and the largest AUC of the span attack that the verdict allows."""
+        """The lowest and the highest AUC of the attack that the verdict allows."""
         ranges = {"recognised": (RECOGNISED_AUC, 1.0), "between": (0.5, 1.0), "hidden": (0.5, HIDDEN_AUC)}
         return ranges[self.verdict]
 
 
 def exposure_rule(layer: LayerShape, moves: Moves, terms: ExampleTerms | None = None) -> Exposure:
-    """Return whether the moves of a layer give records away, and from which round on.
+    """Return whether the updates of a layer reveal membership, and after how many rounds.
 
     Args:
         layer: the layer.
-        moves: the moves that the attacker's view sees.
-        terms: the terms that examples add to the layer's first move; None: unknown, without a verdict on the filter.
+        moves: the updates that the attacker sees.
+        terms: the terms that examples add to the layer's first update, or None for no verdict on the matched filter.
+
 
     Example:
         >>> from shoal.preflight.exposure_rule import LayerShape, Moves, exposure_rule
@@ -411,7 +421,7 @@ def exposure_rule(layer: LayerShape, moves: Moves, terms: ExampleTerms | None = 
 def most_exposed_layer(
     layers: Iterable[LayerShape], moves: Moves, terms: Mapping[str, ExampleTerms] | None = None
 ) -> Exposure | None:
-    """Return the exposure of the layer that recognises records first, or shows most; None without a covered layer."""
+    """Return the exposure of the layer that recognises records first or has the highest AUC, or None without layers."""
     exposures = [exposure_rule(layer, moves, (terms or {}).get(layer.name)) for layer in layers]
     return min(exposures, key=_rank_of, default=None)
 

@@ -1,4 +1,4 @@
-"""What a simulation will show of its records, before its first round: the rows, sentences and keys of a preflight."""
+"""The exposure of a simulation's records, predicted before the first round: rows, sentences and keys."""
 
 from bisect import bisect_left
 from collections import defaultdict
@@ -35,16 +35,17 @@ _ASSUMED_NORM = 1.0
 
 @dataclass(frozen=True)
 class GroupExposure:
-    """The exposure of a group to a view by the rule.
+    """The predicted exposure of a group to a view.
 
     Args:
-        view, group: the names of the view and of the group.
-        exposure: the exposure of the largest recognised client, or of the sum.
-        moves: the visible moves.
-        recognised: the fraction of the group's records that is recognised.
-        clients: the number of clients behind a move.
+        view: the name of the view.
+        group: the name of the group.
+        exposure: the exposure of the largest recognised client, or of the sum over clients.
+        moves: the visible updates.
+        recognised: the fraction of the group's records that can be recognised.
+        clients: the number of clients behind an update.
         whose: the recognised clients, in words.
-        noun: plural noun for examples.
+        noun: a plural noun for the examples.
     """
 
     view: str
@@ -57,7 +58,7 @@ class GroupExposure:
     noun: str
 
     def row(self) -> tuple[object, ...]:
-        """Return a row of `Preflight.views`."""
+        """Return the group's row of `Preflight.views`."""
         one, layer = self.exposure, self.exposure.layer
         return (
             self.view, self.group, one.verdict, self.recognised, self.clients, self.moves.examples, one.rounds,
@@ -66,7 +67,7 @@ class GroupExposure:
 
     @property
     def answer(self) -> str:
-        """The verdict in few words."""
+        """The verdict in a few words."""
         expected = self.exposure.expected
         if self.exposure.verdict == "recognised":
             share = "less than 1 %" if self.recognised < 0.005 else f"{100 * self.recognised:.0f} %"
@@ -76,7 +77,7 @@ class GroupExposure:
         return "may recognise records" + ("" if isnan(expected) else f" (AUC up to {expected:.2f})")
 
     def sentence(self) -> str:
-        """Describe the group's exposure and the deciding layer, without the group's name."""
+        """Describe the group's exposure and the most exposed layer, without the group's name."""
         one, layer = self.exposure, self.exposure.layer
         after = "" if self.view == OUTSIDER else f" after {_rounds(one.rounds)}"
         by = "" if one.exact else f", by a matched filter (AUC up to {one.expected:.2f})"
@@ -104,7 +105,7 @@ class GroupExposure:
 
 
 def predicted_exposure(seen: VisibleMoves, view: str, group: int) -> GroupExposure:
-    """What a view sees of a group, by its number."""
+    """Return the predicted exposure of the group with index ``group`` to a view."""
     federation = seen.federation
     name, noun = federation.groups[group], federation.kind
     sizes = federation.clients.sizes[federation.with_group(group)]
@@ -150,10 +151,10 @@ class _Option:
 
 
 def protection_advice(seen: VisibleMoves, worst: GroupExposure) -> Iterator[str]:
-    """List the smallest change of each setting after which a group's records are not surely recognised, or are hidden.
+    """Yield the smallest change of each setting that makes a group's records hidden, or no longer recognised.
 
     Args:
-        seen: the moves that a simulation shows.
+        seen: the visible updates of the simulation.
         worst: the most exposed group of a view.
     """
     if worst.exposure.verdict == "hidden":
@@ -250,22 +251,23 @@ _VIEW_NAMES = {SERVER: "the server", CLIENT: "another client", OUTSIDER: "an out
 
 @dataclass(frozen=True, eq=False)
 class Preflight:
-    """The records that each view could recognise by the moves of models, estimated before training.
+    """The records that each view could recognise from updates, predicted before training.
 
     Other attacks, such as queries of the released models, are not covered.
 
     Args:
-        views: one row per view and group, with `COLUMNS`. "verdict": see `exposure_rule.Exposure`, for the most exposed
-            client or sum; "recognised": the recognised share of the group's records; "clients" and "examples": numbers
-            behind a move; "rounds": rounds until recognition; the deciding layer and its sizes; "auc.low" and
-            "auc.high": the range of the span attacks' AUC; "auc.expected": the predicted AUC, or NaN.
+        views: one row per view and group, with the columns `COLUMNS`. The verdict is that of `exposure_rule.Exposure`
+            for the most exposed client or sum over clients. The column "recognised" is the fraction of the group's
+            records that can be recognised. The columns "clients" and "examples" count the contributors to an update,
+            and "rounds" counts the rounds until recognition. The columns "auc.low" and "auc.high" limit the AUC of the
+            attack; "auc.expected" is the predicted AUC, or NaN.
         answers: a short answer per view.
-        sentences: one sentence per group or for all groups, by view.
-        changes: effective changes of settings, by the most exposed group and view.
-        assumptions: assumptions of the rule, and the sizes of clusters.
-        epsilons: epsilon of a record after all rounds with DP-SGD: "" for every view, or by view with noise in the sum.
+        sentences: sentences about all groups or each group, per view.
+        changes: effective changes of settings, per most exposed group and view.
+        assumptions: the assumptions of the rule, including the sizes of clusters.
+        epsilons: the epsilon of a record after all rounds with DP-SGD, by view; the key "" means every view.
         delta: the delta of the epsilons.
-        bounds: bounds on any attack on a record, for the same views.
+        bounds: bounds on any attack on a record, by the keys of ``epsilons``.
         choice: whether the bounds cover a client's choice of model.
     """
 
@@ -281,9 +283,7 @@ class Preflight:
     __repr__ = one_line
 
     def flat(self) -> dict[str, float | str]:
-        """Return the keys and values of ``shoal preflight --json``; of these gates limit
-        ``views.<view>.<group>.auc.high``.
-        """
+        """Return the keys and values of ``shoal preflight --json``; gates limit ``views.<view>.<group>.auc.high``."""
         flat: dict[str, float | str] = {}
         for row in self.views.to_dict("records"):
             key = f"views.{row['view']}.{row['group']}"
@@ -297,7 +297,7 @@ class Preflight:
         return "\n\n".join("\n".join([title, *(f"- {line}" for line in lines)]) for title, lines in self.parts())
 
     def parts(self) -> Iterator[tuple[str, Sequence[str]]]:
-        """Yield titles and their sentences."""
+        """Yield the title and the sentences of each part of the report."""
         answers = [f"{_ATTACKER[view]}: {answer}" for view, answer in self.answers.items()]
         yield "Who could recognise a training record", answers
         views = defaultdict[tuple[str, ...], list[str]](list)
@@ -324,10 +324,10 @@ class Preflight:
 
 
 def preflight(seen: VisibleMoves, *, first_round: int = 1, steered: bool = False) -> Preflight:
-    """Return the rule of exposure on every view and group.
+    """Apply the rule of exposure to every view and group.
 
     Args:
-        seen: the moves that each view will see.
+        seen: the updates that each view will see.
         first_round: the number of the first round.
         steered: whether a coordinator steers defences.
 

@@ -1,4 +1,4 @@
-"""What each view of a training will see: layers, gradients of examples, and moves with their sizes and noise."""
+"""The updates that each view of a simulation will see, with layers, gradients of examples, sizes and noise."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -47,17 +47,17 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @dataclass(frozen=True, eq=False)
 class VisibleMoves:
-    """The layers, sizes and local training of a federation before its first round.
+    """The layers, sizes and local training of a federation before the first round.
 
     Args:
-        federation: the federation to train on, with the features of its inputs if the network takes features.
-        algorithm: the algorithm, which decides who trains which model.
+        federation: the federation, with features as inputs if the network takes features.
+        algorithm: the algorithm, which decides the clients that train each model.
         setup: the network, and local training with its defences.
-        rounds: number of rounds.
-        participation: fraction of the clients that take part in a round.
+        rounds: the number of rounds.
+        participation: the fraction of the clients that take part in a round.
         seed: the seed of the initial model.
-        start: parameters (P,) from which training continues; None: random ones.
-        max_grad_norm: the largest length of each example's gradient, by clipping; None: that of ``setup``.
+        start: the parameters (P,) from which training continues, or None for random initial parameters.
+        max_grad_norm: the norm to which each example's gradient is clipped, or None for the norm in ``setup``.
     """
 
     federation: Federation
@@ -71,12 +71,12 @@ class VisibleMoves:
 
     @cached_property
     def local(self) -> LocalSGD:
-        """Local training in the first round."""
+        """The settings of local training in the first round."""
         return self.setup.first_local()
 
     @cached_property
     def copies(self) -> float:
-        """Random copies of an example that are trained on at most."""
+        """The largest number of random copies of an example in training; infinite if every pass draws a new copy."""
         augmentation = self.local.augmentation
         still = isinstance(augmentation, Augmentation) and not (
             augmentation.rotation or augmentation.shift or augmentation.crop
@@ -85,23 +85,23 @@ class VisibleMoves:
 
     @property
     def share_of_clients(self) -> float:
-        """The fraction of the clients in a round's cohort."""
+        """The fraction of the clients that take part in a round."""
         return self.federation.cohort_size(self.participation) / len(self.federation)
 
     @property
     def nothing(self) -> str:
-        """The reason why the rule gives no verdict."""
+        """The reason for a missing verdict, as a sentence."""
         if self.has(LocalOnly):
             return "nothing is sent, so there is nothing to see but the models that clients release."
         return "no dense layer, convolution or embedding is sent, and the rule is of no other."
 
     def has(self, *kinds: type) -> bool:
-        """Return whether the algorithm is one of these, or wraps one."""
+        """Return whether the algorithm is an instance of one of these classes, or wraps an instance."""
         return any(isinstance(base, kinds) for base in with_bases(self.algorithm))
 
     @cached_property
     def layers(self) -> tuple[LayerShape, ...]:
-        """The layers whose moves are sent."""
+        """The layers whose updates clients send."""
         if self.has(LocalOnly):
             return ()
         # Transformed images have all dimensions, also where those as they are lack some.
@@ -113,7 +113,7 @@ class VisibleMoves:
 
     @cached_property
     def gradients(self) -> InitialGradients:
-        """What examples add to these layers' moves, by a model as the first round begins with."""
+        """The terms that examples add to the updates of `layers`, on an initial model."""
         model, row = self.setup.model, self.start
         if row is None:
             row = model.init(Stream(self.seed, ("preflight",)))
@@ -122,12 +122,12 @@ class VisibleMoves:
 
     @property
     def clip(self) -> float:
-        """The length that each example's gradient is clipped to; infinite: to none."""
+        """The norm to which each example's gradient is clipped; infinite without clipping."""
         rule = self.local.gradient_privacy
         return self.max_grad_norm or (inf if rule is None else rule.max_grad_norm)
 
     def clipped(self, norm: float) -> "VisibleMoves":
-        """Return the same with gradients clipped to a length."""
+        """Return a copy with gradients clipped to the norm ``norm``."""
         if norm not in self._of_clip:
             self._of_clip[norm] = replace(self, max_grad_norm=norm)
         return self._of_clip[norm]
@@ -144,10 +144,10 @@ class VisibleMoves:
         return x[:_EXAMPLES], y[:_EXAMPLES]
 
     def sum_of_clients(self, group: int) -> tuple[int, int]:
-        """Return the number of clients behind the model of a group's clients, and the number of their examples.
+        """Return the number of clients behind the model of a group, and the number of these clients' examples.
 
-        These are the group's own clients, or some of them if clusters split groups, or all clients if there is one
-        model. With fewer models than groups, other groups may share the cluster, but the rule does not rely on that.
+        The clients are all clients if there is one model, the group's clients if clusters match groups, and part of the
+        group's clients if clusters split groups. The rule does not rely on other groups in the same cluster.
         """
         sizes = self.federation.clients.sizes
         own = sizes[self.federation.with_group(group)]
@@ -162,9 +162,13 @@ class VisibleMoves:
         return clients, ceil(int(own.sum()) * clients / len(own))
 
     def moves(self, view: str, size: int, clients: int, examples: int | None = None) -> Moves:
-        """The moves that a view sees of clients with ``size`` examples, of one client or of a sum over clients.
+        """Return the updates that a view sees of one client or of a sum over clients.
 
-        ``examples`` is their number in the sum; None: ``size`` per client.
+        Args:
+            view: the view.
+            size: the number of examples per client.
+            clients: the number of clients in the sum.
+            examples: the number of examples in the sum, or None for ``size`` per client.
         """
         local, participation = self.local, self.share_of_clients
         passes, steps = local.passes_of(size), local.steps_of(size)
@@ -187,14 +191,14 @@ class VisibleMoves:
     def noise(
         self, size: int, steps: int, passes: int, clients: float, multiplier: float | None = None
     ) -> tuple[float, float]:
-        """Return a move's noise in two units: the most that one example adds to the move, and gradients.
+        """Return the noise of an update in two units: one example's largest contribution, and gradients.
 
         Args:
             size: the number of examples per client.
             steps: the number of steps per client.
             passes: the number of passes per client.
             clients: the number of clients in the sum.
-            multiplier: the noise multiplier of DP-SGD; None: the configured one.
+            multiplier: the noise multiplier of DP-SGD, or None for the configured multiplier.
         """
         rule = self.local.gradient_privacy
         if multiplier is None:
@@ -223,7 +227,7 @@ class VisibleMoves:
     def most(
         self, moves: Moves, layers: Sequence[LayerShape] | None = None, terms: Mapping[str, ExampleTerms] | None = None
     ) -> Exposure:
-        """Return the exposure by the layer that gives most away."""
+        """Return the exposure of the most exposed layer."""
         exposure = most_exposed_layer(layers or self.layers, moves, self.gradients.terms if terms is None else terms)
         assert exposure is not None
         return exposure
@@ -231,21 +235,23 @@ class VisibleMoves:
 
 @dataclass(frozen=True, eq=False)
 class RecognisedRisks:
-    """The risk that records certainly have by the rule of exposure, which no red team's queries show.
+    """The risk of clients whose records can be recognised by the rule of exposure, without queries of the red team.
 
-    This is the risk of a cluster as it is now, over all rounds of the simulation. The balanced accuracy of an attack
-    that recognises records is taken to be the lowest AUC that the rule predicts for it.
+    The risk is that of the current cluster over all rounds of the simulation. The balanced accuracy of an attack that
+    recognises records is set to the lowest AUC of the verdict.
 
     Args:
-        seen: the moves that each view will see.
-        view: the view of clients whose limits name none.
+        seen: the updates that each view will see.
+        view: the view for clients whose limits name no view.
     """
 
     seen: VisibleMoves
     view: View
 
     def __call__(self, state: State) -> Tensor:
-        """(N,) float64 of each client's model to the attacker of its limit; NaN where the rule recognises nothing."""
+        """Return the risk (N,) float64 of each client's model for the attacker of the client's limit, or NaN without
+        recognition.
+        """
         federation, assignment = self.seen.federation, state.assignment
         sizes = federation.clients.sizes
         views = federation.preferences.views(self.view)
@@ -273,16 +279,15 @@ class RecognisedRisks:
 
 
 def layer_shapes(model: Model, x: Tensor, *, ranks: bool = True) -> tuple[LayerShape, ...]:
-    """Return the dense layers, convolutions and embeddings with trained weights, in the order in which examples meet
-    them.
+    """Return the shapes of trained dense layers, convolutions and embeddings, in the order of the forward pass.
 
-    A convolution is a dense layer on patches, an embedding one on words as unit vectors. Other layers are not judged.
+    A convolution counts as a dense layer on patches, and an embedding as a dense layer on one-hot words. Other layers
+    are ignored.
 
     Args:
-        model: the model whose network is built, with random weights.
+        model: the model; its network has random weights.
         x: examples (B, ...); the rank of a dense layer's inputs is at most B.
-        ranks: whether to count a dense layer's inputs by their rank over ``x``, if that is lower; otherwise all of them
-            count.
+        ranks: whether to replace a dense layer's number of inputs by their rank over ``x``, if the rank is lower.
 
     Example:
         >>> import torch, shoal

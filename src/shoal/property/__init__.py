@@ -1,7 +1,7 @@
-"""Property inference in clustered federated learning (Kim et al., RAID 2023): attack, partition, metrics, report.
+"""Property inference in clustered federated learning (Kim et al., RAID 2023).
 
-Nothing else of Shoal imports it: `PropertyAttack` is a `shoal.simulation.simulation.RoundAttack` as a user's own may
-be, given to `shoal.simulate`, and the table ``[property_attack]`` finds `PropertyAttackSection` by its name.
+No other package of Shoal imports this package. `PropertyAttack` implements the public protocol
+`shoal.simulation.simulation.RoundAttack`.
 """
 
 from shoal.property.active_attacker import ActivePropertyAttacker, active_property_attacker

@@ -1,9 +1,7 @@
-"""An active property attacker: a malicious client whose training makes the models encode the property.
+"""An active property attacker: a malicious client that trains the models to encode the property.
 
 Source: Melis et al. 2019, arXiv:1805.04049, section V-B (multi-task loss); Kim et al., RAID 2023, equation 1 and
 Algorithm 2, line 6 (scale-up).
-The attacker's network is the federation's with two more outputs, not a second head beside it: layouts, dropout and
-private steps need to know nothing of it.
 """
 
 from collections.abc import Callable
@@ -27,26 +25,22 @@ HEAD_OUTPUTS = 2
 
 @dataclass(frozen=True, eq=False)
 class ActivePropertyAttacker:
-    """A malicious client that trains on the main task and the property, and scales its update.
+    """A malicious client that trains on the main task and on the property, and scales its update.
 
-    Implements the engine's protocol `MaliciousClients`. The client sends the weights
-    ``start + gamma * (end - start)``.
-
-    The last layer has `HEAD_OUTPUTS` further outputs, the property head. One head per model stays with the attacker; it
-    is trained from round to round (in Melis et al.'s published code it keeps its initial weights, as with
-    ``train_head`` = False).
+    The client sends the weights ``start + gamma * (end - start)``. The property head adds `HEAD_OUTPUTS` outputs to the
+    last layer. The attacker keeps one head per model between rounds. Implements the engine's protocol
+    `MaliciousClients`.
 
     Args:
         client: the attacker's id.
-        model: the network with the head, and the loss on both tasks; see `active_property_attacker`.
-        plain: the federation's model.
-        labels: (M,) int64, of every training example of the clients: the main label, plus the number of classes for
-            examples with the property.
-        gamma: scale of the update, above 0; 1 leaves it as it is (the paper: 5 or 10).
-        train_head: whether the head is trained.
+        model: the network with the property head, and the loss on both tasks; see `active_property_attacker`.
+        labels: the labels of the clients' training examples, (M,) int64. For an example with the property, the number
+            of classes is added to the main label.
+        gamma: the factor on the update, above 0 (the paper: 5 or 10).
+        train_head: whether the property head is trained. Melis et al.'s published code keeps the initial weights.
 
     Raises:
-        InputError: a value outside its range.
+        InputError: a value is outside its range.
     """
 
     client: int
@@ -58,7 +52,7 @@ class ActivePropertyAttacker:
     __repr__ = one_line
 
     def __post_init__(self) -> None:
-        require(self.gamma > 0, f"'gamma' must be above 0; got {self.gamma:g}")
+        require(self.gamma > 0, f"'gamma' must be above 0 (got {self.gamma:g})")
 
     @property
     def clients(self) -> Tensor:
@@ -66,15 +60,18 @@ class ActivePropertyAttacker:
         return torch.tensor([self.client])
 
     def start(self, state: State, stream: Stream) -> Tensors:
-        """Return the initial heads, one per model: "head" (K, H)."""
+        """Return the initial property heads of the K models with H weights each, as "head" (K, H)."""
         initial = (self.model.layout.views(self.model.init(stream("head", k))) for k in range(len(state.models)))
         return {"head": torch.stack([self._head(named) for named in initial])}
 
     def train(self, request: MaliciousTraining) -> tuple[Tensor, Tensors]:
-        """Train the cluster's model with its head; return the scaled model (P,) and the heads."""
+        """Train the cluster's model and property head; return the scaled model (P,) and all heads."""
         state, cluster, start = request.state, request.cluster, request.start
         heads = state.adversary["head"].clone()
-        require(len(heads) == len(state.models), "an active property attack needs a constant number of models")
+        require(
+            len(heads) == len(state.models),
+            "an active property attack needs a constant number of models",
+        )
         both = replace(request.shards, y=self.labels.to(request.shards.y.device))
         # The attacker minimises its own loss, whatever objective the other clients have.
         local = replace(request.local, objective=None)
@@ -110,12 +107,11 @@ class ActivePropertyAttacker:
 def active_property_attacker(
     model: Model, federation: Federation, *, alpha: float, gamma: float, train_head: bool = True
 ) -> ActivePropertyAttacker:
-    """Return the active attacker of a federation, which minimises ``alpha * main loss + (1 - alpha) * property loss``.
+    """Create an active attacker that minimises ``alpha * main loss + (1 - alpha) * property loss``.
 
     Args:
-        model: the federation's model.
         federation: a federation with a property schedule.
-        alpha: the weight of the main loss, in [0, 1] (the paper: 0.9; Melis et al.'s alpha is 1 minus this).
+        alpha: the weight of the main loss, in [0, 1] (the paper: 0.9).
         gamma, train_head: see `ActivePropertyAttacker`.
 
     Raises:
@@ -134,9 +130,12 @@ def active_property_attacker(
         >>> int(attacker.labels.max())
         19
     """
-    require(0 <= alpha <= 1, f"'alpha' must be in [0, 1]; got {alpha:g}")
+    require(0 <= alpha <= 1, f"'alpha' must be in [0, 1] (got {alpha:g})")
     schedule = schedule_of(federation)
-    require(federation.classes is not None, "an active property attack needs classes; a regression has none")
+    require(
+        federation.classes is not None,
+        "an active property attack needs a classification task",
+    )
     classes = _last_layer(model.network()).out_features
     return ActivePropertyAttacker(
         client=schedule.attacker,
@@ -160,7 +159,7 @@ def _multi_task_loss(loss: Loss, classes: int, alpha: float, outputs: Tensor, la
 
 def _last_layer(network: nn.Module) -> nn.Linear:
     layers = [module for module in network.modules() if isinstance(module, nn.Linear)]
-    require(bool(layers), "an active property attack needs a network whose last layer is a torch.nn.Linear")
+    require(bool(layers), "an active property attack needs a network that ends with a torch.nn.Linear layer")
     return layers[-1]
 
 

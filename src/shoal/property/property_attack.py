@@ -1,9 +1,9 @@
-"""Property inference by a client: the rounds in which another client trains on examples with a property.
+"""Property inference by a client, which detects the rounds where another client trains on examples with a property.
 
-The attacker receives what every client receives, the models before and after each round; their differences are the
-aggregated updates. It simulates such updates with and without the property on examples of its own
-(`simulated_updates.py`), and a random forest learns to classify their features (`update_table.py`). An active
-attacker also sends malicious updates (`active_attacker.py`).
+The attacker receives the models before and after each round. Differences between these models are the aggregated
+updates. The attacker simulates aggregated updates with and without the property on its own examples
+(`simulated_updates.py`). A random forest is trained on the simulated updates (`update_table.py`). An active attacker
+also sends malicious updates (`active_attacker.py`).
 
 Source: Kim et al., "Exploring Clustered Federated Learning's Vulnerability against Property Inference Attack", RAID
 2023, Algorithm 3, after Melis et al. 2019, arXiv:1805.04049.
@@ -35,32 +35,31 @@ LOG = logging.getLogger(__name__)
 
 @settings
 class PropertyAttack:
-    """A passive attack on the aggregated updates of each round, by classifiers trained on simulated updates.
+    """A property attack on each round's aggregated updates, with a classifier trained on simulated updates.
 
-    The paper states neither the amount of simulation nor the settings of its random forest; these defaults are those of
-    the published codes. A `shoal.simulation.simulation.RoundAttack`.
+    The defaults follow the published code, because the paper does not state the number of simulated updates or the
+    settings of the random forest. Implements the protocol `shoal.simulation.simulation.RoundAttack`.
 
     Args:
-        visible_models: "all" models, which IFCA sends to every client (here in every round), or the attacker's "own",
-            the model that it trains in the round.
-        simulate_every: rounds from one simulation to the next.
-        simulated_clients: simulated local updates of each kind, with and without the property, per model; without the
-            property at least three times the size of an aggregated update, for variety.
-        simulated_updates: simulated aggregated updates of each kind, per model.
-        aggregate_of: local updates per simulated aggregated update; "cluster": the mean number of other clients of a
-            model, n // K - 1 for n clients in a round, at least one (authors' code).
-        property_fractions: fractions of examples with the property in the simulated clients that have it, in turn
-            (Melis et al.'s code: 1, 0.4, 0.6, 0.8).
-        auxiliary: examples for simulation: the training examples of the "attacker" (the paper), or "attacker+test" (the
-            published codes).
-        match_labels: whether to simulate on equal numbers of examples per label with and without the property.
-        remove_own_update: whether to subtract the attacker's own contribution from the update of its model, as the
-            published codes do. The subtraction needs the number of the model's clients, which an attacker knows in FL;
-            the paper does not state it.
-        warm_up: rounds before the first attacked one.
-        forests: "single": one random forest for all models (the paper); "per-cluster": one per model.
+        visible_models: "all" models, which IFCA sends to every client, or the attacker's "own" model of the round.
+        simulate_every: the number of rounds between simulations.
+        simulated_clients: the number of simulated local updates with the property per model. The number of local
+            updates without the property is equal, but at least three times the size of an aggregated update.
+        simulated_updates: the number of simulated aggregated updates with the property per model, and the number
+            without.
+        aggregate_of: the number of local updates per simulated aggregated update. "cluster" means n // K - 1 for n
+            clients in a round and K models, at least one (authors' code).
+        property_fractions: the fractions of examples with the property in simulated clients that hold the property,
+            used in turn (Melis et al.'s code: 1, 0.4, 0.6, 0.8).
+        auxiliary: the examples for simulation. "attacker" means the attacker's training examples (the paper), and
+            "attacker+test" adds the test examples (the published codes).
+        match_labels: whether simulation uses equal numbers of examples with and without the property per label.
+        remove_own_update: whether the attacker subtracts its own contribution from the aggregated update, as the
+            published codes do. Subtracting the contribution requires the number of clients that trained the model.
+        warm_up: the number of rounds before the first attacked round.
+        forests: "single" trains one random forest for all models (the paper), and "per-cluster" one forest per model.
         trees: the number of trees per random forest.
-        tsne: whether to embed the updates in the plane by t-SNE at the end.
+        tsne: whether to compute t-SNE maps of the updates at the end.
 
     Example:
         >>> import shoal
@@ -90,51 +89,55 @@ class PropertyAttack:
     tsne: Flag = True
 
     def check(self, federation: Federation, algorithm: Algorithm) -> None:
-        """Raise `InputError` without examples for simulation, or where models do not move by an average."""
+        """Check that the attacker has examples for simulation, and that the algorithm averages updates.
+
+        Raises:
+            InputError: the attack is impossible.
+        """
         self.auxiliary_examples(federation)
         otherwise = [part for part in with_bases(algorithm) if not getattr(part, "moves_by_average", True)]
         require(
             not otherwise,
-            "a property attack needs models that move by the mean of updates, and "
-            f"{', '.join(type(part).__name__ for part in otherwise)} moves models otherwise; choose another algorithm",
+            "a property attack needs an algorithm that averages updates "
+            f"(got {', '.join(type(part).__name__ for part in otherwise)}); choose another algorithm",
         )
 
     def auxiliary_examples(self, federation: Federation) -> Auxiliary:
-        """Return the examples that the attacker simulates with.
+        """Return the examples that the attacker uses for simulation.
 
         Raises:
-            InputError: there are none with the property, or none without it.
+            InputError: there is no example with the property, or no example without the property.
         """
         collect = Auxiliary.from_attacker if self.auxiliary == "attacker" else Auxiliary.from_attacker_and_test
         examples = collect(federation)
         require(
             len(examples.with_property) > 0 and len(examples.without_property) > 0,
-            "a property attack needs examples with the property and without it; the attacker has "
-            f"{len(examples.with_property):,} and {len(examples.without_property):,}",
+            "the attacker needs examples with the property and examples without the property "
+            f"(got {len(examples.with_property):,} and {len(examples.without_property):,})",
         )
         if not self.match_labels:
             return examples
         matched = examples.matched()
         require(
             len(matched.with_property) > 0,
-            "'match_labels' needs an attacker that has some label both with and without the property",
+            "'match_labels' needs a label that the attacker holds both with and without the property",
         )
         return matched
 
     def aggregate_size(self, clients: int, models: int) -> int:
-        """Local updates per simulated aggregated update, with n clients in a round and K models."""
+        """Return the number of local updates per simulated aggregated update."""
         return max(1, clients // models - 1) if self.aggregate_of == "cluster" else self.aggregate_of
 
     def initial_memory(self, state: State) -> Tensors:
-        """Return the previous update of each model, (K, P): zeros."""
+        """Return zeros as the previous update of each model, (K, P)."""
         return {"updates": torch.zeros_like(state.models)}
 
     def observe(
         self, before: State, after: State, report: RoundReport, memory: Tensors, training: Training
     ) -> tuple[Tensors, Tensors]:
-        """Observe a round, and simulate updates for it: the tensors of a `RoundObservation`.
+        """Observe a round and simulate updates; return the tensors of a `RoundObservation` and the memory.
 
-        The attack skips a model that only the attacker trained, and rounds that changed the number of models.
+        The attack skips models that only the attacker trained, and rounds that changed the number of models.
         """
         schedule = schedule_of(training.federation)
         ids, models = training.federation.ids[report.cohort], len(before.models)

@@ -1,7 +1,7 @@
-"""Federations in which one client, the victim, has examples with a property: their schedule and their partition.
+"""Federations in which one client, the victim, holds examples with a property.
 
 Source: Melis, Song, De Cristofaro, Shmatikov 2019, arXiv:1805.04049, section VII; Kim et al., RAID 2023, sections 4 and
-4.1.1; label skew as `draw_owners`, balanced.
+4.1.1.
 """
 
 from dataclasses import dataclass, replace
@@ -37,16 +37,17 @@ _GROUPS = (Group("all", 1.0),)
 
 @dataclass(frozen=True, eq=False)
 class PropertySchedule:
-    """A property that only training examples of the victim and the attacker have, and the victim's schedule.
+    """The rounds in which the victim trains on examples with the property.
 
-    In every ``period``-th round the victim trains only on its examples with the property, in all other rounds only on
-    those without. The attacker tells these rounds apart.
+    Only the victim and the attacker hold training examples with the property. In every ``period``-th round the victim
+    trains only on examples with the property, and in all other rounds only on examples without the property.
 
     Args:
-        has_property: (M,) bool, a mask of the clients' examples.
-        test_has_property: (M',) bool, a mask of the test examples.
-        victim, attacker: ids of the attacked and the attacking client.
-        period: rounds from one with the property to the next.
+        has_property: a mask of the clients' examples, (M,) bool.
+        test_has_property: a mask of the test examples, (M',) bool.
+        victim: the victim's id.
+        attacker: the attacker's id.
+        period: the number of rounds between two rounds with the property.
     """
 
     has_property: Tensor
@@ -57,11 +58,16 @@ class PropertySchedule:
     __repr__ = one_line
 
     def present(self, number: int) -> bool:
-        """True if the victim trains on the property in round ``number``, counted from 1."""
+        """Return whether the victim trains on the property in round ``number``, counted from 1."""
         return number % self.period == 0
 
     def in_round(self, clients: Shards, ids: Tensor, number: int) -> Shards:
-        """Return the shards of a round, from all examples ``clients``; ids (N,) int64."""
+        """Return the clients' shards for a round.
+
+        Args:
+            clients: the shards with all examples.
+            ids: the clients' ids, (N,) int64.
+        """
         indices = [clients.indices_of(i) for i in range(len(clients))]
         for i in torch.nonzero(ids == self.victim).flatten().tolist():
             indices[i] = self._of_victim(indices[i], present=self.present(number))
@@ -69,7 +75,9 @@ class PropertySchedule:
         return Shards.from_indices(clients.x, clients.y, torch.cat(indices), sizes)
 
     def swap_records(self, clients: Shards, ids: Tensor, number: int) -> Shards:
-        """Return the victim's shard as it would be if round ``number`` were of the other kind: one owner, or none."""
+        """Return the victim's counterfactual shard: examples without the property in a round with the property, and
+        vice versa.
+        """
         owners = torch.nonzero(ids == self.victim).flatten()
         indices = [self._of_victim(clients.indices_of(i), present=not self.present(number)) for i in owners.tolist()]
         sizes = torch.tensor([len(rows) for rows in indices], dtype=torch.int64)
@@ -83,34 +91,32 @@ def schedule_of(federation: Federation) -> PropertySchedule:
     """Return the federation's property schedule.
 
     Raises:
-        InputError: it has none.
+        InputError: the federation has no property schedule.
     """
     if not isinstance(federation.schedule, PropertySchedule):
-        raise InputError(
-            "a property attack needs a federation in which a client holds a property (Federation.schedule)"
-        )
+        raise InputError("a property attack needs a federation with a property schedule (Federation.schedule)")
     return federation.schedule
 
 
 @settings
 class PropertyPartition:
-    """Partition of examples with and without a property.
+    """A partition of examples with and without a property.
 
-    The ``clients * examples_per_client`` training examples are drawn as for any federation. Those with the property go
-    to the attacker and the victim, those without to all clients, with label skew by ``dirichlet_alpha``; the victim may
-    be exempt from it.
+    The attacker and the victim receive the training examples with the property. All clients receive examples without
+    the property, with label skew by `Partition.dirichlet_alpha`.
 
     Args:
-        partition: numbers of examples.
-        attacker_share: fraction of the property's training examples that the attacker gets; the victim gets the rest
-            (paper: 0.5; its authors' code: 0.3).
-        period: rounds from one with the property to the next.
-        min_examples: smallest number of examples of each kind per client, usually a batch.
-        victim_labels: labels of the victim's examples without the property: "natural", drawn before label skew, as many
-            as it has with the property or as are left (authors' code); or "skewed" like those of other clients.
+        partition: the numbers of clients and examples, and the label skew.
+        attacker_share: the attacker's fraction of the training examples with the property; the victim gets the
+            remainder (paper: 0.5; authors' code: 0.3).
+        period: the number of rounds between two rounds with the property.
+        min_examples: the smallest number of examples without the property per client, and with the property for the
+            attacker and the victim; usually the batch size.
+        victim_labels: the labels of the victim's examples without the property. "natural" labels are drawn before label
+            skew (authors' code); "skewed" labels are drawn as for other clients.
 
     Raises:
-        InputError: fewer than three clients, or a value outside its range.
+        InputError: there are fewer than three clients, or a value is outside its range.
     """
 
     partition: Partition
@@ -122,8 +128,7 @@ class PropertyPartition:
     def __post_init__(self) -> None:
         require(
             self.partition.clients >= 3,
-            "a property attack needs an attacker, a victim and at least one further client, so 'clients' must be at "
-            f"least 3; got {self.partition.clients}",
+            f"'clients' must be at least 3 for a property attack (got {self.partition.clients})",
         )
 
 
@@ -131,8 +136,8 @@ def draw_property_partition(dataset: LabelledDataset, plan: PropertyPartition, s
     """Draw the partition of the examples.
 
     Raises:
-        InputError: too few examples, a task without a property, a property of all or no examples, or fewer than
-            ``min_examples`` with or without it at a client.
+        InputError: there are too few examples, the task has no property, all or no examples have the property, or a
+            client has fewer than ``min_examples``.
     """
     has_property = _has_property(dataset).numpy()
     partition = plan.partition
@@ -144,8 +149,8 @@ def draw_property_partition(dataset: LabelledDataset, plan: PropertyPartition, s
     for name, count in (("attacker", cut), ("victim", len(with_property) - cut)):
         require(
             count >= plan.min_examples,
-            f"the {name} gets {count} training examples with the property, fewer than a batch of "
-            f"{plan.min_examples}; raise 'examples_per_client', lower the batch size, or change 'attacker_share'",
+            f"the {name} needs at least {plan.min_examples} training examples with the property (got {count}); raise "
+            "'examples_per_client', lower the batch size, or change 'attacker_share'",
         )
     owners = _owners_without_property(dataset.labels.numpy()[without], len(with_property) - cut, plan, stream)
     clients = [without[owners == client] for client in range(partition.clients)]
@@ -162,9 +167,9 @@ def partition_by_property(
     preferences: Preferences | None = None,
     stream: Stream = DEFAULT_STREAM,
 ) -> Federation:
-    """Return the federation of a data set partitioned by property, with one group; raises as `draw_property_partition`.
+    """Create a federation with one group from a data set partitioned by property.
 
-    ``preferences`` and ``stream`` are those of `partition_dataset`.
+    Raises the errors of `draw_property_partition`.
 
     Example:
         >>> import shoal
@@ -186,7 +191,7 @@ def partition_by_property(
 def partitioned_federation(
     dataset: LabelledDataset, plan: PropertyPartition, drawn: PartitionIndices, preferences: Preferences, stream: Stream
 ) -> Federation:
-    """Return the federation of a data set whose partition by property is ``drawn`` already."""
+    """Create the federation of a data set from the drawn partition by property."""
     has_property = _has_property(dataset)
     of_clients, of_test = has_property[drawn.clients.indices], has_property[drawn.test]
     schedule = PropertySchedule(of_clients, of_test, victim=VICTIM, attacker=ATTACKER, period=plan.period)
@@ -199,14 +204,14 @@ def _has_property(dataset: LabelledDataset) -> Tensor:
     has_property = dataset.has_property
     if has_property is None:
         raise InputError(
-            "a property attack needs a 'task' with a property, such as \"smiling/sunglasses\" of lfw; "
-            f"the task of {dataset.name} names none"
+            f"the 'task' of {dataset.name} must name a property for a property attack, such as "
+            '"smiling/sunglasses" of lfw'
         )
     count = int(has_property.sum())
     require(
         0 < count < len(has_property),
-        f"{'every one' if count else 'none'} of the {len(has_property):,} examples of {dataset.name} has the property, "
-        "so that an AUC is undefined; choose another 'task'",
+        f"some but not all examples of {dataset.name} must have the property (got {count:,} of {len(has_property):,}); "
+        "choose another 'task'",
     )
     return has_property
 
@@ -218,8 +223,8 @@ def _owners_without_property(labels: np.ndarray, of_victim: int, plan: PropertyP
     clients, alpha = plan.partition.clients, plan.partition.dirichlet_alpha
     require(
         len(labels) >= clients * plan.min_examples,
-        f"there are {len(labels):,} training examples without the property, fewer than a batch of "
-        f"{plan.min_examples} for each of {clients} clients; raise 'examples_per_client' or lower the batch size",
+        f"{clients} clients need at least {clients * plan.min_examples:,} training examples without the property in "
+        f"total (got {len(labels):,}); raise 'examples_per_client' or lower the batch size",
     )
     skew = stream("skew").numpy()
     if alpha is None:
@@ -236,6 +241,6 @@ def _owners_without_property(labels: np.ndarray, of_victim: int, plan: PropertyP
             owners[left] = drawn if skewed == clients else drawn + (drawn >= VICTIM)
             return owners
     raise InputError(
-        f"'dirichlet_alpha' = {alpha:g} leaves a client fewer than {plan.min_examples} of {len(labels):,} examples "
-        f"without the property in each of {_ATTEMPTS:,} draws; raise it, or 'examples_per_client'"
+        f"'dirichlet_alpha' left a client fewer than {plan.min_examples} examples without the property in "
+        f"{_ATTEMPTS:,} draws (got {alpha:g}); raise 'dirichlet_alpha' or 'examples_per_client'"
     )

@@ -1,7 +1,4 @@
-"""The section of a run's page on a property attack: its words, its metrics, and its figures.
-
-The figures are the AUC over rounds, cosines of consecutive updates, and t-SNE maps.
-"""
+"""The section on a property attack in a run's page."""
 
 from collections.abc import Sequence
 from math import nan, sqrt
@@ -41,14 +38,7 @@ MEAN = "#222222"
 def property_sections(
     scenario: Sequence[str], summary: Summary, updates: pd.DataFrame, clusters: int
 ) -> tuple[Section, ...]:
-    """The sections on a property attack: the outcome with the AUC over rounds, and the rest, folded.
-
-    Args:
-        scenario: paragraphs on the victim and the attacker.
-        summary: the run's summary.
-        updates: one row per aggregated update, as in property.csv.
-        clusters: K, the number of models.
-    """
+    """Create the sections on a property attack: the outcome with the AUC over rounds, and folded details."""
     curve = auc_over_rounds(updates) if len(updates) else None
     further = (cosines(updates), maps(updates, clusters)) if len(updates) else ()
     table, sentences = _table(summary, updates, clusters), property_sentences(summary)
@@ -91,7 +81,7 @@ def _table(summary: Summary, updates: pd.DataFrame, clusters: int) -> ReportTabl
     sizes = [(len(frame), int((frame["present"] > 0).sum())) for frame in frames]
 
     def named(key: str, cells: Sequence[str] | None = None, remark: str = "") -> TableRow:
-        """Return a metric of all models, or its ``cells`` in every column."""
+        """Return one row of a table of metrics."""
         texts = [METRICS[key].text(overall.get(key)), *("" for _ in models)] if cells is None else cells
         return metric_row(METRICS[key], *texts, remark=remark, family="property ")
 
@@ -135,7 +125,7 @@ def _spread(metrics: Metrics, mean: str, deviation: str) -> str:
 
 
 def auc_over_rounds(updates: pd.DataFrame) -> plot.Figure | None:
-    """Draw the attack's AUC up to each round, over all models and for each; None where it is undefined."""
+    """Draw the attack's cumulative AUC by round, over all models and per model, or return ``None`` if undefined."""
     pooled = Curve("all models", running_auc(updates), plot.LineStyle("#000000", "-", ""))
     if pooled.values.empty:
         return None
@@ -170,7 +160,7 @@ def auc_over_rounds(updates: pd.DataFrame) -> plot.Figure | None:
 
 
 def cosines(updates: pd.DataFrame) -> plot.Figure | None:
-    """Cosines of a model's consecutive updates, one panel per cluster; None where no two follow each other."""
+    """Draw the cosines of each model's consecutive updates, or return ``None`` without consecutive updates."""
     panels = {k: rows for k, rows in updates_by_cluster(updates).items() if rows["cosine"].notna().any()}
     if not panels:
         return None
@@ -203,7 +193,7 @@ def cosines(updates: pd.DataFrame) -> plot.Figure | None:
 
 
 def maps(updates: pd.DataFrame, models: int) -> plot.Figure | None:
-    """t-SNE maps of the updates of the first rounds and of all; None where there were too few."""
+    """Draw t-SNE maps of the first rounds' updates and of all updates, or return ``None`` with too few updates."""
     panels = tsne_maps(updates)
     if not panels:
         return None
@@ -232,20 +222,20 @@ def maps(updates: pd.DataFrame, models: int) -> plot.Figure | None:
 
 
 def mean_and_sd(updates: pd.DataFrame, digits: int = 3) -> str:
-    """Mean and standard deviation of the cosines, in words."""
+    """Return the mean and standard deviation of the cosines as a phrase."""
     values = updates["cosine"].agg(["mean", "std"])
     return " ± ".join(DASH if pd.isna(value) else f"{value:.{digits}f}" for value in values)
 
 
 def draw_map(axes: Axes, points: pd.DataFrame) -> None:
-    """Updates at their coordinates ``x`` and ``y``; those with the property last, so that nothing hides them."""
+    """Draw updates at their coordinates ``x`` and ``y``, with the property on top."""
     draw_points(axes, points, "x", "y")
     axes.set(xticks=[], yticks=[], xlabel="t-SNE axis 1", ylabel="t-SNE axis 2")
     axes.margins(0.06)
 
 
 def draw_points(axes: Axes, updates: pd.DataFrame, x: str, y: str) -> None:
-    """Updates as points by kind, the same share of either, so that densities can be compared."""
+    """Draw the same fraction of the updates with and without the property as points."""
     for kind, style in ((0, WITHOUT), (1, WITH)):
         points = updates[updates["present"] == kind].sample(frac=min(1.0, MAX_POINTS / len(updates)), random_state=0)
         axes.plot(
@@ -255,20 +245,21 @@ def draw_points(axes: Axes, updates: pd.DataFrame, x: str, y: str) -> None:
 
 
 def kind_keys() -> list[Line2D]:
-    """Return the legend of the points."""
+    """Return the legend entries for updates with and without the property."""
     kinds = ((WITHOUT, "without the property"), (WITH, "with the property"))
     return [Line2D([], [], color=style.color, linestyle="", marker=style.marker, label=name) for style, name in kinds]
 
 
 def updates_by_cluster(updates: pd.DataFrame) -> dict[int, pd.DataFrame]:
-    """Return the updates of each model."""
+    """Return the updates of each model, by the model's number."""
     return {k: updates[updates["cluster"] == k] for k in np.unique(updates["cluster"]).tolist()}
 
 
 def running_auc(updates: pd.DataFrame, score: str = "score") -> pd.Series:
-    """Return the AUC of all updates up to a round, by round; empty where one kind of updates never occurs.
+    """Return the AUC of all updates up to each round, by round, or nothing unless updates with and without the property
+    exist.
 
-    It begins with the first round that completes both kinds, and has at most `CHECKPOINTS` values.
+    The series starts in the first round with both classes and has at most `CHECKPOINTS` values.
 
     >>> frame = pd.DataFrame({"round": [1, 2, 3], "cluster": 0, "present": [1, 0, 0], "score": [0.5, 0.5, 0.1]})
     >>> running_auc(frame).to_dict()
@@ -286,18 +277,18 @@ def running_auc(updates: pd.DataFrame, score: str = "score") -> pd.Series:
 
 
 def control_auc_over_rounds(updates: pd.DataFrame) -> pd.Series:
-    """Return the mean of `running_auc` over the classifiers that learned from shuffled labels."""
+    """Return the mean of `running_auc` over the classifiers that were trained on shuffled labels."""
     controls = [running_auc(updates, name) for name in updates.columns if name.startswith("control.")]
     return pd.concat(controls, axis=1).mean(axis=1) if controls else pd.Series(dtype=float)
 
 
 def half_window(rounds: int) -> int:
-    """Rounds to either side that `rolling_mean` takes, in a training of ``rounds`` rounds."""
+    """Return the half-width, in rounds, of the window of `rolling_mean`."""
     return max(2, rounds // 50)
 
 
 def rolling_mean(values: pd.Series, half: int) -> pd.Series:
-    """Return the mean of the values, by round, at most ``half`` rounds away; NaN where there are none.
+    """Return the mean of the values at most ``half`` rounds away, by round, or NaN without values.
 
     >>> rolling_mean(pd.Series({1: 0.0, 2: 1.0, 3: None, 9: None}), 1).tolist()
     [0.5, 0.5, 1.0, nan]
@@ -307,7 +298,7 @@ def rolling_mean(values: pd.Series, half: int) -> pd.Series:
 
 
 def tsne_maps(updates: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Return the updates that have t-SNE coordinates, as columns ``x`` and ``y``, by the rounds that the map is of."""
+    """Return the updates with t-SNE coordinates ``x`` and ``y``, by the title of the map."""
     maps = {}
     for name, title in (("early", "first fifth of the rounds"), ("all", "all rounds")):
         coordinates = {f"{name}_x": "x", f"{name}_y": "y"}

@@ -1,4 +1,4 @@
-"""The table ``[property_attack]`` of a configuration: the attack, the federation that it is made for, and its page."""
+"""The table ``[property_attack]`` of a configuration."""
 
 from typing import Annotated, Any, Literal
 
@@ -27,24 +27,26 @@ from shoal.simulation.simulation import Simulation
 
 @settings
 class PropertyAttackSection:
-    """Property inference by a client. The victim has examples with the property of ``data.task``, and the attacker
-    infers the rounds in which the victim trains on them; see [property inference](#property-inference).
+    """Property inference by a client. The victim holds examples with the property of ``data.task``, and the attacker
+    infers the rounds in which the victim trains on examples with the property; see
+    [property inference](#property-inference).
 
     Args:
-        mode: ``passive``: the attacker trains like any client; ``active``: it also trains for the property; ``scaled``:
-            it also multiplies its update by ``gamma``.
-        alpha: weight of the main loss in an active attacker's training; the property's loss has the rest.
-        gamma: factor on the attacker's update when ``scaled``.
-        period: rounds from one with the property to the next. In these the victim trains only on examples with the
-            property, in others only on examples without it.
-        attacker_share: the attacker's fraction of the property's training examples; the victim has the rest (authors'
-            code: 0.3).
-        victim_labels: labels of the victim's examples without the property: ``natural``, drawn before label skew
-            (authors' code), or ``skewed`` like those of other clients. With ``skewed``, its labels may change with the
-            property, and an attack may see labels instead of the property.
-        train_head: whether the attacker trains its outputs for the property; the code of Melis et al. keeps their
-            initial weights.
-        attack: the inference.
+        mode: the attacker's behaviour. A ``passive`` attacker trains like any client. An ``active`` attacker also
+            trains the model on the property. A ``scaled`` attacker is active and multiplies its update by ``gamma``.
+        alpha: the weight of the main loss in an active attacker's training; the weight of the property loss is
+            ``1 - alpha``.
+        gamma: the factor on a ``scaled`` attacker's update.
+        period: the number of rounds between two rounds with the property. In a round with the property, the victim
+            trains only on examples with the property, and in all other rounds only on examples without the property.
+        attacker_share: the attacker's fraction of the training examples with the property; the victim gets the
+            remainder (authors' code: 0.3).
+        victim_labels: the labels of the victim's examples without the property. ``natural`` labels are drawn before
+            label skew (authors' code), and ``skewed`` labels are drawn as for other clients. With ``skewed``, an attack
+            may detect a change of the victim's labels instead of the property.
+        train_head: whether the attacker trains the outputs for the property; the code of Melis et al. keeps the initial
+            weights.
+        attack: the settings of the inference.
     """
 
     mode: Literal["passive", "active", "scaled"] = "passive"
@@ -58,7 +60,7 @@ class PropertyAttackSection:
 
     @staticmethod
     def from_simulation(simulation: Simulation) -> "PropertyAttackSection | None":
-        """Return the table of a simulation in Python with a passive attack; an active one does not give its weights."""
+        """Return the section of a Python simulation with a passive attack, or ``None`` without such an attack."""
         attack, schedule = simulation.round_attack, simulation.federation.schedule
         if not isinstance(attack, PropertyAttack) or simulation.malicious_clients is not None:
             return None
@@ -66,19 +68,26 @@ class PropertyAttackSection:
         return PropertyAttackSection(attack=attack, period=period)
 
     def check(self, config: Config) -> None:
-        """Raise `InputError` where ``data`` has its own partition, or no attacked round has the property."""
+        """Check that the configuration leaves the partition to the attack, and that an attacked round has the property.
+
+        Raises:
+            InputError: the configuration does not fit the attack.
+        """
         data, groups = config.data, config.data.groups.values()
         require(
             [(group.rotation, group.brightness, group.label_shift) for group in groups] == [(None, None, None)],
-            "'property_attack' partitions examples by label and property, so 'data.groups' must be left out",
+            "'data.groups' cannot be combined with 'property_attack'; remove 'data.groups'",
         )
         assert data.partition is not None
-        require(not data.partition.reuse_images, "'property_attack' excludes 'data.reuse_images'; leave one out")
+        require(
+            not data.partition.reuse_images,
+            "'data.reuse_images' must be false with 'property_attack'",
+        )
         first = (self.attack.warm_up // self.period + 1) * self.period
         require(
             first <= config.algorithm.rounds,
-            f"'algorithm.rounds' must be at least {first}, or the victim never trains on the property in an attacked "
-            f"round and the AUC is undefined; got {config.algorithm.rounds}",
+            f"'algorithm.rounds' must be at least {first}, the first attacked round with the property "
+            f"(got {config.algorithm.rounds})",
         )
 
     def draw(self, config: Config, dataset: LabelledDataset, stream: Stream) -> PartitionIndices:
@@ -93,18 +102,18 @@ class PropertyAttackSection:
         preferences: Preferences,
         stream: Stream,
     ) -> Federation:
-        """Return the federation of a data set whose partition is drawn already."""
+        """Create the federation of a data set from a drawn partition."""
         return partitioned_federation(dataset, self._partition(config), indices, preferences, stream)
 
     def malicious_clients(self, model: Model, federation: Federation) -> MaliciousClients | None:
-        """Return the active attacker; None for a passive one."""
+        """Return the active attacker, or ``None`` for a passive attack."""
         if self.mode == "passive":
             return None
         gamma = self.gamma if self.mode == "scaled" else 1.0
         return active_property_attacker(model, federation, alpha=self.alpha, gamma=gamma, train_head=self.train_head)
 
     def page(self, task: str | None, summary: Summary, updates: pd.DataFrame, clusters: int) -> Any:  # noqa: ANN401
-        """The sections of a run's page; ``task`` is "main/property", or None where the data have only one of each."""
+        """Return the sections of a run's page, for a ``task`` such as "smiling/sunglasses"."""
         from shoal.property.property_page import property_sections  # noqa: PLC0415 - matplotlib takes a second
 
         return property_sections((_victim(self.period, task), _attacker(self)), summary, updates, clusters)

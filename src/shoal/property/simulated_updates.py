@@ -1,9 +1,9 @@
-"""Updates that a client simulates on its own examples, and the features of updates.
+"""Simulated updates of an attacker, and features of updates.
 
-Features are pooled absolute changes of the weights, without biases. A convolution's weight (O, I, H, W) gives the
-maximum over each kernel, O * I numbers, or nothing above 5,000 numbers. A matrix (O, I) gives all its entries up to
-5,000 numbers, and above that the maximum of each row. The published code stores matrices as (I, O), so its rows are a
-layer's inputs; here, as in PyTorch, they are its outputs.
+Features are absolute changes of weights; biases are not used. A convolution's weight (O, I, H, W) has one feature per
+kernel, the maximum. A convolution with more than 5,000 kernels has no features. A matrix (O, I) with at most 5,000
+entries has one feature per entry, and a larger matrix has the maximum of each row. The rows of a matrix belong to a
+layer's outputs; the published code uses the layer's inputs.
 
 Source: Kim et al., RAID 2023, Algorithm 3, lines 10 to 17; features: Melis et al. 2019, arXiv:1805.04049, and its
 published code (`collect_grads`).
@@ -26,7 +26,14 @@ MAX_PER_WEIGHT = 5_000
 
 @dataclass(frozen=True, eq=False)
 class Auxiliary:
-    """Examples x (M, ...) and y (M,) to simulate updates on: int64 rows with the property, and rows without it."""
+    """The attacker's examples for simulating updates.
+
+    Args:
+        x: the inputs, (M, ...).
+        y: the labels, (M,).
+        with_property: the indices of the examples with the property, int64.
+        without_property: the indices of the examples without the property, int64.
+    """
 
     x: Tensor
     y: Tensor
@@ -34,9 +41,9 @@ class Auxiliary:
     without_property: Tensor
 
     def matched(self) -> "Auxiliary":
-        """Keep as many rows of each label with the property as without it: the smaller of the two numbers.
+        """Subsample the examples to equal numbers with and without the property per label.
 
-        Otherwise a classifier of simulated updates may learn the labels instead of the property.
+        Equal numbers prevent a classifier from learning the labels instead of the property.
         """
         labels = self.y.cpu()
         with_property, without_property = [self.with_property[:0]], [self.without_property[:0]]
@@ -82,10 +89,11 @@ def local_updates(
     """Return the updates (n, P) of n simulated clients that start from ``model`` (P,).
 
     Args:
-        auxiliary: the examples to sample from, without replacement for each client.
-        property_fractions: n, the fraction of each client's examples that has the property; if it is above 0, at least
-            one example has.
-        size: examples per client; fewer where ``auxiliary`` has fewer.
+        model: the initial weights, (P,).
+        auxiliary: the examples, which each client samples without replacement.
+        property_fractions: the fraction of examples with the property, for each of the n clients. A positive fraction
+            gives the client at least one example with the property.
+        size: the number of examples per client, at most the number that ``auxiliary`` has.
     """
     generator = stream("examples").generator()
     rows = []
@@ -109,13 +117,16 @@ def local_updates(
 def aggregated_updates(
     with_property: Tensor, without_property: Tensor, size: int, count: int, stream: Stream
 ) -> Tensor:
-    """Simulated aggregated updates (2 * count, P): ``count`` with the property, then as many without it.
+    """Simulate aggregated updates (2 * count, P), the first half with the property and the second half without.
 
-    An aggregated update is the mean of ``size`` local updates; in the first half, one of these has the property.
+    An aggregated update is the mean of ``size`` local updates. An aggregated update with the property contains exactly
+    one local update with the property.
 
     Args:
-        with_property: (n, P), local updates on examples with the property.
-        without_property: (m, P), local updates on examples without it, m >= ``size``.
+        with_property: local updates on examples with the property, (n, P).
+        without_property: local updates on examples without the property, (m, P) with m >= ``size``.
+        size: the number of local updates per aggregated update.
+        count: the number of aggregated updates in each half.
     """
     generator = stream.generator()
     held = len(with_property)
@@ -129,9 +140,7 @@ def aggregated_updates(
 
 
 def extract_features(layout: Layout, updates: Tensor) -> Tensor:
-    """Return the features (u, F) float16 of updates (u, P), each of L2 norm 1, or all zeros.
-
-    Normalised updates show nothing about the length of an update.
+    """Return features (u, F) float16 of updates (u, P), scaled to an L2 norm of 1 unless all features are 0.
 
     Example:
         >>> import torch

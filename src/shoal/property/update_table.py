@@ -1,9 +1,9 @@
-"""The result of property inference: a row per aggregated update with its scores, and their metrics.
+"""The results of property inference: the table of scored aggregated updates, and its metrics.
 
-A random forest, trained on simulated updates, classifies aggregated updates by whether they contain a property.
+A random forest, trained on simulated updates, classifies whether an aggregated update contains the property.
 
 Source: Melis et al. 2019, arXiv:1805.04049, section VII, and its published code for the forest's settings; one forest
-for all models: Kim et al., RAID 2023, section 3.3.3; maps: its section 4.4 and Figure 2.
+for all models: Kim et al., RAID 2023, section 3.3.3; t-SNE maps: Kim et al., section 4.4 and Figure 2.
 """
 
 from collections.abc import Sequence
@@ -41,21 +41,21 @@ _PERPLEXITY = 30
 class RoundObservation:
     """The attacker's view of a round, with the ground truth.
 
-    It has S simulated and A observed aggregated updates, each of one cluster's model, with F features. C observed ones
-    contain the victim's update; their counterfactuals in a round of the other kind are added.
+    The round has S simulated and A observed aggregated updates with F features. The victim contributed to C observed
+    updates. A counterfactual update shows the effect of the victim training on its other examples.
 
     Args:
-        round: the round's number.
-        simulated_features: (S, F) float16.
-        simulated_has_property: (S,) bool, a mask of the simulated updates with the property.
-        simulated_clusters: (S,) int64.
-        features: (A, F) float16, of the round's aggregated updates.
-        clusters: (A,) int64.
-        has_property: (A,) bool, the truth: whether the victim trained that model on the property in this round.
-        clients: (A,) int64, the number of clients that trained that model.
-        swapped: (C,) int64, the positions of the updates that contain the victim's.
-        swapped_features: (C, F) float16, of these updates had the victim trained on examples of the other kind.
-        cosine: (A,) float64, of each update with the previous one of the same model; NaN without one.
+        simulated_features: the features of the simulated updates, (S, F) float16.
+        simulated_has_property: a mask of the simulated updates with the property, (S,) bool.
+        simulated_clusters: the model of each simulated update, (S,) int64.
+        features: the features of the observed updates, (A, F) float16.
+        clusters: the model of each observed update, (A,) int64.
+        has_property: the true label of each observed update, (A,) bool.
+        clients: the number of clients behind each observed update, (A,) int64.
+        swapped: the positions of the observed updates with the victim's contribution, (C,) int64.
+        swapped_features: the features of the counterfactual updates, (C, F) float16.
+        cosine: the cosine between each observed update and the same model's previous update, (A,) float64, or NaN
+            without a previous update.
     """
 
     round: int
@@ -79,13 +79,13 @@ def classify_updates(
     trees: int = 100,
     jobs: int = 1,
 ) -> pd.DataFrame:
-    """Score each aggregated update of a training by its probability of containing the property.
+    """Score each aggregated update by its estimated probability of containing the property.
 
     Returns:
-        One row per update, with ``round``, ``cluster``, ``clients``, ``present``, ``cosine``; ``score``, the forest's
-        probability of the property; ``swapped``, the score had the victim trained on its other examples, NaN for
-        updates without the victim; and ``control.0`` to ``control.4``, scores of forests trained on shuffled labels.
-        Scores need simulated updates.
+        One row per update with ``round``, ``cluster``, ``clients``, ``present``, ``cosine`` and the following scores.
+        ``score`` is the forest's probability of the property. ``swapped`` is the score of the counterfactual update, or
+        NaN if the victim did not contribute. ``control.0`` to ``control.4`` are the scores of forests trained on
+        shuffled labels. All scores are NaN without simulated updates.
 
     Example:
         >>> import torch, shoal
@@ -135,7 +135,9 @@ def classify_updates(
         trained = {-1: (slice(None), slice(None))}
 
     def scores(label: Bools, size: int, stream: Stream) -> NDArray[np.float32]:
-        """Return scores of observed, then of swapped updates; NaN where a forest has only one kind to train on."""
+        """Return the scores of the observed updates and of the counterfactual updates, or NaN without both training
+        classes.
+        """
         scored = np.full(len(observed), np.nan, dtype=np.float32)
         for k, (of_training, of_observed) in trained.items():
             if len(np.unique(label[of_training])) == 2:
@@ -178,10 +180,9 @@ def updates_table(
     maps: bool = True,
     jobs: int = 1,
 ) -> pd.DataFrame:
-    """Return the rows of `property.csv`: those of `classify_updates`, and where ``maps`` is set their t-SNE
-    coordinates.
+    """Return the rows of `property.csv`: the columns of `classify_updates`, and t-SNE coordinates if ``maps`` is set.
 
-    ``early_x`` and ``early_y`` are those of a map of the first fifth of the rounds alone.
+    ``early_x`` and ``early_y`` are coordinates in a map of the first fifth of the rounds.
     """
     updates = classify_updates(observations, stream, forests=forests, trees=trees, jobs=jobs)
     if maps:
@@ -195,20 +196,19 @@ def updates_table(
 
 
 def property_summary(updates: pd.DataFrame) -> Summary:
-    """Return the metrics of a property attack on aggregated ``updates``, the rows of `property.csv`.
+    """Compute the metrics of a property attack from the rows of `property.csv`.
 
-    ``property.auc`` is over all aggregated updates (the paper's). With many models it is high if an attack
-    distinguishes the victim's model from others in the same way in every round. ``property.auc_within`` only counts
-    pairs of updates of the same model. ``property.auc_rounds`` is over rounds: among a round's updates the highest
-    score, by its rank among its model's scores, against whether the victim trained on the property in that round. Both
-    can be compared between algorithms with one model and with many. ``property.auc_control`` is the mean over
-    classifiers that learned from shuffled labels.
+    ``property.auc`` is the AUC over all aggregated updates (the paper's metric). With several models, recognising the
+    victim's model raises ``property.auc``. ``property.auc_within`` compares only updates of the same model.
+    ``property.auc_rounds`` is the AUC over rounds. A round's score is the highest score of the round's updates,
+    measured by rank among the scores of the same model. ``property.auc_within`` and ``property.auc_rounds`` are
+    comparable across numbers of models. ``property.auc_control`` is the mean AUC of classifiers trained on shuffled
+    labels.
 
-    ``property.auc_counterfactual`` is over ``property.pairs`` pairs: a model's update to which the victim contributed,
-    and the same update if the victim had trained on its examples of the other kind. It is the fraction of pairs in
-    which the update with the property has the higher score; a tie counts half. The victim, the model and the round are
-    the same in both. ``property.auc_swapped`` is the AUC within models over all updates of these pairs. Here the other
-    clients' batches and the noise of other rounds, which an attacker does not know, add to the difficulty.
+    ``property.pairs`` is the number of counterfactual pairs. A pair is a model's update with the victim's contribution,
+    and the same update after the victim trained on its other examples. ``property.auc_counterfactual`` is the fraction
+    of pairs where the update with the property has the higher score; a tie counts half. ``property.auc_swapped`` is the
+    AUC over all updates of the counterfactual pairs, comparing only updates of the same model.
     """
     present = updates["present"].to_numpy(dtype=bool)
     overall: dict[str, float] = {
@@ -235,19 +235,19 @@ def property_summary(updates: pd.DataFrame) -> Summary:
 
 
 def update_records(updates: pd.DataFrame, score: str = "score") -> RecordTable:
-    """Return the scored updates as the records of an attack; "members" have the property."""
+    """Return the scored updates as attacked records, where "members" are the updates with the property."""
     scored = updates.dropna(subset=[score])
     scores, present = scored[score].to_numpy(), scored["present"].to_numpy(dtype=bool)
     return RecordTable.from_columns(scores, present, model=scored["cluster"].to_numpy(), attack="property", view=CLIENT)
 
 
 def auc(updates: pd.DataFrame, score: str = "score") -> float:
-    """Area under the ROC curve of the updates that have a score; NaN where it is undefined."""
+    """Return the area under the ROC curve of the scored updates, or NaN if undefined."""
     return measure(update_records(updates, score)).auc
 
 
 def control_auc(updates: pd.DataFrame) -> float:
-    """Return the mean AUC of the classifiers that learned from shuffled labels; NaN where it is undefined."""
+    """Return the mean AUC of the classifiers trained on shuffled labels, or NaN if undefined."""
     names = [name for name in updates.columns if name.startswith("control.")]
     return float(np.mean([auc(updates, name) for name in names])) if names else nan
 

@@ -366,7 +366,7 @@ def chosen(judgements: Sequence[Protection]) -> Protection:
 
 
 def sentences(best: Protection, demand: Demand) -> list[str]:
-    """List the change, the exposure and the accuracy after it, the accuracy without clients, and the caveats."""
+    """Describe the protection, the remaining exposure, the cost in accuracy, and the limits of the claim."""
     within, none = best.outcome == "within the limit", "no protection that was tried is shown to be within the limit"
     if best.rung == UNPROTECTED.name:
         what, before = f"{capitalize(none)} at this price.", ""

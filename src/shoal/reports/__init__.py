@@ -1,1 +1,4 @@
-"""Pages, tables and pictures from data frames. Reads and writes no file of a run; never imports `runs`."""
+"""Pages, tables and figures from data frames.
+
+This package reads and writes no file of a run, and never imports `runs`.
+"""

@@ -1,4 +1,4 @@
-"""The page of a privacy card: what attacks found, what is promised, what is not covered, and of what models."""
+"""The page of a privacy card: findings of attacks, guarantees, exclusions and the models that the card describes."""
 
 from collections.abc import Mapping
 from math import nan
@@ -15,7 +15,7 @@ _EXPOSURE = heads(["whose records, to whom", "outcome"], ["attack accuracy", "me
 
 
 def card_page(card: Mapping[str, Any]) -> str:
-    """The page of a card's document, `shoal.runs.audits.card.privacy_card`."""
+    """Render the page of a privacy card, given as the result of `shoal.runs.audits.card.privacy_card`."""
     sections = (_exposure(card["exposure"]), _questions(card), _run(card))
     lead = [("verdict", f"{_found(card['exposure'])} {_promised(card['promise'], card['exposure'])}")]
     return render("page.html.j2", f"Privacy card: {card['run']['title']}", lead, (), sections, style="run")
@@ -47,7 +47,7 @@ def _promised(promise: Mapping[str, Any] | None, exposure: Mapping[str, Any]) ->
 
 
 def epsilon_by_view(promise: Mapping[str, Any]) -> str:
-    """The epsilons of a promise in words."""
+    """Describe the epsilons of a guarantee in words."""
     return ", ".join(f"{epsilon:.2f} towards {view}" for view, epsilon in promise["epsilon"].items())
 
 

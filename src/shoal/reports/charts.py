@@ -1,4 +1,4 @@
-"""The charts that pages share: curves over rounds, dots with intervals; and values with their names in titles."""
+"""Charts that several pages use: curves over rounds, and phrases for values with their names."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ MOST_NAMED = 3
 
 
 def evenly(count: int, most: int = NAMED) -> Ints:
-    """At most so many indices of ``count`` values, evenly chosen and with the last.
+    """Return at most ``most`` evenly spaced indices of ``count`` values, including the last index.
 
     >>> evenly(3).tolist(), evenly(9, most=3).tolist()
     ([0, 1, 2], [0, 4, 8])
@@ -46,7 +46,12 @@ def evenly(count: int, most: int = NAMED) -> Ints:
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """Values by round, NaN where there is none, with the ends of their intervals where these are known."""
+    """A curve over rounds, with optional intervals.
+
+    Args:
+        values: the values by round, or NaN for a missing value.
+        low, high: the ends of the values' intervals, by round, or ``None`` if intervals are unknown.
+    """
 
     label: str
     values: pd.Series
@@ -56,20 +61,19 @@ class Curve:
 
     @property
     def end(self) -> str:
-        """The last value, in words."""
+        """The last value as text."""
         values = self.values.dropna()
         return f"{self.label} {decimal(values.iloc[-1]) if len(values) else 'unknown'}"
 
     @property
     def key(self) -> Line2D:
-        """Its entry in a legend."""
+        """The curve's legend entry."""
         return key(self.label, **self.style.line)
 
     def draw(self, axes: Axes, until: float | None = None) -> None:
         """Draw the curve and the band of its intervals.
 
-        A value without neighbours has a dot, since no line would show it. With ``until``, values are steps: each holds
-        until the next one, and the last until this round.
+        Isolated values are drawn as dots. With ``until``, the curve is a step function that ends in round ``until``.
         """
         band = [self.values if end is None else end for end in (self.low, self.high)]
         values, low, high = (_held(series, until) for series in (self.values, *band))
@@ -94,12 +98,10 @@ def _held(values: pd.Series, until: float | None) -> pd.Series:
 
 
 def curves_by_cluster(rounds: pd.DataFrame, column: str, *ends: str) -> list[Curve]:
-    """A column of a table with one row per round and cluster, as one curve per cluster.
+    """Create one curve per cluster from a table with one row per round and cluster.
 
     Args:
-        rounds: the table.
-        column: the column of the values.
-        ends: the columns of the intervals' ends; none: the values have no intervals.
+        ends: the columns of the intervals' ends; omitted for values without intervals.
     """
     columns = [rounds.pivot_table(index="round", columns="cluster", values=name, dropna=False)
                for name in (column, *ends)]  # fmt: skip
@@ -110,22 +112,19 @@ def curves_by_cluster(rounds: pd.DataFrame, column: str, *ends: str) -> list[Cur
 
 
 def ends(curves: Iterable[Curve]) -> str:
-    """The last value of each, in words."""
+    """List the last values of the curves as text."""
     return ", ".join(curve.end for curve in curves)
 
 
 @dataclass(frozen=True, eq=False)
 class RoundPanel:
-    """Curves over rounds in one panel.
+    """A panel with curves over rounds.
 
     Args:
-        curves: the curves to draw.
-        label: the label of the vertical axis.
-        title: the title above the panel.
-        steps: whether each value holds until the next one.
-        least: the range of values that the panel shows at least.
-        level, line: a line across, and its style.
-        measured: a value per curve, drawn as a diamond at the end; NaN: none.
+        least: a range of values that the vertical axis must include.
+        level: the height of a horizontal line, or ``None`` for no line.
+        line: the style of the horizontal line.
+        measured: a final value per curve, drawn as a diamond on the right. NaN means no diamond.
     """
 
     curves: Sequence[Curve]
@@ -138,7 +137,7 @@ class RoundPanel:
     measured: Sequence[float] = ()
 
     def draw(self, axes: Axes, rounds: pd.Series) -> None:
-        """Draw on ``axes``, which show the ``rounds`` there are."""
+        """Draw the panel on ``axes``."""
         end = fit_rounds(axes, rounds)
         for curve in self.curves:
             curve.draw(axes, end if self.steps else None)
@@ -165,9 +164,10 @@ def rounds_chart(
     keys: Sequence[Line2D] = (),
     marks: Mapping[int, str] | None = None,
 ) -> Figure:
-    """A figure of panels above each other, which share the axis of ``rounds``; ``keys`` join the legend.
+    """Create a figure of stacked panels with a common axis of rounds.
 
-    ``marks`` say what happens before a round, by its number; each is a dashed line.
+    Args:
+        marks: labels of dashed vertical lines, by the round that follows the line.
     """
     events = "; ".join(f"{text} before round {place}" for place, text in (marks or {}).items())
     caption += f" Dashed: {events}." if events else ""
@@ -191,13 +191,13 @@ def rounds_chart(
 
 
 def over_rounds(axes: Axes) -> None:
-    """Let the axis across count rounds."""
+    """Label a horizontal axis with integer rounds."""
     axes.set_xlabel("round")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def round_axes(figure: MplFigure, label: str) -> Axes:
-    """Axes over rounds."""
+    """Add axes over rounds to a figure."""
     axes = figure.subplots()
     over_rounds(axes)
     axes.set_ylabel(label)
@@ -205,7 +205,7 @@ def round_axes(figure: MplFigure, label: str) -> Axes:
 
 
 def round_panels(figure: MplFigure, titles: Sequence[str], label: str) -> list[Axes]:
-    """One panel over rounds for each title, on the same scales; the figure gets the height that they need."""
+    """Add one panel over rounds per title, with common scales; the figure's height grows with the number of panels."""
     columns = 1 if len(titles) <= 4 else 2
     lines = -(-len(titles) // columns)
     figure.set_figheight(max(2.6, 1.2 + 1.2 * lines))
@@ -225,7 +225,7 @@ def round_panels(figure: MplFigure, titles: Sequence[str], label: str) -> list[A
 
 
 def fit_rounds(axes: Axes, rounds: pd.Series) -> float:
-    """Limit the axis to the ``rounds`` there are; returns its right end."""
+    """Limit the horizontal axis to ``rounds``, and return the right end of the axis."""
     first, last = float(rounds.min()), float(rounds.max())
     end = last + max(0.5, 0.02 * (last - first + 1))
     axes.set_xlim(first - 0.5, end)
@@ -233,7 +233,7 @@ def fit_rounds(axes: Axes, rounds: pd.Series) -> float:
 
 
 def by_name(values: Mapping[str, float], form: Callable[[float], str] = decimal) -> str:
-    """Values with their names; of more than `MOST_NAMED` their span.
+    """List values with their names, or only their range if there are more than `MOST_NAMED` values.
 
     >>> by_name({"a": 0.5, "b": 0.7}), by_name(dict(zip("abcd", (0.5, 0.7, 0.6, 0.6))))
     ('0.500 (a), 0.700 (b)', '0.500 to 0.700')
@@ -244,5 +244,5 @@ def by_name(values: Mapping[str, float], form: Callable[[float], str] = decimal)
 
 
 def span(values: Sequence[float], form: Callable[[float], str] = decimal) -> str:
-    """The least and the largest; one where they read the same."""
+    """Return the range of the values as text, or one value if both ends have the same text."""
     return " to ".join(dict.fromkeys(form(end) for end in (min(values), max(values))))

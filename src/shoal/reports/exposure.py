@@ -1,4 +1,4 @@
-"""The words of pages on exposure: the first screen, a sentence per finding, and the limit on any attack."""
+"""Sentences of pages about exposure: headlines, missing views and the limit of differential privacy."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import isnan, nan
@@ -30,7 +30,7 @@ NO_LIMIT = 0.995
 
 
 class Headline(NamedTuple):
-    """A question, its answer, and a command that does something about it."""
+    """A question, an answer, and a command to act on the answer."""
 
     question: str
     text: str
@@ -40,12 +40,12 @@ class Headline(NamedTuple):
 def exposure_headlines(
     found: Sequence[Finding], directory: Path | None = None, *, audited: bool = True
 ) -> list[Headline]:
-    """The first screen of a page: who is exposed to whom, and what to do.
+    """Create the headlines that state which groups are exposed to which views, and suggest the next command.
 
     Args:
         found: one finding per view and group.
-        directory: the directory of a run whose configuration can be rerun; None: the page has no such run.
-        audited: whether an audit measured the findings; otherwise the run's own attack did.
+        directory: the directory of a run with a configuration that can be rerun, or ``None``.
+        audited: whether the findings come from an audit rather than from the run's configured attack.
     """
     worst = most_exposed(found)
     said = [Headline("Who is exposed, to whom?", exposure_summary(found) if worst else "Nothing was measured.")]
@@ -62,7 +62,12 @@ def exposure_headlines(
 
 
 def not_measured(found: Iterable[Finding], omitted: Mapping[str, str] = {}) -> dict[str, str]:
-    """The views without a finding, and why or how they are measured; ``omitted`` is that of `Audit`."""
+    """Return the views without a finding, with the reason or the way to measure the view.
+
+    Args:
+        found: one finding per view and group.
+        omitted: `Audit.omitted`.
+    """
     reasons: dict[str, str] = {view: omitted.get(CHOSEN_OF_VIEW.get(view, ""), "") for view in VIEWS}
     asked = {one.view for one in found}
     return {
@@ -73,12 +78,11 @@ def not_measured(found: Iterable[Finding], omitted: Mapping[str, str] = {}) -> d
 
 
 def limit_sentence(view: str, stated: Mapping[str, Any], found: Iterable[float] = ()) -> str:
-    """The largest attack accuracy found in a view, and the one that no attack exceeds, without a full stop.
+    """Compare the largest attack accuracy of a view with the limit of differential privacy, without a full stop.
 
     Args:
-        view: the attacker's view.
-        stated: "bound.<view>.accuracy", without which the sentence is empty, and "bound.<view>.auc".
-        found: each group's accuracy of the attack that decides; NaN or none: nothing was measured.
+        stated: the keys "bound.<view>.accuracy" and "bound.<view>.auc"; the sentence is empty without the accuracy.
+        found: the deciding attack's accuracy on each group, or NaN if not measured.
 
     >>> print(*limit_sentence("client", {"bound.client.accuracy": 0.73, "bound.client.auc": 0.81}, [0.6]).split("; "))
     The strongest attack by another client has accuracy 0.600 no attack on one record can exceed 0.730 (AUC 0.810)
@@ -96,6 +100,6 @@ def limit_sentence(view: str, stated: Mapping[str, Any], found: Iterable[float] 
 
 
 def exposure_tile(worst: Finding) -> tuple[str, str, str]:
-    """The attack accuracy on the most exposed group as a key metric: name, value and a remark."""
+    """Return the name, value and remark of a key metric: the attack accuracy on the most exposed group."""
     interval = f"95 % interval {worst.accuracy.interval}; " if worst.accuracy.interval else ""
     return ("Attack accuracy", worst.accuracy.text, f"{worst.verdict}; {interval}chance: 0.500")

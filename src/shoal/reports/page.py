@@ -1,4 +1,4 @@
-"""Pages that hold everything they show, in one style: a lead, key metrics, and sections, by one template."""
+"""Self-contained HTML pages with introductory paragraphs, key metrics and sections."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,13 @@ from shoal.reports.table import Cell, Column, ReportTable, heads, row, without_d
 
 @dataclass(frozen=True)
 class Picture:
-    """An image as a data URI, what it is in words, and texts beside it: strong, plain and small."""
+    """An image with texts beside it.
+
+    Args:
+        source: the image as a data URI.
+        alt: a description of the image.
+        strong, text, small: bold, plain and small texts beside the image.
+    """
 
     source: str
     alt: str = ""
@@ -25,19 +31,14 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """A section of a page, in the order in which its parts stand.
+    """A section of a page.
 
     Args:
-        id: the section's id on the page.
-        title: its heading.
         paragraphs: paragraphs of plain text or `markupsafe.Markup`.
-        folded: a remark beside the title of a folded section, which a click unfolds; empty: the section is not folded.
-        pictures: a gallery, with a heading for each.
+        folded: a remark beside the title of a folded section; an empty string means that the section is not folded.
+        pictures: a gallery, as triples of heading, text and images.
         table: a table with its note.
-        figures: drawn ones.
-        items: the items of a list.
-        code: text in a fixed font.
-        note: a note in small print, at the end.
+        code: text in a fixed-width font.
     """
 
     id: str
@@ -57,7 +58,9 @@ MOST_FINDINGS = 30
 
 
 def findings_section(found: Sequence[Finding], figure: Figure | None = None) -> Section | None:
-    """The attack that decides per view and group, the most exposed first, with a figure; None without findings."""
+    """Create the section of the findings per view and group, the most exposed first, or return ``None`` without
+    findings.
+    """
     rows = [
         row(
             Cell(f"{'all records' if one.group == 'all' else one.group} to {BY.get(one.view, one.view)}", one.verdict),
@@ -90,7 +93,7 @@ _ENVIRONMENT = Environment(
 
 
 def section_of(id: str, table: ReportTable | None, **parts: Any) -> Section | None:  # noqa: A002, ANN401
-    """The section of a table, under its title, without empty rows and columns; None without a table."""
+    """Create the section of a table without the table's empty rows and columns, or return ``None`` without a table."""
     return None if table is None else Section(id, table.title, table=without_dashes(table), **parts)
 
 
@@ -102,15 +105,14 @@ def render(
     sections: Sequence[Section | None],
     **values: object,
 ) -> str:
-    """A page; text in it is escaped.
+    """Render a page as HTML; plain text is escaped.
 
     Args:
-        template: a file that extends `page.html.j2`.
-        title: the page's title.
-        lead: paragraphs before everything else, each with its class of style.css.
-        key_metrics: name, value and remark of each.
-        sections: the sections, in order; None is left out.
-        values: what the template needs beside these; ``answers``, on the first screen.
+        template: a template file that extends `page.html.j2`.
+        lead: introductory paragraphs, as pairs of a class of style.css and a text.
+        key_metrics: triples of name, value and remark.
+        sections: the sections, in order, where ``None`` is skipped.
+        values: further variables of the template, such as ``answers`` for the first screen.
     """
     shown = [section for section in sections if section is not None]
     page = {"title": title, "lead": lead, "key_metrics": key_metrics, "sections": shown}

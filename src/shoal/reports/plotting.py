@@ -1,7 +1,4 @@
-"""Figures as SVG and PDF, images as PNG, for a page or as files. The same input gives the same bytes.
-
-Names of points appear under the pointer.
-"""
+"""Figures as SVG and PDF, and images as PNG, reproducible byte for byte."""
 
 import io
 import warnings
@@ -60,7 +57,7 @@ OVER, UNSURE, WITHIN = _VERMILLION, _ORANGE, _BLUE
 
 @dataclass(frozen=True)
 class LineStyle:
-    """How a cluster or a group is drawn, the same in every figure. No two differ by colour alone."""
+    """The line style of a cluster or a group, with colour, dashes and marker."""
 
     color: str
     dashes: Dashes
@@ -68,27 +65,27 @@ class LineStyle:
 
     @property
     def line(self) -> dict[str, Any]:
-        """Colour and dashes, for matplotlib."""
+        """The colour and dashes as matplotlib settings of a line."""
         return {"color": self.color, "linestyle": self.dashes}
 
     @property
     def mark(self) -> dict[str, Any]:
-        """Colour and marker without a line, for matplotlib."""
+        """The colour and marker as matplotlib settings of points."""
         return {"color": self.color, "marker": self.marker, "linestyle": ""}
 
 
 def cluster_style(k: int, colors: Sequence[str] = _CLUSTERS) -> LineStyle:
-    """The style of cluster ``k``."""
+    """Return the style of cluster ``k``."""
     return LineStyle(colors[k % len(colors)], _DASHES[k % len(_DASHES)], _MARKERS[k % len(_MARKERS)])
 
 
 def group_style(g: int) -> LineStyle:
-    """The style of group number ``g``."""
+    """Return the style of group ``g``."""
     return cluster_style(g, _GROUPS)
 
 
 def short(name: str, most: int = 22) -> str:
-    """``name`` in at most so many letters, for a legend.
+    """Shorten ``name`` to at most ``most`` characters.
 
     >>> short("hospitals in the north", 10)
     'hospitals…'
@@ -97,24 +94,24 @@ def short(name: str, most: int = 22) -> str:
 
 
 def log_shares(axis: Axis) -> None:
-    """Let a logarithmic axis show shares at powers of ten."""
+    """Label a logarithmic axis with fractions at powers of ten."""
     axis.set_major_locator(LogLocator(10))
     axis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:g}"))
     axis.set_minor_formatter(NullFormatter())
 
 
 def key(label: str, **style: Any) -> Line2D:  # noqa: ANN401 - settings of matplotlib
-    """An entry of a legend: a line, a mark, or both."""
+    """Create a legend entry."""
     return Line2D([], [], label=label, **style)
 
 
 def chance_key(label: str = "chance: 0.500") -> Line2D:
-    """The entry of `CHANCE_LINE` in a legend."""
+    """Create the legend entry of `CHANCE_LINE`."""
     return key(label, **CHANCE_LINE)
 
 
 def draw_diamond(axes: Axes, x: float, y: float, name: str, color: str) -> None:
-    """A diamond at the right edge, with its name under the pointer."""
+    """Draw a diamond at the right edge of ``axes``, with its name as a tooltip."""
     (diamond,) = axes.plot(
         [x], [y], marker="D", markersize=7, color=color, markeredgecolor="black", clip_on=False, zorder=7
     )
@@ -122,7 +119,7 @@ def draw_diamond(axes: Axes, x: float, y: float, name: str, color: str) -> None:
 
 
 def legend(figure: MplFigure, handles: Sequence, columns: int = 3) -> None:
-    """A legend below the figure, where it covers nothing; the figure grows by 0.22 inches for each further line."""
+    """Draw a legend below the figure, and increase the figure's height for the legend's lines."""
     lines = -(-len(handles) // columns)
     figure.set_figheight(figure.get_figheight() + 0.22 * (lines - 1))
     figure.legend(handles=list(handles), loc="outside lower center", ncols=min(columns, len(handles)))
@@ -130,14 +127,12 @@ def legend(figure: MplFigure, handles: Sequence, columns: int = 3) -> None:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure.
+    """A figure of a page.
 
     Args:
-        name: unique on its page.
-        title, caption: above and below it.
-        image: an ``<svg>`` element that holds it.
-        svg, pdf: it as files, its text as text and its fonts inside.
-        files: links to these, as HTML.
+        image: the figure as an ``<svg>`` element.
+        svg, pdf: the contents of the figure's SVG and PDF files.
+        files: links to these files, as HTML.
     """
 
     name: str
@@ -150,7 +145,11 @@ class Figure:
 
 
 def draw_figure(name: str, title: str, caption: str, alt: str, draw: Draw, *, height: float = HEIGHT) -> Figure:
-    """A figure of a page: ``alt`` is its content in words, for those who do not see it, ``height`` is in inches."""
+    """Create a figure of a page.
+
+    Args:
+        alt: the figure's content in words, for screen readers.
+    """
     (svg,) = _render(draw, (WIDTH, height), "svg")
     return Figure(name, title, caption, _inline(svg, name, alt))
 
@@ -158,7 +157,7 @@ def draw_figure(name: str, title: str, caption: str, alt: str, draw: Draw, *, he
 def figure_files(
     alt: str, draw: Draw, size: tuple[float, float], *, name: str = "figure", title: str = "", caption: str = ""
 ) -> Figure:
-    """A figure of ``size`` (width, height; inches) as files and for a page, there no wider than in print."""
+    """Create a figure of ``size`` (width, height) in inches, both for a page and as files."""
     svg, pdf = _render(draw, size, "svg", "pdf")
     image = _inline(svg, f"figure-{name}-drawn", alt, f"max-width: {size[0]:g}in")
     return Figure(name, title, caption, image, _with_names(svg), pdf)
@@ -180,7 +179,7 @@ def _render(draw: Draw, size: tuple[float, float], *formats: Literal["svg", "pdf
 
 
 def png(image: NDArray[np.uint8]) -> str:
-    """An image (channels, height, width), in grey or RGB, as a data URI."""
+    """Encode a grey or RGB image (channels, height, width) as a data URI."""
     rgb = np.repeat(image[:1], 3, axis=0) if len(image) < 3 else image[:3]
     buffer = io.BytesIO()
     imsave(buffer, np.ascontiguousarray(rgb.transpose(1, 2, 0)), format="png", metadata={"Software": "Shoal"})
@@ -188,7 +187,9 @@ def png(image: NDArray[np.uint8]) -> str:
 
 
 def use_figure_style() -> AbstractContextManager[None]:
-    """Inside it, figures of `matplotlib.pyplot` have the style of Shoal's; afterwards the settings are the user's."""
+    """Return a context manager that applies Shoal's style to `matplotlib.pyplot`, and restores the user's settings at
+    its end.
+    """
     return mpl.rc_context(_STYLE)
 
 
@@ -201,13 +202,13 @@ _LINK = "{http://www.w3.org/1999/xlink}href"
 
 
 def name_points(artist: Artist, texts: Sequence[str]) -> None:
-    """Let each of the points that ``artist`` draws be named under the pointer, or all of it by a single text."""
+    """Add tooltips to an artist, one per point or a single text for the whole artist."""
     if 0 < len(texts) <= MOST:
         artist.set_gid(_GID + _NEXT.join(" ".join(text.split()) for text in texts))
 
 
 def add_named_points(axes: Axes, x: Sequence[float], y: Sequence[float], texts: Sequence[str]) -> None:
-    """Points that only show under the pointer, with a name each, on curves that have none of their own."""
+    """Add invisible points with tooltips to ``axes``."""
     if len(texts):
         (points,) = axes.plot(x, y, linestyle="", marker="o", markersize=9, color="#777777", alpha=0.0, zorder=6)
         points.set_in_layout(False)

@@ -1,4 +1,4 @@
-"""The page of a search for a protection: the answer, the front of accuracy and exposure, and every rung."""
+"""The page of a search for a protection, with the trade-off between accuracy and exposure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,16 +21,14 @@ _LIMIT: Any = {"color": OVER, "linestyle": "--", "linewidth": 1.2}
 
 
 def protection_page(front: pd.DataFrame, found: Mapping[str, Any], sentences: Sequence[str], path: str) -> str:
-    """The page on a protection.
+    """Render the page of a search for a protection.
 
     Args:
-        front: one row per setting with ``accuracy``, its ``change``, ``exposure`` of the most exposed group, its name
-            ``group``, ``epsilon`` and ``bound`` on any attack. The first row is the unchanged federation, on the
-            judging seeds where it was compared; the others are means over the choosing seeds. The exposure of settings
-            that were not attacked is NaN.
+        front: one row per setting, with ``accuracy``, ``change`` (the change of accuracy), ``exposure`` of the most
+            exposed group, the name ``group`` of the most exposed group, ``epsilon`` and ``bound``, the limit on any
+            attack. The first row is the unprotected federation. ``exposure`` is NaN for settings that were not
+            attacked.
         found: the entries of protection.json.
-        sentences: the answer, from what to change and who is exposed to what it does not cover.
-        path: the path of the configuration with the protection.
     """
     first, chosen, limit = str(front.index[0]), str(found["rung"]), float(found["limit"])
     price, whole = float(front["accuracy"].to_dict()[first]) - float(found["max_cost"]), front

@@ -1,4 +1,4 @@
-"""The table of all pages and files: built once, written as HTML by `page`, as Markdown, or as a frame."""
+"""Tables of pages and files, written as HTML, Markdown or CSV."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -13,14 +13,13 @@ _MARKDOWN = str.maketrans({mark: f"\\{mark}" for mark in "\\`*_[]<>|#~$&"})
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell.
+    """A cell of a table.
 
     Args:
-        text: the cell's text.
-        small: text below it, such as an interval or a meaning.
-        sort: the number to sort its column by, as scripts write numbers; empty: undefined.
-        strong, faded: whether it is bold, or soft since it repeats the cell above.
-        link: the address of the page or file that it names.
+        small: small text below ``text``, such as an interval.
+        sort: the number to sort the column by, as text; an empty string means undefined.
+        faded: whether the text is pale, because it repeats the cell above.
+        link: the address of a page or a file.
     """
 
     text: str
@@ -33,7 +32,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """The head of a column, with smaller text below it, and whether it holds numbers."""
+    """The head of a column.
+
+    Args:
+        small: small text below the name.
+        number: whether the column holds numbers.
+    """
 
     head: str
     small: str = ""
@@ -42,7 +46,12 @@ class Column:
 
 @dataclass(frozen=True)
 class TableRow:
-    """Cells, of which the last may be missing; ``style`` is a class of style.css: strong, over, or of (a heading)."""
+    """A row of a table.
+
+    Args:
+        cells: the row's cells; trailing cells may be missing.
+        style: a class of style.css: "strong", "over", or "of" for a heading.
+    """
 
     cells: tuple[Cell, ...]
     style: str = ""
@@ -50,15 +59,12 @@ class TableRow:
 
 @dataclass(frozen=True, eq=False)
 class ReportTable:
-    """Rows under column heads.
+    """A table of a page, also written as files.
 
     Args:
-        columns, rows: the columns and rows, in the order shown.
-        title, caption, note: the texts above the table, and the note below it.
-        name: the name of the table's files.
-        over: a heading above the heads of numbers, such as the name of their axis; empty: none.
-        stubs: number of first columns that head their row.
-        sorted_by: the index of the column that the rows are sorted by; others by a click. None: they stay as they are.
+        over: a heading above the columns of numbers, or an empty string.
+        stubs: the number of leading columns that label the row.
+        sorted_by: the index of the column that the rows are sorted by, or ``None`` if the table cannot be sorted.
         values: the numbers behind the cells, for a CSV file.
     """
 
@@ -74,13 +80,13 @@ class ReportTable:
     values: pd.DataFrame | None = None
 
     def frame(self, written: Callable[[Cell], str] = lambda cell: cell.text) -> pd.DataFrame:
-        """The texts of the cells under their heads."""
+        """Return the texts of the cells as a data frame."""
         heads = [column.head for column in self.columns]
         return pd.DataFrame([[written(cell) for cell in row.cells] for row in self.rows], columns=heads, dtype=object)
 
 
 def without_dashes(table: ReportTable) -> ReportTable:
-    """A table without the rows and columns in which nothing was measured; it is no longer sorted."""
+    """Return the table without rows and columns that have no measurement; the result cannot be sorted."""
     full = [row for row in table.rows if row.style != "of"]
     kept = [
         c < table.stubs or any(c < len(row.cells) and row.cells[c].text not in (DASH, "") for row in full)
@@ -96,27 +102,32 @@ def without_dashes(table: ReportTable) -> ReportTable:
 
 
 def row(*cells: str | Cell, style: str = "") -> TableRow:
-    """A row of cells, some of which are only text."""
+    """Create a row from cells or texts."""
     return TableRow(tuple(Cell(cell) if isinstance(cell, str) else cell for cell in cells), style)
 
 
 def heads(words: Iterable[str], numbers: Iterable[str] = ()) -> tuple[Column, ...]:
-    """Columns of words, then columns of numbers."""
+    """Create the heads of text columns, followed by the heads of number columns."""
     return (*(Column(word, number=False) for word in words), *map(Column, numbers))
 
 
 def metric_table(title: str, columns: Iterable[str], rows: Iterable[TableRow], note: str = "") -> ReportTable:
-    """A table with a metric in each row; the first cell is its name, with its meaning below."""
+    """Create a table with one metric per row; the first cell holds the metric's name and meaning."""
     return ReportTable(heads(["metric"], columns), tuple(rows), title, note=note)
 
 
 def metric_row(metric: Metric, *texts: str, remark: str = "", family: str = "") -> TableRow:
-    """A metric's row: its name, without that of its ``family``, and its meaning with a ``remark``; then ``texts``."""
+    """Create the row of a metric.
+
+    Args:
+        metric: the metric, whose name and meaning fill the first cell.
+        family: a prefix to remove from the metric's name.
+    """
     return row(Cell(capitalize(metric.name.removeprefix(family)), metric.meaning + remark), *texts)
 
 
 def markdown(table: ReportTable) -> str:
-    """A pipe table with its title and notes; strong cells are bold."""
+    """Write a table as Markdown, with its title and notes."""
     grid = table.frame(lambda cell: f"**{_plain(cell.text)}**" if cell.strong else _plain(cell.text))
     grid.columns = [_plain(head) for head in grid.columns]
     align = ["right" if column.number else "left" for column in table.columns]
@@ -128,7 +139,7 @@ def markdown(table: ReportTable) -> str:
 
 
 def table_csv(table: ReportTable) -> str:
-    """The values, a row per cell; what is undefined is empty."""
+    """Write the numbers behind a table as CSV, with one row per cell; undefined values are empty."""
     return csv_text(pd.DataFrame(table.values))
 
 

@@ -1,1 +1,1 @@
-"""One federation in memory, trained and measured. Sees no file and no configuration."""
+"""Simulation of one federation in memory, including its measurements, without files or configuration."""

@@ -1,4 +1,4 @@
-"""Baselines of clustering: the same rounds with one model for all, with local training, and with a model per group."""
+"""Baselines of clustering, which are one model for all clients, local training, and one model per group."""
 
 import logging
 import math
@@ -24,11 +24,14 @@ from shoal.simulation.simulation import DEFAULT_RED_TEAM, LOSS_RED_TEAM, Simulat
 LOG = logging.getLogger("shoal")
 
 CONFIDENCE = 0.95
-"""Of the intervals of differences."""
+"""The confidence level of the intervals of differences."""
 
 
 def baselines_of(simulation: Simulation, models: int) -> dict[str, Algorithm]:
-    """Return the alternatives to a simulation's clusters, by name; none for one model, or rounds without repetition."""
+    """Return the baselines of a simulation's clusters, by name.
+
+    The result is empty if there is only one model or if the run cannot be repeated.
+    """
     if models == 1 or not simulation.replayable or simulation.start is not None:
         return {}
     grouped = any(isinstance(base, ByGroup) for base in with_bases(simulation.algorithm))
@@ -40,13 +43,14 @@ def baselines_of(simulation: Simulation, models: int) -> dict[str, Algorithm]:
 
 @dataclass(frozen=True)
 class GroupValues:
-    """The accuracy of the clients of one group on test examples.
+    """The accuracy of one group's clients on test examples.
 
     Args:
-        share: the group's fraction of the federation's clients.
-        values: (M,) float64, the metric of each test example on its client's model; if the client is unknown, the mean
-            over the models of the group's clients.
-        owners: (M,) int64, each test example's client; if unknown, every example counts as a client.
+        share: the fraction of the federation's clients that belong to the group.
+        values: the metric of each test example, (M,) float64, on its client's model. If the client is unknown, the
+            value is the mean over the models of the group's clients.
+        owners: the client of each test example, (M,) int64; if clients are unknown, every example has a different
+            owner.
     """
 
     share: float
@@ -55,7 +59,7 @@ class GroupValues:
 
 
 def group_values(deployed: DeployedModels, federation: Federation, engine: Engine) -> dict[str, GroupValues]:
-    """Measure each group with clients on the models in use; a client counts with its own test examples if known."""
+    """Measure the deployed models for each group with clients, on the clients' test examples if known."""
     by_group: dict[str, GroupValues] = {}
     test, nobody = federation.test, torch.full((len(federation.test),), -1)
     client = nobody if test.client is None else test.client
@@ -78,10 +82,10 @@ def group_values(deployed: DeployedModels, federation: Federation, engine: Engin
 
 
 def difference(ours: dict[str, GroupValues], theirs: dict[str, GroupValues]) -> tuple[float, float, float]:
-    """Return the mean difference of accuracy over clients, and the ends of its 95 % interval of paired differences.
+    """Return the mean difference of accuracy over clients, and the bounds of its 95 % interval.
 
-    The units are clients if the examples' clients are known (variance of a ratio estimator between clusters, Cochran
-    1977, section 9.1, and Student's t), otherwise examples.
+    The paired units are clients if the examples' clients are known, otherwise examples. The interval uses Student's t
+    and the variance of a ratio estimator (Cochran 1977, section 9.1).
 
     >>> one = {"all": GroupValues(1.0, np.array([1.0, 1.0, 0.0, 1.0]), np.array([0, 0, 1, 1]))}
     >>> none = {"all": GroupValues(1.0, np.zeros(4), np.array([0, 0, 1, 1]))}
@@ -106,21 +110,20 @@ def difference(ours: dict[str, GroupValues], theirs: dict[str, GroupValues]) -> 
 def compare_with_baselines(
     simulation: Simulation, engine: Engine, deployed: DeployedModels, baselines: Mapping[str, Algorithm]
 ) -> Summary:
-    """Train the baselines of a simulation, and compare its final models with theirs.
+    """Train the baselines of a simulation, and compare their accuracy with that of its final models.
 
-    Each trains the same rounds with the same seed, local training and defences. An impossible one, such as local
-    training under a defence of sums, is skipped and named in the log. No baseline is released, so the run's epsilon
-    does not cover them.
+    Each baseline uses the simulation's rounds, seed, local training and defences. A baseline that cannot run under the
+    defences is skipped and logged. Baselines are not released, so the run's epsilon does not cover them.
 
     Args:
         simulation: the simulation, moved to the engine.
         engine: the simulation's engine.
         deployed: the simulation's final models.
-        baselines: see `baselines_of`.
+        baselines: the baselines by name, from `baselines_of`.
 
     Returns:
-        ``baseline.NAME.accuracy``, ``.difference``, ``.low`` and ``.high`` over all clients and by group;
-        ``baseline.clusters.accuracy`` of the run itself.
+        ``baseline.NAME.accuracy``, ``.difference``, ``.low`` and ``.high`` over all clients and by group, and the
+        simulation's accuracy ``baseline.clusters.accuracy``.
     """
     presence, federation = simulation.presence, simulation.federation
     present = federation if presence is None else federation.take(presence.present(simulation.last_round))
@@ -144,7 +147,7 @@ def compare_with_baselines(
 
 
 def train_alone(simulation: Simulation, engine: Engine) -> DeployedModels:
-    """Train a simulation without attacks, measurements or recording; return the models in use after it."""
+    """Train a simulation without attacks, measurements or recording, and return its deployed models."""
     off = {"reference_federations": 0, "record_updates": 0, "view": "outsider", "attacks": (), "metrics": ()}
     alone = replace(simulation, canaries=None, forgetting=Continue(), **off)
     training = alone.on(engine)
@@ -154,7 +157,7 @@ def train_alone(simulation: Simulation, engine: Engine) -> DeployedModels:
 
 
 def mean_accuracy(values: dict[str, GroupValues]) -> float:
-    """Return the mean accuracy over the clients of these groups."""
+    """Return the mean accuracy over the clients of the groups in ``values``."""
     total = sum(group.share for group in values.values())
     return sum(group.share * float(group.values.mean()) for group in values.values()) / total
 

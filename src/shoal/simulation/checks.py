@@ -1,4 +1,4 @@
-"""Checks of a simulation's parts and of their combination, before training."""
+"""Checks of a simulation's settings and of their combination, before training."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,18 +26,17 @@ def checked_setup(
     coordinator: LimitController | None,
     risk_period: int,
 ) -> TrainingSetup:
-    """Apply the defences to the clients' training, and check the combination.
+    """Return the clients' training setup with the defences applied, after checking the combination.
 
     Args:
-        setup: training without defences.
+        setup: the setup without defences.
         defenses: the defences, in order of application.
-        algorithm: the algorithm; its method ``check_layout``, if any, checks the network's parameters, as do wrapped
-            algorithms.
-        coordinator: the coordinator; None without one.
-        risk_period: rounds between estimates of risk; 0: never.
+        algorithm: the algorithm, whose optional method ``check_layout`` checks the network's parameters.
+        coordinator: the coordinator; ``None`` without one.
+        risk_period: the number of rounds between risk estimates; 0 disables estimates.
 
     Raises:
-        InputError: a defence, the algorithm or the coordinator excludes another.
+        InputError: two of the settings exclude each other.
     """
     with locate_errors("defenses"):
         setup = apply_defenses(setup, defenses)
@@ -57,22 +56,22 @@ def require_algorithm(algorithm: object) -> None:
         name for name in ("check", "init", "plan", "server_update", "deployed_models") if not hasattr(algorithm, name)
     ]
     require(
-        not isinstance(algorithm, type), f"'algorithm' must be a value, such as FedAvg(); got {describe(algorithm)}"
+        not isinstance(algorithm, type),
+        f"'algorithm' must be an instance, such as FedAvg() (got {describe(algorithm)})",
     )
     require(
         not missing,
-        f"{type(algorithm).__name__} is not an algorithm: it lacks the method {', '.join(missing)} "
-        "(see shoal.engine.Algorithm)",
+        f"'algorithm': {type(algorithm).__name__} lacks the methods {', '.join(missing)} (see shoal.engine.Algorithm)",
     )
 
 
 def require_defenses(defenses: object) -> None:
     """Raise `InputError` unless ``defenses`` is a list of defences."""
     if not isinstance(defenses, Sequence) or isinstance(defenses, str):
-        raise InputError(f"'defenses' must be a list of defences, such as [L2(0.01)]; got {describe(defenses)}")
+        raise InputError(f"'defenses' must be a list of defences, such as [L2(0.01)] (got {describe(defenses)})")
     for defense in defenses:
         value = hasattr(defense, "apply") and not isinstance(defense, type)
-        require(value, f"'defenses' must hold defences, such as L2(0.01); got {describe(defense)}")
+        require(value, f"'defenses' must contain only defences, such as L2(0.01) (got {describe(defense)})")
 
 
 def _check_coordinator(
@@ -82,10 +81,13 @@ def _check_coordinator(
 
     Steered defences are checked at full strength, since directives can reach it.
     """
-    require(risk_period > 0, "'every' of the red team must be at least 1 with a coordinator, which needs risks; got 0")
+    require(risk_period > 0, "red_team.every must be at least 1 with a coordinator (got 0)")
     steers = bool(coordinator.knobs) or coordinator.min_clients > 0
-    require(steers, "a coordinator needs at least one knob, or 'min_clients'; got neither")
-    require("price" not in coordinator.knobs, "'price' cannot be a knob: 'min_clients' has a directive of that name")
+    require(steers, "a coordinator needs at least one knob or 'min_clients'; add one")
+    require(
+        "price" not in coordinator.knobs,
+        "a knob cannot have the name 'price', which 'min_clients' uses; choose another name",
+    )
     for knob in coordinator.knobs.values():
         if knob.defense is not None:
             added = replace(setup, defenses=(*setup.defenses, knob.defense))
@@ -94,7 +96,9 @@ def _check_coordinator(
 
 
 def check_events(simulation: Any, local: LocalSGD) -> None:  # noqa: ANN401 - its class calls this function
-    """Raise `InputError` where events or the forgetting method do not fit a simulation; ``local`` has all defences."""
+    """Raise `InputError` if a simulation cannot have its events or forgetting method; ``local`` has all defences
+    applied.
+    """
     forgetting, algorithm = simulation.forgetting, simulation.algorithm
     require_instance("forgetting", forgetting, Forgetting, "such as Continue()")
     if not simulation.events:
@@ -108,14 +112,24 @@ def check_events(simulation: Any, local: LocalSGD) -> None:  # noqa: ANN401 - it
     with locate_errors("events"):
         for part in with_bases(algorithm):
             why, title = getattr(part, "membership_barrier", ""), getattr(part, "title", type(part).__name__)
-            require(not why, f"{title} {why}, which events cannot change; use 'ifca' or 'fedavg'")
-        require(simulation.replayable, "a run with a property attack or malicious clients cannot have events")
-        require(simulation.federation.schedule is None, "a federation with a schedule cannot have events")
+            require(not why, f"clients cannot leave or join, because {title} {why}; use 'ifca' or 'fedavg'")
         require(
-            start is None or start.public, "clients cannot leave after a 'start' that may have been trained on them"
+            simulation.replayable,
+            "a run with a property attack or malicious clients cannot have events; remove one of them",
         )
-        require(simulation.canaries is None, "canaries exclude events; leave one of them out")
-        require(most_clusters(algorithm) is None, "clusters = 'auto' would use the data of leavers; set a number")
+        require(
+            simulation.federation.schedule is None,
+            "a federation with a schedule cannot have events; remove one of them",
+        )
+        require(
+            start is None or start.public,
+            "clients cannot leave after a 'start' that may be trained on them; use start(public=True) if it is not",
+        )
+        require(simulation.canaries is None, "a federation with canaries cannot have events; remove one of them")
+        require(
+            most_clusters(algorithm) is None,
+            "algorithm.clusters = 'auto' would use the data of clients that leave; set a number",
+        )
     with locate_errors("forgetting"):
         forgetting.check(algorithm, local, simulation.release)
 
@@ -123,42 +137,40 @@ def check_events(simulation: Any, local: LocalSGD) -> None:  # noqa: ANN401 - it
 def check_references(
     count: int, federation: Federation, *, replayable: bool, duplicates: Duplicates = "keep", view: View = OUTSIDER
 ) -> None:
-    """Raise `InputError` unless ``count`` reference federations can be trained and the attacks of a view measured."""
+    """Raise `InputError` if the federation cannot have ``count`` reference federations or attacks of ``view``."""
     if count == 0 and view == OUTSIDER:
         return
     key, value = ("'reference_federations' must be 0", count) if count else ("'view' must be 'outsider'", f"'{view}'")
     require(
         replayable,
-        f"{key} with a round attack, such as property inference, or malicious clients, since such a run cannot be "
-        f"repeated; got {value}",
+        f"{key} with a round attack (such as property inference) or malicious clients (got {value})",
     )
     pairs = number_of_pairs(federation, duplicates)
     setting = "'reference_federations' above 0" if count else f"'view' = \"{view}\""
     require(
         pairs >= 2,
-        f"{setting} needs at least two training examples with an exchangeable held-out example (same label, and same "
-        f"group or client); got {pairs}, so use a larger test set",
+        f"{setting} needs at least 2 training examples with a held-out example of the same label and of the same "
+        f"group or client (got {pairs}); use a larger test set",
     )
 
 
 def check_red_team(team: RedTeam, federation: Federation) -> None:
-    """Raise `InputError` where the red team needs classes or examples that the federation does not have."""
+    """Raise `InputError` if the red team needs classes or examples that the federation does not have."""
     name = type(team.attack).__name__
     working = [attack.__name__ for attack in MEMBERSHIP_ATTACKS.values() if not needs_classes(attack)]
     require(
         federation.classes is not None or not needs_classes(team.attack),
-        f"{name} needs classes, and a regression has none; use an attack on the loss, such as "
-        f"RedTeam(attack={working[0]}()); shipped ones are {', '.join(working)}",
+        f"red_team.attack: {name} needs a classification; for a regression, choose {' or '.join(working)}, as in "
+        f"RedTeam(attack={working[0]}())",
     )
     shadows = team.attack.needs != "nothing" or (team.estimator == "shadow" and team.every > 0)
     require(
         not shadows or len(federation.shadow) >= 2,
-        f"{name} with the '{team.estimator}' estimator trains shadow models, so the server needs a shadow set of at "
-        f"least 2 examples; got {len(federation.shadow)}; set 'shadow', in a file 'data.shadow_examples' or "
-        "'data.shadow_fraction'",
+        f"{name} with the '{team.estimator}' estimator needs a shadow set of at least 2 examples "
+        f"(got {len(federation.shadow)}); set 'shadow', or 'data.shadow_examples' or 'data.shadow_fraction' in a file",
     )
     require(
         team.estimator not in NEED_HOLDOUT or len(federation.holdout.indices) > 0 or team.every == 0,
-        f"the '{team.estimator}' estimator needs hold-out examples of the clients; got none; set 'holdout', in a file "
-        "'data.holdout_examples' or 'data.holdout_fraction'",
+        f"the '{team.estimator}' estimator needs hold-out examples of the clients; set 'holdout', or "
+        "'data.holdout_examples' or 'data.holdout_fraction' in a file",
     )

@@ -25,35 +25,36 @@ from shoal.simulation.simulation import Simulation
 LOG = logging.getLogger("shoal")
 
 HELD_OUT = 5
-"""One in this number of each client's training examples is held out of the trials."""
+"""The ratio of a client's training examples to those held out of the trials."""
 
 LEVEL = 0.05
-"""The largest probability of choosing several clusters where one is enough."""
+"""The largest probability of choosing several clusters when one cluster is enough."""
 
 
 @dataclass(frozen=True)
 class ClusterNumber:
-    """The chosen number of clusters, with clients' mean held-out losses for 1, 2, ... clusters."""
+    """The chosen number of clusters, with the clients' mean held-out loss for each number from 1."""
 
     clusters: int
     losses: tuple[float, ...]
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The keys of `summary.json`: ``auto.clusters``, and ``auto.loss.K`` for each tried number."""
+        """The entries ``auto.clusters`` and ``auto.loss.K`` of `summary.json`, one loss per number of clusters."""
         return {"auto.clusters": self.clusters} | {f"auto.loss.{k}": loss for k, loss in enumerate(self.losses, 1)}
 
     @staticmethod
     def of_metrics(metrics: Mapping[str, float]) -> "ClusterNumber":
-        """Restore the number from its `metrics`."""
+        """Restore the value from its `metrics`."""
         losses = [value for key, value in metrics.items() if key.startswith("auto.loss.")]
         return ClusterNumber(int(metrics["auto.clusters"]), tuple(losses))
 
 
 def with_cluster_number(algorithm: Any, clusters: int) -> Any:  # noqa: ANN401 - any algorithm
-    """Set an algorithm's number of clusters, with `OneShotStart` unless it has its own start.
+    """Return an algorithm with a number of clusters, wrapped in `OneShotStart` unless it has a start phase or one
+    cluster.
 
-    From random models two groups often end in one cluster. One cluster needs no start.
+    Without a start phase, random initial models often put two groups into one cluster.
 
     >>> import shoal
     >>> with_cluster_number(shoal.IFCA("auto"), 2).name, with_cluster_number(shoal.IFCA("auto"), 1).name
@@ -65,15 +66,16 @@ def with_cluster_number(algorithm: Any, clusters: int) -> Any:  # noqa: ANN401 -
 
 
 def choose_cluster_number(simulation: Simulation, engine: Engine, watch: Callable[[int, int], object]) -> ClusterNumber:
-    """Train with 1, 2, ... clusters on part of each client's examples, and choose by the losses on the rest.
+    """Train with 1, 2, ... clusters on most of each client's examples, and choose by the losses on the remaining
+    examples.
 
-    Each trial has the rounds and the seed of ``simulation``. Clients' hold-out sets are held out if every client has
-    one, otherwise a fifth of the training examples. `smallest_unbeaten` chooses.
+    Each trial uses the rounds and seed of ``simulation``. The held-out examples are the clients' hold-out sets if every
+    client has one, otherwise a fifth of the training examples. `smallest_unbeaten` makes the choice.
 
     Args:
         simulation: the simulation, moved to the engine, with ``clusters = "auto"``.
         engine: the engine of the trials.
-        watch: function of a trial's number of clusters and the largest number, called before each trial.
+        watch: a function of a trial's number of clusters and the largest number, called before each trial.
 
     Raises:
         InputError: fewer than two clients have examples to hold out.
@@ -81,7 +83,9 @@ def choose_cluster_number(simulation: Simulation, engine: Engine, watch: Callabl
     most = min(most_clusters(simulation.algorithm) or 1, len(simulation.federation))
     federation, held_out = split_for_trials(simulation.federation, Stream(simulation.seed)("cluster number"))
     scored = torch.nonzero(held_out.sizes > 0).flatten()
-    require(len(scored) > 1, "clusters = 'auto' needs at least two clients with two examples each; set a number")
+    require(
+        len(scored) > 1, "algorithm.clusters = 'auto' needs at least two clients with two examples each; set a number"
+    )
     rows = list[Floats]()
     for clusters in range(1, most + 1):
         watch(clusters, most)
@@ -99,10 +103,7 @@ def choose_cluster_number(simulation: Simulation, engine: Engine, watch: Callabl
 
 
 def split_for_trials(federation: Federation, stream: Stream) -> tuple[Federation, Shards]:
-    """Split a federation into one for trials and each client's held-out examples.
-
-    A client with a single example trains on it.
-    """
+    """Return a federation for trials, and each client's held-out examples; a client's only example is not held out."""
     if bool((federation.holdout.sizes > 0).all()):
         return federation, federation.holdout
     clients, trained, held_out = federation.clients, [], []
@@ -123,13 +124,14 @@ def split_for_trials(federation: Federation, stream: Stream) -> tuple[Federation
 
 
 def smallest_unbeaten(losses: Floats) -> int:
-    """Return the smallest number of clusters that no larger number beats in a test.
+    """Return the smallest number of clusters that no larger number beats.
 
-    A number beats a smaller one if the mean paired difference of clients' losses is above 0 by a one-sided t test. The
-    tests share `LEVEL` (Bonferroni), so where one cluster is enough, it is chosen with a probability of at least 95 %.
+    A number beats a smaller number if a one-sided paired t test shows that the clients' mean loss is lower. The tests
+    share `LEVEL` by Bonferroni's correction. If one cluster is enough, it is therefore chosen with a probability of at
+    least 95 %.
 
     Args:
-        losses: (K, n), each client's held-out loss with 1, 2, ... K clusters; rows with infinite losses are skipped.
+        losses: each client's held-out loss with 1, 2, ... K clusters, (K, n); rows with infinite losses are skipped.
 
     >>> smallest_unbeaten(np.array([[1.0, 2.0, 3.0], [0.5, 1.4, 2.4], [0.4, 1.6, 2.2]]))
     2

@@ -1,4 +1,4 @@
-"""Averages over rounds and distilled students, for release instead of the clusters' models."""
+"""Averages over rounds and distilled students, released instead of the clusters' models."""
 
 from dataclasses import replace
 from typing import Literal
@@ -15,7 +15,7 @@ from shoal.engine import Engine, LocalSGD, State, Training
 
 
 def soft_cross_entropy(outputs: Tensor, posteriors: Tensor) -> Tensor:
-    """Cross-entropy in nats with a teacher's posteriors: outputs (B, C), posteriors (B, C) -> (B,)."""
+    """Return the cross-entropy (B,) in nats between a model's outputs (B, C) and a teacher's posteriors (B, C)."""
     return -(posteriors * functional.log_softmax(outputs, dim=1)).sum(dim=1)
 
 
@@ -25,38 +25,38 @@ _AVERAGE = "release.average"
 
 @settings
 class Distillation:
-    """Distillation of each cluster's model into a new student, trained on the shadow set without its labels.
+    """Distillation of each cluster's model into a new student, trained on the shadow set without labels.
 
-    With ``average`` the model is first averaged over the last rounds, which reduces the noise of single rounds:
+    With ``average``, the model is first averaged over the last rounds, which reduces the noise of single rounds:
 
         average_t = average_(t-1) + (models_t - average_(t-1)) / min(t, N)
 
-    This is the mean of the first N rounds, then an exponential average. Clients still get the models themselves. A
-    change of the number of models restarts the average. Averaging alone does not protect members.
+    This is the mean of the first N rounds, and an exponential average in later rounds. Clients still receive the
+    original models. The average restarts if the number of models changes.
 
-    The student minimises the cross-entropy with its teacher's posteriors ``softmax(outputs / T)``; in a regression, the
-    model's loss with the teacher's outputs. Memory of members outside the span of the public examples does not reach
-    the student. Where the public examples span all that a model can express, the student equals its teacher.
+    The student minimises the cross-entropy with its teacher's posteriors ``softmax(outputs / T)``. In a regression, the
+    student minimises the model's loss with the teacher's outputs as targets. If the public examples determine the
+    teacher completely, the student equals its teacher and protects nothing.
 
-    Distillation protects against attackers that only have students: outsiders with ``distil = "end"``, other clients
-    too with ``"round"``. The server has the teachers. Jagielski et al. still find members in students whose teachers
-    never saw a query of a training example (NeurIPS 2023, arXiv:2303.03446), so measure your own, with canaries too.
+    Distillation protects against attackers that have only students, which are outsiders with ``distil = "end"``, and
+    also other clients with ``"round"``. The server has the teachers. Jagielski et al. (NeurIPS 2023, arXiv:2303.03446)
+    can still infer members from some students, so measure your own students, also with canaries.
 
     Args:
-        distil: "end": students replace the models after the last round; "round": they replace the models of every
-            round, and clients train them; "never": no students, and the averages are released.
-        average: N, the number of rounds in the average; None: no average.
-        steps: the number of SGD steps.
+        distil: when students replace the models. "end" is after the last round. "round" is after every round, so that
+            clients train students. "never" releases averages without students.
+        average: the number N of rounds in the average; ``None`` disables averaging.
+        steps: the number of SGD steps per student.
         batch_size: public examples per step.
-        learning_rate: the learning rate of these steps.
-        temperature: T, the temperature of the posteriors.
+        learning_rate: the learning rate of SGD.
+        temperature: the temperature T of the teacher's posteriors.
 
     Raises:
-        InputError: neither students nor averages.
+        InputError: the settings request neither students nor averages.
 
     Source: Shejwalkar and Houmansadr, "Membership privacy for machine learning models through knowledge transfer", AAAI
-    2021, arXiv:1906.06589; clusters and the use of all public examples are ours. Averages under noise: De, Berrada,
-    Hayes, Smith, Balle 2022, arXiv:2204.13650, section 3.2; over rounds instead of steps, ours.
+    2021, arXiv:1906.06589, for one model and selected public examples. Averages under noise: De, Berrada, Hayes, Smith,
+    Balle 2022, arXiv:2204.13650, section 3.2, over steps instead of rounds.
 
     Example:
         >>> import shoal.toy
@@ -79,11 +79,11 @@ class Distillation:
     def __post_init__(self) -> None:
         require(
             self.distil != "never" or self.average is not None,
-            "'release' does nothing with distil = \"never\" and no 'average'; leave it out, or set one of them",
+            "'release' has no effect with distil = \"never\" and no 'average'; remove it, or set one of the two keys",
         )
 
     def after_round(self, before: State, after: State, federation: Federation, engine: Engine, stream: Stream) -> State:
-        """Return the state ``after`` a round with its students and the average."""
+        """Return the state ``after`` a round with new students and the new average."""
         if self.distil == "round":
             after = replace(after, models=self.release_models(after.models, federation, engine, stream))
         if self.average is None:
@@ -95,7 +95,7 @@ class Distillation:
         return replace(after, server={**after.server, _AVERAGE: average})
 
     def release_models(self, models: Tensor, federation: Federation, engine: Engine, stream: Stream) -> Tensor:
-        """Train the students (K, P) of ``models`` (K, P)."""
+        """Train one student per model, and return the students (K, P)."""
         public, teacher = federation.shadow, engine.model
         local = LocalSGD(steps=self.steps, batch_size=self.batch_size, learning_rate=self.learning_rate)
         students = []
@@ -112,15 +112,15 @@ class Distillation:
         return torch.stack(students)
 
     def check(self, federation: Federation) -> None:
-        """Raise `InputError` where students have no public examples."""
+        """Raise `InputError` if students have no public examples."""
         require(
             len(federation.shadow) > 0 or self.distil == "never",
-            "'release' needs a shadow set, public examples without labels; add shadow examples",
+            "'release' needs a shadow set, which may lack labels; add shadow examples",
         )
 
 
 def apply_release(release: Distillation | None, training: Training, state: State) -> State:
-    """Return the state after the last round with the models to release."""
+    """Return the state after the last round, with the models replaced by the released models."""
     if release is None:
         return state
     models = state.server.get(_AVERAGE, state.models).to(state.models)

@@ -1,4 +1,4 @@
-"""Warnings about the final models: clusters of few clients, and models that learned nothing."""
+"""Warnings about small clusters, and about models that learned nothing."""
 
 import logging
 from dataclasses import dataclass
@@ -15,21 +15,21 @@ from shoal.models.model import cross_entropy, squared_error
 LOG = logging.getLogger("shoal")
 
 FEW_ROUNDS = 5
-"""Fewer rounds give no warning that a model learned nothing."""
+"""The minimum number of rounds for a warning that a model learned nothing."""
 
 MOST_NAMES = 10
-"""Clients of a small cluster that the sentence names."""
+"""The maximum number of clients that a warning names."""
 
 
 @dataclass(frozen=True)
 class SmallClusters:
-    """Clusters of fewer than ``min_clients`` clients after the last round, with a warning that names these clients."""
+    """A measurement that counts clusters of fewer than ``min_clients`` clients, and logs a warning for each."""
 
     min_clients: int
     name, title = "small-clusters", "Small clusters"
 
     def measure(self, finished: FinishedTraining) -> Summary:
-        """Count them as ``clusters.small``; empty where all clients share one model."""
+        """Return the number of small clusters as ``clusters.small``, or nothing if there is only one model."""
         if len(finished.state.models) == 1:
             return Summary()
         small = warn_of_small_clusters(finished.federation, finished.deployed.assignment, self.min_clients)
@@ -47,7 +47,7 @@ def small_clusters(assignment: torch.Tensor, min_clients: int) -> list[int]:
 
 
 def warn_of_small_clusters(federation: Federation, assignment: torch.Tensor, min_clients: int) -> list[str]:
-    """Log a sentence for each cluster of fewer than ``min_clients`` clients, and return the sentences."""
+    """Log and return a warning for each cluster of fewer than ``min_clients`` clients."""
     sentences = list[str]()
     for cluster in small_clusters(assignment, min_clients):
         inside = torch.nonzero(assignment == cluster).flatten().tolist()
@@ -55,8 +55,8 @@ def warn_of_small_clusters(federation: Federation, assignment: torch.Tensor, min
         more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
         sentences.append(
             f"cluster {cluster} has {len(inside)} client{'s' * (len(inside) > 1)} ({quote(names[:MOST_NAMES])}{more}), "
-            f"fewer than 'evaluation.min_clients' = {min_clients}; few clients share their model, so they are the most "
-            "exposed; algorithm.name = 'cluster-size-floor' trains small clusters with clients of others"
+            f"fewer than 'evaluation.min_clients' = {min_clients}; clients of small clusters are the most exposed; "
+            "algorithm.name = 'cluster-size-floor' adds clients of other clusters to their training"
         )
         LOG.warning("%s", sentences[-1])
     return sentences
@@ -64,7 +64,10 @@ def warn_of_small_clusters(federation: Federation, assignment: torch.Tensor, min
 
 @measurement("learned", "Learning")
 def learning(finished: FinishedTraining) -> Summary:
-    """Warn unless the last training loss beats a constant prediction: class frequencies, or the targets' mean."""
+    """Warn if the last training loss is no lower than that of a constant prediction.
+
+    The constant is the class frequencies in a classification, and the targets' mean in a regression.
+    """
     federation, loss = finished.federation, float(finished.losses.mean())
     if finished.state.round < FEW_ROUNDS:
         return Summary()

@@ -1,4 +1,4 @@
-"""The measurement of the final models: tables, metrics, and the guarantee of differential privacy."""
+"""The measurement of the final models, which gives metrics, tables and the guarantee of differential privacy."""
 
 import logging
 import statistics
@@ -64,10 +64,10 @@ CLIENT_COLUMNS = (
 """The first columns of `clients.csv`."""
 
 EXPOSURE_COLUMNS = ("exposure", "exposure_low", "exposure_null_high", "attack", "exceeded")
-"""The next columns of `clients.csv`; see `exposure_of_clients`."""
+"""The exposure columns of `clients.csv`; see `exposure_of_clients`."""
 
 ROUND_COLUMNS = ("round", "cluster", "clients", "risk", "accuracy")
-"""Columns of every `rounds.csv`; groups add more."""
+"""The columns of every `rounds.csv`; groups add further columns."""
 
 FORGETTING_FIGURES = (
     "client_rounds", "full_client_rounds", "clusters", "choices", "changed_choices", "megabytes", "seconds",
@@ -85,20 +85,20 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     client_accuracy, group_fairness, group_exposure, model_exposure, repeated_attacks, coordination, shadow_examples,
     reference_models, main_task,
 )  # fmt: skip
-"""The measurements of every run without tables of their own."""
+"""The measurements of every run that produce no separate table."""
 
 
 @dataclass(frozen=True, eq=False)
 class FinalMeasurement:
-    """Metrics, tables and the final state of a simulation.
+    """The metrics, tables and final state of a simulation.
 
     Args:
         summary: the metrics of `summary.json`.
-        clients: one row per client: `CLIENT_COLUMNS`, ``train_accuracy``, `EXPOSURE_COLUMNS` and ``threshold_drawn``;
-            ``view`` where limits name one, ``epsilon`` where local steps are private, `CLIENT_CANARY_COLUMNS` with
-            canaries, and ``name`` where the federation has names.
-        state: the state after the last round; its assignment is the cluster that each client trained last.
-        rounds, roc, updates, canaries, presence: see `shoal.Result`.
+        clients: one row per client, with `CLIENT_COLUMNS`, ``train_accuracy``, `EXPOSURE_COLUMNS` and
+            ``threshold_drawn``. Limits add ``view``, DP-SGD adds ``epsilon``, canaries add `CLIENT_CANARY_COLUMNS`, and
+            named clients add ``name``.
+        state: the state after the last round, whose assignment is each client's last cluster in training.
+        rounds, roc, updates, canaries, presence: tables described in `shoal.Result`.
     """
 
     summary: Summary
@@ -124,14 +124,14 @@ def measure_models(
     """Attack and measure the models that clients use after the last round.
 
     Args:
-        simulation: settings of the measurement.
+        simulation: the settings of the measurement.
         training: the simulation's training.
         state: the state after the last round.
-        use: the models in use and each client's loss, from `Training.deployed_models`.
+        use: the deployed models and each client's loss, from `Training.deployed_models`.
         rows: the rows of `rounds.csv`.
-        references: the run's records, attacked with reference federations; then the strongest attack decides how
-            exposed a model is. None without them.
-        budget: the budget of differential privacy; None: the training's own.
+        references: the records attacked with reference federations, whose strongest attack then determines exposure;
+            ``None`` without reference federations.
+        budget: the measurement of epsilon; ``None`` measures the epsilon of ``training``.
     """
     team, rounds, canaries = simulation.red_team, simulation.member_rounds, simulation.canaries
     deployed, losses = use
@@ -167,13 +167,13 @@ def measure_final(
     observations: Mapping[int, Tensors] | None = None,
     references: AttackedRecords | None = None,
 ) -> FinalMeasurement:
-    """Let every client choose among the final models, attack them, and measure.
+    """Let every client choose among the final models, attack these models, and measure them.
 
     Args:
         simulation, engine: the run's simulation and engine.
         now: the state after the last round.
-        observations: a round attack's observations, by round.
-        references: see `measure_models`.
+        observations: the observations of a round attack, by round.
+        references: the records attacked with reference federations, as in `measure_models`.
     """
     began = time.perf_counter()
     training, attack, everyone = simulation.on(engine), simulation.round_attack, simulation
@@ -206,10 +206,11 @@ def measure_final(
 
 
 def presence_figures(simulation: Simulation, now: SimulationState) -> tuple[dict[str, float], pd.DataFrame | None]:
-    """Count the clients that left and joined, and sum the costs of forgetting, by keys of summary.json; also return
-    `presence.csv`, one row per client that left or joined. Without events both are empty.
+    """Return the figures of clients that left or joined, and their table `presence.csv`, one row per client.
 
-    ``cluster`` is the one that a client trained last (-1: none), and ``method`` the forgetting method.
+    The figures are the numbers of clients and the costs of forgetting, by key of `summary.json`. In the table,
+    ``cluster`` is a client's last cluster in training (-1 if none), and ``method`` is the forgetting method. Without
+    events, the result is empty.
     """
     presence, federation = simulation.presence, simulation.federation
     if presence is None:
@@ -233,9 +234,10 @@ def presence_figures(simulation: Simulation, now: SimulationState) -> tuple[dict
 
 
 def timings(seconds: Mapping[str, float], by_round: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return a run's times by key: `SimulationState.seconds` with the rest as "other", then shares and medians.
+    """Return a run's times by key.
 
-    "share.PART" is the share of the total, "round.PART" the median over rounds. The keys do not depend on the times.
+    Each key of ``seconds`` keeps its time, and "other" is the remaining time. "share.PART" is the part's fraction of
+    the total, and "round.PART" is the part's median over rounds.
 
     >>> timings({"choose": 1.0, "train": 2.0, "local_training": 2.0, "total": 4.0}, [{"choose": 0.4}, {"choose": 0.6}])
     ... # doctest: +NORMALIZE_WHITESPACE
@@ -257,11 +259,11 @@ def timings(seconds: Mapping[str, float], by_round: Sequence[Mapping[str, float]
 
 
 def accountable_trainings(training: Training, state: State) -> ClientTrainings | None:
-    """Return the local trainings of a client that spend the most privacy in a round; None where directives steer the
+    """Return the local trainings of a client that spend the most privacy per round; ``None`` if directives steer the
     noise.
 
-    Without a coordinator they are those of cluster 0 in the last round; with one, those under the fixed defences, which
-    have the most steps.
+    Without a coordinator, the result is the trainings of cluster 0 in the last round. With a coordinator, it is the
+    trainings under the fixed defences, which have the most steps.
     """
     fixed = tuple(defense for defense in training.defenses if defense is not training.coordinator)
     last, unsteered = replace(state, round=max(0, state.round - 1)), replace(training, defenses=fixed)
@@ -284,12 +286,12 @@ def _spending(local: LocalSGD) -> tuple[object, ...]:
 
 @dataclass(frozen=True)
 class PrivacyBudget:
-    """The guarantee of differential privacy where local steps are private; adds the clients' column "epsilon".
+    """A measurement of epsilon for runs with DP-SGD, which also adds the clients' column "epsilon".
 
     Args:
         first_round: the first round that epsilon covers.
-        everyone: the training with the clients that left, whose spending counts too; None without events.
-        departures: the departures of clients; forgetting them takes further trainings.
+        everyone: the training including clients that left, which epsilon covers; ``None`` without events.
+        departures: the departures of clients; epsilon covers the trainings that forgetting performs.
     """
 
     first_round: int = 1
@@ -298,7 +300,7 @@ class PrivacyBudget:
     name, title = "epsilon", "Privacy budget"
 
     def measure(self, finished: FinishedTraining) -> Summary:
-        """See `Measurement`."""
+        """Return epsilon, delta and the bounds on attacks; empty without DP-SGD."""
         training, state = self.everyone or finished.training, finished.state
         trainings = accountable_trainings(training, state)
         if trainings is None:

@@ -1,4 +1,4 @@
-"""The rounds of a simulation: engine settings, the state after each round, and wall times."""
+"""The execution of a simulation's rounds, with engine settings and wall times."""
 
 import logging
 import time
@@ -33,21 +33,21 @@ from shoal.simulation.simulation import Simulation, apply_feature_map, first_exa
 LOG = logging.getLogger(__name__)
 
 PARTS = ("choose", *TRAIN, "red_team", "evaluation", "files", "measurement")
-"""Parts of a simulation's wall time: those of a round; its evaluation; "files" (checkpoints and watches after it); and
-the measurement of the final models. Reference federations add "references"."""
+"""The parts of a simulation's wall time. "files" is the time of checkpoints and watches after each round."""
 
 
 @settings
 class EngineSettings:
-    """The engine. Results are bit-identical for any ``threads``; ``device`` and ``backend`` change the last bits only.
+    """The engine. Results do not depend on ``threads``; ``device`` and ``backend`` change only the last bits of
+    results.
 
     Args:
-        device: ``cpu``, ``cuda``, or one of several such as ``cuda:1``.
-        threads: processor threads; None: one per available core.
-        precision: ``fp32``, or ``bf16`` (8 bits of mantissa, parameters in float32): faster on processors with bf16
-            matrix units (Intel's AMX, GPUs), slower on others.
-        backend: ``loop`` or ``vmap``; ``auto`` chooses by the model, and tries your own network on two examples.
-            config.toml records the choice.
+        device: "cpu", "cuda", or one of several GPUs, such as "cuda:1".
+        threads: the number of processor threads; ``None`` uses one per available core.
+        precision: the number format of computations, "fp32" or "bf16". Parameters are always float32. "bf16" is faster
+            on processors with bf16 matrix units (Intel AMX, GPUs) and slower on other processors.
+        backend: "loop", "vmap" or "auto". "auto" chooses by the model, tries your own network on two examples, and
+            records the choice in config.toml.
     """
 
     device: Device = "cpu"
@@ -56,12 +56,12 @@ class EngineSettings:
     backend: Literal["auto", "loop", "vmap"] = "auto"
 
     def resolve(self, simulation: Simulation, *, trial: bool = True) -> "EngineSettings":
-        """Return these settings with the backend for a simulation.
+        """Return these settings with the backend "auto" replaced by the simulation's best backend.
 
         Args:
-            simulation: the simulation, with the local trainings of its algorithm and of the algorithms that it wraps.
-            trial: whether to try the network on two examples, unless their features are not computed yet; otherwise its
-                layers decide.
+            simulation: the simulation to train.
+            trial: whether to try the network on two examples if its features are already computed; otherwise only the
+                network's layers decide.
 
         Raises:
             InputError: the backend cannot train the simulation.
@@ -84,7 +84,7 @@ class EngineSettings:
         """Create the engine of ``model``.
 
         Raises:
-            InputError: a missing device, or a backend that cannot train the network.
+            InputError: the device does not exist, or the backend cannot train the network.
         """
         return Engine(
             model,
@@ -102,11 +102,10 @@ class SimulationState:
     Args:
         state: the state after the last round.
         rows: the rows of `rounds.csv`.
-        seconds: wall times: `PARTS` and, with a round attack, "NAME_attack", which add up to "total" except for a
-            remainder; and "train", a sum of some of them.
+        seconds: the wall time of each of the `PARTS`, of the round attack ("NAME_attack"), and of "train" and "total".
         memory: the round attack's memory.
-        observation: the round attack's observation of the last round; None without an attack.
-        by_round: seconds of the parts of each round.
+        observation: the round attack's observation of the last round; ``None`` without an attack.
+        by_round: the seconds of the parts of each round.
         departures: the departures of clients, in order.
     """
 
@@ -120,18 +119,20 @@ class SimulationState:
     __repr__ = one_line
 
     def with_files(self, seconds: float, *, last: bool = False) -> "SimulationState":
-        """Add the ``seconds`` of checkpoints and watches after a round; after the ``last``, to the total too."""
+        """Add the ``seconds`` of checkpoints and watches after a round; after the ``last`` round, also add them to the
+        total.
+        """
         *earlier, this = self.by_round
         spent = {"files": seconds} | ({"total": seconds} if last else {})
         return replace(self, seconds=add_seconds(self.seconds, spent), by_round=(*earlier, {**this, "files": seconds}))
 
 
 Watch = Callable[[Simulation, SimulationState, RoundReport | None], None]
-"""A function called before the first round, without a report, and after each round."""
+"""A function called before the first round (with no report) and after each round."""
 
 
 def move_to_engine(simulation: Simulation, engine: Engine) -> Simulation:
-    """Map features and move the data to the engine's device.
+    """Return the simulation with features computed and with data on the engine's device.
 
     Raises:
         InputError: the model cannot take the data, or has too few outputs for the classes or targets.
@@ -147,7 +148,7 @@ def initial_state(simulation: Simulation, engine: Engine) -> SimulationState:
     """Return the state before the first round.
 
     Raises:
-        InputError: ``start`` has a different number of models than the algorithm.
+        InputError: ``start`` does not have the algorithm's number of models.
     """
     state = simulation.on(engine).start()
     now = SimulationState(state)
@@ -160,7 +161,7 @@ def initial_state(simulation: Simulation, engine: Engine) -> SimulationState:
 def run_rounds(
     simulation: Simulation, engine: Engine, now: SimulationState
 ) -> Iterator[tuple[SimulationState, RoundReport]]:
-    """Run the remaining rounds; yield the state and the report after each."""
+    """Run the remaining rounds, and yield the state and the report after each round."""
     began = time.perf_counter()
     before = now.seconds["total"]
     training, attack = simulation.on(engine), simulation.round_attack
@@ -196,5 +197,5 @@ def run_rounds(
 
 
 def add_seconds(seconds: Mapping[str, float], spent: Mapping[str, float]) -> dict[str, float]:
-    """Add the seconds of several parts."""
+    """Return ``seconds`` with the seconds in ``spent`` added part by part."""
     return dict(seconds) | {key: seconds.get(key, 0.0) + value for key, value in spent.items()}

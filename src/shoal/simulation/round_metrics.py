@@ -17,21 +17,21 @@ from shoal.metrics.intervals import Floats, Ints
 from shoal.metrics.summary import Metrics, Summary
 
 RoundRow = Mapping[str, float]
-"""One cluster in one round: numbers by column."""
+"""The numbers of one cluster in one round, by column."""
 
 RoundRows = Sequence[RoundRow]
-"""Rows of `rounds.csv`: one per round and cluster, in order."""
+"""The rows of `rounds.csv`, one per round and cluster, in order."""
 
 SUMMARY_COLUMNS = ("over_limit", "limit_unmet")
-"""Columns of a coordinator's memory that `summary.json` has."""
+"""The columns of a coordinator's memory that `summary.json` contains."""
 
 
 def round_metrics(
     state: State, report: RoundReport, federation: Federation, engine: Engine, *, evaluated: bool
 ) -> tuple[RoundRow, ...]:
-    """Return one row per cluster: its clients in this round, their loss, and the model's accuracy and risk.
+    """Return one row per cluster, with its clients in this round, their loss, and the model's accuracy and risk.
 
-    Without ``evaluated`` the accuracies, means of the model's metric, are NaN.
+    If ``evaluated`` is false, the accuracies are NaN.
     """
     shares = federation.group_shares[report.cohort]
     rows = []
@@ -57,20 +57,20 @@ def round_metrics(
 
 
 def not_evaluated(row: RoundRow) -> RoundRow:
-    """Return a row without its accuracies."""
+    """Return a row with its accuracies replaced by NaN."""
     return {name: nan if name.partition(".")[0] == "accuracy" else value for name, value in row.items()}
 
 
 def risk_columns(state: State, k: int) -> dict[str, float]:
-    """Return the last estimate of the risk of model ``k``, and the ends of its interval."""
+    """Return the last estimate of the risk of model ``k``, and the bounds of its interval."""
     low, high = state.risk_intervals[k].tolist()
     return {"risk": float(state.risks[k]), "risk_low": low, "risk_high": high}
 
 
 def directive_columns(state: State, k: int) -> dict[str, float]:
-    """Return a coordinator's directives for cluster ``k`` and their outcome; empty without a coordinator.
+    """Return a coordinator's directives and figures for cluster ``k``; empty without a coordinator.
 
-    They are NaN from a change of the number of models until the next estimate.
+    After a change of the number of models, the values are NaN until the next risk estimate.
     """
     columns = {f"{DIRECTIVE_COLUMN}{name}": values for name, values in state.directives.items()}
     columns |= {name: state.control[name] for name in ROUND_FIGURES if name in state.control}
@@ -79,7 +79,7 @@ def directive_columns(state: State, k: int) -> dict[str, float]:
 
 @measurement("directive", "Coordination")
 def coordination(finished: FinishedTraining) -> Summary:
-    """Measure each cluster's last directives and its members' limits; empty without a coordinator."""
+    """Measure each cluster's last directives and whether its members' limits are met; empty without a coordinator."""
     state = finished.state
     columns = {name: state.control[name] for name in SUMMARY_COLUMNS if name in state.control}
     columns |= {f"{DIRECTIVE_COLUMN}{name}": values for name, values in state.directives.items()}
@@ -119,7 +119,7 @@ def _last_two_rounds(rows: RoundRows) -> tuple[RoundRows, RoundRows]:
 
 
 def metric_values(model: Tensor, federation: Federation, engine: Engine) -> Tensor:
-    """Return the model's metric on each test example, float64."""
+    """Return the model's metric on each test example, (M,) float64."""
     metric = engine.model.metric_for(federation.classes)
     return metric(engine.outputs(model, federation.test.x), federation.test.y).cpu().double()
 
@@ -142,15 +142,15 @@ def main_task(finished: FinishedTraining) -> Summary:
 
 
 def main_task_metrics(outputs: Tensor, assignment: Ints, federation: Federation) -> Metrics:
-    """Return the AUC of the main task, by summary key; empty in a regression.
+    """Return the AUC of the main task, by key of `summary.json`; empty in a regression.
 
-    ``main.auc`` takes each client's model on the test examples, weighted to the client's own labels; ``main.auc_even``
-    takes the test set as it is. Where clients differ in their labels, a model that only recognises an example's client
-    has a high ``main.auc`` and a ``main.auc_even`` of 0.5.
+    ``main.auc`` weights the test examples of each client's model to match the client's label distribution.
+    ``main.auc_even`` uses the test set without weights. A model that only recognises an example's client can have a
+    high ``main.auc``, but has a ``main.auc_even`` of 0.5.
 
     Args:
-        outputs: (K, M, C), the outputs of each model for each test example.
-        assignment: (N,), each client's model.
+        outputs: the outputs of each model for each test example, (K, M, C).
+        assignment: the index of each client's model, (N,).
         federation: the federation with these clients and test examples.
     """
     if federation.classes is None:

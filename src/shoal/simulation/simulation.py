@@ -1,4 +1,4 @@
-"""A simulation: all that decides a run's outcome, as one value."""
+"""The settings that determine a simulated run's outcome, collected in `Simulation`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -58,10 +58,10 @@ from shoal.simulation.distillation import Distillation
 from shoal.simulation.round_metrics import RoundRow
 
 DEFAULT_RED_TEAM = RedTeam(every=0, attack=Gap())
-"""The red team that needs no shadow set."""
+"""The default red team of a classification, which needs no shadow set."""
 
 LOSS_RED_TEAM = RedTeam(every=0, attack=LossThreshold())
-"""The red team of a regression, whose predictions are neither right nor wrong."""
+"""The default red team of a regression."""
 
 DEFAULT_FORGETTING = Continue()
 
@@ -74,21 +74,21 @@ _INTEGERS = {
     "record_updates": ("such as 5", 0),
     "reference_federations": ("such as 4", 0),
 }
-"""Integer fields, each with an example and its minimum."""
+"""The integer fields, each with an example and its minimum."""
 
 
 @dataclass(frozen=True, eq=False)
 class WarmStart:
-    """Trained models from which a simulation starts, with their history; see `Result.start`.
+    """Trained models from which a simulation starts, with their history; `Result.start` returns one.
 
     Args:
-        state: the state after the last round; ``fitted`` fills in its models.
-        models: the tensors of each model by name; empty after ``fitted``.
-        simulation: the simulation behind the models; None: unknown.
-        engine: the engine of that simulation, perhaps closed; None like ``simulation``.
+        state: the state after the last round; `fitted` fills in its models.
+        models: the tensors of each model by name; empty after `fitted`.
+        simulation: the simulation that trained the models; ``None`` if unknown.
+        engine: the engine of that simulation, perhaps closed; ``None`` if unknown.
         rows: the rows of that simulation's rounds.csv.
-        public: whether, by the user's word, the models were trained without the clients' examples, so that attackers
-            may know the models. Only models and risks are taken over then.
+        public: whether the user declares that the models were trained without the clients' examples. Attackers may then
+            know the models, and only models and risks are taken over.
     """
 
     state: State
@@ -100,7 +100,7 @@ class WarmStart:
     __repr__ = one_line
 
     def fitted(self, model: Model) -> "WarmStart":
-        """Convert the models to parameter vectors (K, P) of ``model``.
+        """Return this start with its models converted to parameter vectors (K, P) of ``model``.
 
         Raises:
             InputError: the models are of a different network.
@@ -116,10 +116,10 @@ class WarmStart:
                 has, needs = shapes.get(name, "no such tensor"), needed.get(name, "no such tensor")
                 require(
                     has == needs or (name not in shapes and name not in saved),
-                    f"'start' has models of another network: their '{name}' is {has}, but the model has {needs}",
+                    f"'start' has models of a different network: tensor '{name}' must have shape {needs} (got {has})",
                 )
         for tensors in self.models.values():
-            model.require_same_frozen(tensors, "'start' has models of another network")
+            model.require_same_frozen(tensors, "'start' has models of a different network")
         buffers = dict(network.named_buffers())
         rows = torch.stack([model.layout.pack({**buffers, **tensors}) for tensors in self.models.values()])
         state = replace(self.state, models=rows)
@@ -131,33 +131,33 @@ class WarmStart:
 
 @runtime_checkable
 class RoundAttack(Protocol):
-    """An attack that observes each round and is measured after the last; training is bit-identical without it.
+    """An attack that observes each round without affecting training, and is measured after the last round.
 
-    It is a value: its memory between rounds consists of tensors, which checkpoints store.
+    The attack is immutable. Its memory between rounds consists of tensors, which checkpoints store.
     """
 
     name: ClassVar[str]
-    """Name of its table ``NAME.csv`` and of its wall time ``seconds.NAME_attack``."""
+    """The name of the attack's table ``NAME.csv`` and of its wall time ``seconds.NAME_attack``."""
     columns: ClassVar[tuple[str, ...]]
-    """The constant columns of its table."""
+    """The columns that the attack's table always has."""
 
     def check(self, federation: Federation, algorithm: Algorithm) -> None:
-        """Raise `InputError` where it cannot observe this algorithm on this federation."""
+        """Raise `InputError` if the attack cannot observe this algorithm on this federation."""
         ...
 
     def initial_memory(self, state: State) -> Tensors:
-        """Return the memory before the first round."""
+        """Return the attack's memory before the first round."""
         ...
 
     def observe(
         self, before: State, after: State, report: RoundReport, memory: Tensors, training: Training
     ) -> tuple[Tensors, Tensors]:
-        """Return the observation of a round, and the memory for the next.
+        """Return the observation of a round, and the new memory.
 
         Args:
             before, after: the states before and after the round.
             report: the round's report.
-            memory: what the attack remembers of earlier rounds.
+            memory: the attack's memory of earlier rounds.
             training: the observed training.
         """
         ...
@@ -177,54 +177,53 @@ class RoundAttack(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
-    """All that decides a run's outcome; `EngineSettings` decide where and how fast it is computed.
+    """All settings that determine a run's outcome; `EngineSettings` determine the device and the speed.
 
     Args:
-        federation: the clients and the server's examples; `Federation.from_tensors` takes your own tensors.
+        federation: the clients and the server's examples; `Federation.from_tensors` accepts your own tensors.
         model: the network.
-        algorithm: one of `shoal.algorithms`, or your own.
-        local: local training of a client in a round, before the defences.
-        rounds: number of rounds, after those of ``start``.
+        algorithm: an algorithm from `shoal.algorithms` or your own.
+        local: the local training of a client in a round, before defences.
+        rounds: the number of rounds, not counting those of ``start``.
         seed: the seed of every random draw.
-        participation: fraction of the clients that take part in a round, at least one client; 0: none.
-        red_team: estimator of risks and attack on the final models. By default the gap attack at the end, which needs
-            no shadow set; for a regression a loss threshold, which needs one.
-        defenses: defences from `shoal.defenses` or your own, applied in order.
-        coordinator: controller that turns risks into directives for each cluster's training, such as
+        participation: the fraction of clients that take part in a round, at least one client; 0 selects no clients.
+        red_team: the estimator of risks and the attack on the final models. The default runs only after training, as
+            the gap attack in a classification and as a loss threshold (which needs a shadow set) in a regression.
+        defenses: defences from `shoal.defenses` or your own, in order of application.
+        coordinator: the controller that sets directives for each cluster's training from the risks, such as
             ``LimitController({"augmentation": Knob(Augmentation())})``. It needs a `RedTeam` with ``every`` above 0.
-        canaries: the canaries in ``federation``, from `MislabelledCanaries.insert`; measured at the end.
-        start: trained models to continue from, see `Result.start`. Rounds continue their numbers. With a result of this
-            process, 10 rounds and then 5 equal 15 rounds, bit for bit. A result from a directory lacks the algorithm's
-            tensors: they start anew, and members are those of the new rounds. `rounds.csv`, seconds and epsilon cover
-            the new rounds only. Reference federations start before the rounds of ``start``, and need a result of this
-            process.
-        reference_federations: R, number of reference federations after the last round, each about as expensive as the
-            rounds. Attacks with them then decide how exposed the models are.
-        duplicates: "leave-out" excludes from these attacks and from audits every record with a copy (same inputs and
-            label) at a different client or in the test, hold-out or shadow set.
-        view: the attacker of ``exposure``, ``mia``, ``violations`` and ``exceeded``. The attacks of a "client" or the
-            "server" run after the last round. A client's limit may name a different view (`Preferences`).
-        evaluate_every: rounds between evaluations on the test set.
-        member_rounds: a client's examples count as members of a model if the client trained it at most this many rounds
-            before the model's last training.
-        baselines: whether to compare the clusters with one model for all, local training and one model per group, each
+        canaries: the canaries in ``federation``, from `MislabelledCanaries.insert`.
+        start: trained models to continue from, see `Result.start`. The numbering of rounds continues. A result in
+            memory continues bit for bit. A result from a directory lacks the algorithm's tensors, and its earlier
+            rounds do not count for membership. `rounds.csv`, seconds and epsilon cover only the new rounds. Reference
+            federations also retrain the rounds of ``start``, so they need a result in memory.
+        reference_federations: the number R of reference federations after the last round, each about as expensive as
+            the rounds. Their attacks then determine exposure.
+        duplicates: "leave-out" excludes a record from attacks with reference federations and from audits if a different
+            client or the test, hold-out or shadow set has a copy (the same inputs and label).
+        view: the attacker's view for ``exposure``, ``mia``, ``violations`` and ``exceeded``. Attacks of a "client" or
+            the "server" run after the last round. A client's limit may name a different view (`Preferences`).
+        evaluate_every: the number of rounds between evaluations on the test set.
+        member_rounds: the largest number of rounds between a client's and a model's last training for which the
+            client's examples count as members of the model.
+        baselines: whether to compare the clusters with one model for all, local training and one model per group,
             trained for the same rounds (`baseline.*` of `summary.json`).
-        min_clients: a warning names each cluster with fewer clients after the last round.
-        record_updates: rounds from one recorded round to the next; 0: none. Each client's update is written into the
-            run's directory as the server received it, for attacks of the server (docs/trace.md).
-        round_attack: attack that observes every round, such as `PropertyAttack` with a `PropertySchedule`.
-        malicious_clients: clients with their own way of training, such as from `active_property_attacker`.
-        attacks: your own attacks for audits, on scores of reference models (`ReferenceAttack`; at the end of a run with
-            reference federations too) or on clients' updates (`UpdateAttack`).
+        min_clients: the number of clients below which a warning names a cluster after the last round.
+        record_updates: the number of rounds between recorded rounds; 0 records none. The run's directory then contains
+            the updates that the server received, for server attacks (docs/trace.md).
+        round_attack: an attack that observes every round, such as `PropertyAttack` with a `PropertySchedule`.
+        malicious_clients: clients that replace local training, such as from `active_property_attacker`.
+        attacks: your own attacks on scores of reference models (`ReferenceAttack`) or on clients' updates
+            (`UpdateAttack`).
         metrics: further measurements of the finished training.
-        release: students or averages to release instead of the models; None: the models.
-        features: a fixed map of all inputs before ``model``, fitted on the shadow set and computed once; ``model``
-            takes vectors of `Features.width`. With a fitted `FeatureMap`, ``federation`` has features already.
-        events: clients that leave for good or join later. Training and measurements exclude a client that has left.
+        release: students or averages to release instead of the models; ``None`` releases the models.
+        features: a fixed map of all inputs before ``model``, fitted on the shadow set; ``model`` takes vectors of
+            `Features.width`. A fitted `FeatureMap` means that ``federation`` already contains features.
+        events: clients that leave or join. Training and measurements exclude clients that have left.
         forgetting: the method of forgetting clients that leave.
 
     Raises:
-        InputError: settings that do not fit each other, or models in ``start`` of a different network.
+        InputError: settings exclude each other, or the models in ``start`` are of a different network.
 
     Example:
         >>> import shoal.toy
@@ -270,22 +269,22 @@ class Simulation:
 
     def __post_init__(self) -> None:
         if self.malicious_clients is not None:
-            how = "such as active_property_attacker makes"
+            how = "such as from active_property_attacker"
             require_instance("malicious_clients", self.malicious_clients, MaliciousClients, how)
         require_instance("federation", self.federation, Federation, "such as from Federation.from_tensors")
-        require_instance("model", self.model, Model, "Model(MyNetwork), with the class or a function that builds it")
+        require_instance("model", self.model, Model, "such as Model(MyNetwork)")
         require_instance("local", self.local, LocalSGD, "such as LocalSGD(epochs=1)")
         require_instance("red_team", self.red_team, RedTeam, "such as RedTeam(every=5)")
         for name, (how, least) in _INTEGERS.items():
             self._set(name, integer(name, getattr(self, name), how, least))
         self._set("participation", plain(self.participation))
         number = isinstance(self.participation, int | float) and not isnan(self.participation)
-        require(number, f"'participation' must be a number in [0, 1]; got {self.participation!r}")
+        require(number, f"'participation' must be a number in [0, 1] (got {self.participation!r})")
         if self.federation.classes is None and self.red_team is DEFAULT_RED_TEAM:
             self._set("red_team", LOSS_RED_TEAM)
         choices = get_args(Duplicates)
-        require(self.duplicates in choices, f"'duplicates' must be {one_of(choices)}; got {describe(self.duplicates)}")
-        require(self.view in VIEWS, f"'view' must be {one_of(VIEWS)}; got {describe(self.view)}")
+        require(self.duplicates in choices, f"'duplicates' must be {one_of(choices)} (got {describe(self.duplicates)})")
+        require(self.view in VIEWS, f"'view' must be {one_of(VIEWS)} (got {describe(self.view)})")
         require_algorithm(self.algorithm)
         require_defenses(self.defenses)
         self._set("defenses", tuple(self.defenses))
@@ -298,7 +297,9 @@ class Simulation:
         if self.canaries is not None:
             require_instance("canaries", self.canaries, Canaries, "such as from MislabelledCanaries(4).insert")
             foreign = self.canaries.client[~torch.isin(self.canaries.client, self.federation.ids)]
-            require(not len(foreign), f"'canaries' has client {foreign[:1].sum()}, which is not in 'federation'")
+            require(
+                not len(foreign), f"'canaries' must belong to clients of 'federation' (got client {foreign[:1].sum()})"
+            )
         if self.release is not None:
             require_instance("release", self.release, Distillation, "such as Distillation()")
             self.release.check(self.federation)
@@ -323,11 +324,14 @@ class Simulation:
         accounting.check_sums(self.setup, local, len(self.federation))
         if most_clusters(self.algorithm) is not None:
             alone = self.replayable and self.start is None
-            require(alone, "clusters = 'auto' is not possible with a property attack or a 'start'; give a number")
+            require(
+                alone,
+                "algorithm.clusters = 'auto' excludes property attacks, malicious clients and 'start'; set a number",
+            )
             require(
                 accounting.private_rule(local.rounds[0]) is None,
-                "clusters = 'auto' is not possible with differential privacy, since epsilon does not count its trials; "
-                "give a number of clusters",
+                "algorithm.clusters = 'auto' excludes differential privacy, because epsilon does not cover its trials; "
+                "set a number",
             )
         accounting.check_accountable(self.federation, self.rounds, local)
         require_instance("events", self.events, Sequence, "such as [Event(round=5, leave=('north',))]")
@@ -350,7 +354,7 @@ class Simulation:
 
     @property
     def replayable(self) -> bool:
-        """Whether the run can be repeated with other examples (no round attack, no malicious clients)."""
+        """Whether the run can be repeated with other examples, which a round attack or malicious clients prevent."""
         return self.round_attack is None and self.malicious_clients is None
 
     @property
@@ -360,18 +364,18 @@ class Simulation:
 
     @property
     def presence(self) -> Presence | None:
-        """The rounds of each client's presence; None without events."""
+        """The rounds in which each client is present; ``None`` without events."""
         return Presence.from_events(self.events, self.federation, self.last_round) if self.events else None
 
     def federation_in_round(self, number: int) -> Federation:
-        """Return the federation with the test examples of the clients present in a round."""
+        """Return the federation with the test examples of the clients that are present in a round."""
         return (
             self.federation if self.presence is None else self.federation.restrict_test(self.presence.present(number))
         )
 
     @property
     def first_round(self) -> int:
-        """The number of the first round, which is 1 unless there is a ``start``."""
+        """The number of the first round, which is 1 without a ``start``."""
         return 1 if self.start is None else self.start.state.round + 1
 
     @property
@@ -380,12 +384,12 @@ class Simulation:
         return self.first_round - 1 + self.rounds
 
     def preflight(self) -> Preflight:
-        """Estimate the records that each view could recognise, from gradients of an initial model, without training."""
+        """Estimate, without training, which records each view could recognise from gradients of an initial model."""
         moves = apply_feature_map(self).visible_moves()
         return preflight(moves, first_round=self.first_round, steered=self.coordinator is not None)
 
     def visible_moves(self) -> VisibleMoves:
-        """Return the moves visible to each view in the training; the federation must have its features already."""
+        """Return the updates that each view observes in training; the federation must already contain its features."""
         start = None if self.start is None else self.start.state.models[0].cpu()
         return VisibleMoves(
             self.federation, self.algorithm, self.setup, self.rounds, self.participation, self.seed, start
@@ -418,14 +422,14 @@ class Simulation:
 
 
 def apply_feature_map(simulation: Simulation, threads: int | None = 1) -> Simulation:
-    """Replace all inputs by their features; a simulation without features, or with a fitted map, stays as it is.
+    """Return the simulation with all inputs replaced by their features, which are computed only once.
 
     Args:
-        simulation: a simulation with raw inputs.
-        threads: the number of threads; None: one per core; results are bit-identical.
+        simulation: the simulation with raw inputs.
+        threads: the number of threads, which does not change results; ``None`` uses one per core.
 
     Raises:
-        InputError: a missing shadow set for features that need one, or inputs of a wrong shape.
+        InputError: the features need a shadow set, or the inputs have a wrong shape.
     """
     features, federation, canaries = simulation.features, simulation.federation, simulation.canaries
     threads = threads or cores()
@@ -434,7 +438,7 @@ def apply_feature_map(simulation: Simulation, threads: int | None = 1) -> Simula
     public = federation.shadow.x
     require(
         len(public) > 0 or not features.needs_public_examples,
-        "'pca' in the features needs a shadow set, public examples without labels; add shadow examples",
+        "features: 'pca' needs a shadow set, which may lack labels; add shadow examples",
     )
     fitted, of_public = features.fit_and_map(public if len(public) else federation.clients.x[:1], threads)
     mapped = partial(fitted.transform, threads=threads)
@@ -447,16 +451,16 @@ def apply_feature_map(simulation: Simulation, threads: int | None = 1) -> Simula
 
 
 def first_examples(federation: Federation) -> tuple[Tensor, Tensor]:
-    """Return inputs (B, ...) and labels of at most two training examples, to try a model on."""
+    """Return the inputs (B, ...) and labels of at most two training examples, for a trial of a model."""
     return federation.clients.x[:2], federation.clients.y[:2]
 
 
 def require_known(simulation: Simulation) -> None:
-    """Refuse a simulation whose reference federations cannot repeat the training of its start.
+    """Raise `InputError` if reference federations cannot repeat the training of a simulation's ``start``.
 
     Raises:
-        InputError: the start may have used the clients' examples in an unknown way; or clients take part in some rounds
-            only and the start had other examples, so the members of its models are unknown.
+        InputError: the training of ``start`` is unknown or cannot be repeated, or the members of its models are
+            unknown.
     """
     start = simulation.start
     if start is None or start.public:
@@ -464,24 +468,25 @@ def require_known(simulation: Simulation) -> None:
     how = "train all rounds in one run, or use start(public=True) if it was trained without these clients' examples"
     if start.simulation is None:
         raise InputError(
-            "reference federations must begin before 'start', and a directory does not say how it was trained; use "
-            f"the result itself, {how}"
+            "reference federations must retrain 'start', but a directory does not contain its data; use the result of "
+            f"simulate, {how}"
         )
     require(
         start.simulation.round_attack is None and start.simulation.malicious_clients is None,
-        "reference federations must begin before 'start', which had a property attack or malicious clients",
+        "reference federations cannot retrain a 'start' with a property attack or malicious clients; train "
+        "another start",
     )
     clients = [run.federation.clients for run in (simulation, start.simulation)]
     mine, theirs = comparable_hashes(*clients)
     require(
         bool(np.isin(mine, theirs).any()),
-        "reference federations must begin before 'start', but none of the clients' examples is among those of 'start', "
-        f"which may have had them in another form; {how}",
+        "reference federations must retrain 'start', but 'start' has none of the clients' examples in this form; "
+        f"{how}",
     )
     of_mine, of_theirs = (shards.owners().numpy() for shards in clients)
     require(
         simulation.participation == 1 or (np.array_equal(mine, theirs) and np.array_equal(of_mine, of_theirs)),
-        "reference federations after a 'start' with other clients or examples need participation = 1, since the "
-        f"members of its models are unknown; got {simulation.participation:g}",
+        "reference federations after a 'start' with other clients or examples need participation = 1 (got "
+        f"{simulation.participation:g})",
     )
     require_known(start.simulation)

@@ -76,7 +76,7 @@ def expect(path, phrases):
 
 BAD_BATCHES = {
     "half a record": (CONTENTS[0][:-1], ["9,218 bytes", "records of 3,073 bytes"]),
-    "label": (bytes([200]) + CONTENTS[0][1:], ["label 200", "0 to 9"]),
+    "label": (bytes([200]) + CONTENTS[0][1:], ["200", "0 to 9"]),
     "empty": (b"", ["0 bytes", "one or more records"]),
 }
 
@@ -100,8 +100,8 @@ BAD_ARCHIVES = {
     "tar cut in gzip": (gzip.compress(TAR[: len(TAR) // 2]), ["truncated"]),
     "no tar": (b"hello" * 1000, ["not a tar archive"]),
     "empty": (b"", ["not a tar archive"]),
-    "a batch missing": (archive(CONTENTS[:5]), ["lacks 'test_batch.bin'", "'data_batch_1.bin'"]),
-    "the python version": (archive(names=["data_batch_1"]), ["lacks 'data_batch_1.bin'", "the binary version"]),
+    "a batch missing": (archive(CONTENTS[:5]), ["'test_batch.bin'"]),
+    "the python version": (archive(names=["data_batch_1"]), ["'data_batch_1.bin'"]),
 }
 
 
@@ -120,11 +120,11 @@ def test_a_link_in_an_archive_is_not_a_batch(tmp_path):
         tar.addfile(info)
     path = tmp_path / "links.tar"
     path.write_bytes(buffer.getvalue())
-    expect(path, ["lacks 'data_batch_1.bin'"])
+    expect(path, ["'data_batch_1.bin'"])
 
 
 def test_missing_files_are_named(tmp_path):
     folder = write_folder(tmp_path / "cifar", CONTENTS[:4])
-    expect(folder, ["lacks 'data_batch_5.bin', 'test_batch.bin'"])
+    expect(folder, ["'data_batch_5.bin', 'test_batch.bin'"])
     expect(tmp_path / "nothing.tar.gz", ["missing"])
     assert find_cifar10(folder) is None

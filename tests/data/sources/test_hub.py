@@ -91,7 +91,7 @@ def test_fetched_femnist_is_upright_light_on_black_and_all_training(tmp_path, hu
         (ConnectionError("no route\nto host"), "ConnectionError: no route"),
         (ValueError(), "ValueError"),
         (split(GREY[:1], [0], image="img"), "image"),
-        (split(GREY[:0], []), "in each split"),
+        (split(GREY[:0], []), "28, 28"),
         (split([GREY[0], GREY[0, :3]], [0, 1]), "shape (28, 28)"),
         (split(random_images(1, (28, 28, 3)), [0]), "shape (28, 28)"),
         (split(GREY[:2], [0, 10]), "0 to 9"),
@@ -124,9 +124,7 @@ def test_fetch_into_a_folder_that_cannot_be_written_is_refused(tmp_path, hub):
         fetch("mnist", tmp_path / "file")
 
 
-@pytest.mark.parametrize(
-    ("name", "phrase"), [("digits", "'digits' is not on the hub"), ("mnits", "did you mean 'mnist'")]
-)
+@pytest.mark.parametrize(("name", "phrase"), [("digits", "'digits'"), ("mnits", "did you mean 'mnist'")])
 def test_fetch_of_a_set_that_the_hub_lacks_is_refused(tmp_path, name, phrase):
     with pytest.raises(InputError, match=phrase):
         fetch(name, tmp_path)

@@ -41,9 +41,9 @@ class CFL(Derived):
     3. The cluster is split if ``gamma_max < sqrt((1 - a) / 2)``, where a is the largest cosine between updates of
        different parts.
 
-    A client that missed a split, or joined later, moves down the tree of splits, one split per round. At a split the
-    client trains the model from before the split, and joins the part that contains the client with the most similar
-    update. The server sends each client only the model of its cluster.
+    A client that missed a split, or joined later, moves down the tree of splits, one split per round. At each of these
+    splits, the late client trains the model from before the split, and joins the part with the most similar update. The
+    server sends each client only the model of its cluster.
 
     Unlike in the paper, a cluster of two clients may be split, and updates exclude batch norm's statistics. The paper's
     encryption of updates (Algorithm 5) is not implemented.

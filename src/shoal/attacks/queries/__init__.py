@@ -1,1 +1,1 @@
-"""Membership inference by queries of one model; the red team that estimates risks with it, and its shadow models."""
+"""Membership inference from queries of one model, with or without shadow models."""

@@ -1,7 +1,7 @@
-"""Queries with 18 copies of an image: itself and its mirror image, unshifted and shifted to eight sides.
+"""Queries with 18 copies of an image: the image and its mirror image, each unshifted and shifted in eight directions.
 
-Source: Carlini et al. 2022, arXiv:2112.03570 (queries with augmented inputs); the copies of Aerni, Zhang and Tramer
-2024, arXiv:2404.17399. Ours: every attack reads the mean of the copies' scores.
+Source: Carlini et al. 2022, arXiv:2112.03570 (queries with augmented inputs); Aerni, Zhang and Tramer 2024,
+arXiv:2404.17399 (the copies). Ours: the score of a record is the mean score of its copies.
 """
 
 from collections.abc import Sequence
@@ -23,25 +23,28 @@ _CHUNK = 512
 
 
 def require_queries(queries: object, shape: Sequence[int]) -> int:
-    """Return the number of queries per record.
+    """Return the number of queries per record, after a check.
 
     Raises:
-        InputError: a number outside 1 to 18, or copies of inputs that are not images.
+        InputError: a number outside 1 to 18, or more than one query for inputs that are not images.
     """
     number = integer("queries", queries, "such as 18", 1)
-    require(number <= MAX_QUERIES, f"'queries' must be 1 to {MAX_QUERIES} (2 flips x 9 shifts); got {number}")
+    require(
+        number <= MAX_QUERIES,
+        f"'queries' must be at most {MAX_QUERIES} (got {number}); an image has 2 flips times 9 shifts",
+    )
     require(
         number == 1 or len(shape) == 3,
-        f"'queries' above 1 asks for copies of images; these inputs are of shape {tuple(shape)}",
+        f"'queries' above 1 needs images of shape (channels, height, width) (got inputs of shape {tuple(shape)})",
     )
     return number
 
 
 def image_copies(images: Tensor, number: int) -> list[Tensor]:
-    """Return the first ``number`` copies of images (m, channels, height, width): unshifted, then shifted, in pairs with
-    their mirror images.
+    """Return the first ``number`` of 18 copies of images (m, channels, height, width).
 
-    Shifts are an eighth of the image, 4 pixels of 32, with 0 outside.
+    The unshifted image comes first, then its mirror image, then the shifted images, each followed by its mirror image.
+    Images are shifted by an eighth of their side and padded with 0.
 
     Example:
         >>> import torch
@@ -56,8 +59,10 @@ def image_copies(images: Tensor, number: int) -> list[Tensor]:
 
 
 def mean_confidence(engine: Engine, model: Tensor, x: Tensor, labels: Tensor, rows: Tensor, number: int) -> Tensor:
-    """Return the logit-scaled confidence (m,) float64 of a model (P,) on the inputs of x at ``rows`` (m,), with their
-    ``labels`` (m,), averaged over ``number`` copies; 1: the input itself, which need not be an image.
+    """Return the mean logit-scaled confidence of a model (P,) over ``number`` copies of each input, (m,) float64.
+
+    The inputs are those of x at ``rows`` (m,), with the true classes ``labels`` (m,). If ``number`` is 1, inputs need
+    not be images.
     """
     if number == 1:
         return logit_confidence(engine.outputs(model, x, rows).cpu(), labels, engine.model.loss)

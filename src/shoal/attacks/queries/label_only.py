@@ -1,10 +1,10 @@
-"""Label-only attacks: how robust the predicted label is, from queries with changed inputs.
+"""Label-only attacks, which query a model with changed inputs to measure how robust its predicted label is.
 
-Source: Choquette-Choo, Tramer, Carlini, Papernot 2021, ICML, arXiv:2007.14321, section 3: data augmentation attack and
-decision boundary distance by random noise (3.3). A member keeps its label under more changes than a non-member.
+A member keeps its label under more changes than a non-member. These attacks query new inputs, which a `Query` does not
+contain, so they are functions. The baseline is the gap attack, `shoal.attacks.queries.yeom.Gap`.
 
-These attacks query new inputs, which a `Query` does not have, so they are functions that return scores, higher for
-members. Their baseline is the gap attack, `shoal.attacks.queries.yeom.Gap`.
+Source: Choquette-Choo, Tramer, Carlini, Papernot 2021, ICML, arXiv:2007.14321, section 3 (data augmentation attack) and
+section 3.3 (decision boundary distance by random noise).
 """
 
 from collections.abc import Callable, Iterator
@@ -29,11 +29,12 @@ Change = Callable[[Tensor], Tensor]
 
 @settings
 class ImageChanges:
-    """Copies of an image: itself, translations, and rotations.
+    """Copies of an image: the image itself, translations and rotations.
 
     Args:
-        pixels: translations by (i, j) with ``|i| + |j| = 1..pixels``, 0 outside; 0: none.
-        degrees: angle of a rotation in both directions, bilinear, 0 outside; 0: none.
+        pixels: the largest translation; translations by (i, j) have ``|i| + |j| = 1..pixels`` and are padded with 0. 0
+            means no translation.
+        degrees: the angle of the rotations in both directions, bilinear and padded with 0. 0 means no rotation.
     """
 
     pixels: Count = 1
@@ -51,15 +52,17 @@ class ImageChanges:
 def augmentation_votes(
     engine: Engine, model: Tensor, x: Tensor, y: Tensor, rows: Tensor, copies: ImageChanges | None = None
 ) -> Tensor:
-    """Count the changed copies (M,) int64 of each record that the model gives the record's label.
+    """Count the changed copies of each record that the model classifies as the record's label, (M,) int64.
+
+    A higher count means more likely a member.
 
     Args:
         engine: the model's engine.
-        model: (P,), parameters.
-        x: (N, ...), inputs, stored by `Engine.prepare` or not.
-        y: (N,) int64, labels.
-        rows: (M,) int64, the records to score.
-        copies: the changes; None: those of `ImageChanges`.
+        model: the model's parameters, (P,).
+        x: the inputs, (N, ...), prepared by `Engine.prepare` or not.
+        y: the labels, (N,) int64.
+        rows: the indices of the records to score, (M,) int64.
+        copies: the changes; a value of ``None`` means the default `ImageChanges`.
 
     Example:
         >>> import torch, shoal
@@ -95,17 +98,17 @@ def boundary_distance(
     levels: tuple[float, ...] = (0.05, 0.1, 0.2, 0.4, 0.8),
     draws: int = 4,
 ) -> Tensor:
-    """Return the smallest noise level (M,) at which the model's label is wrong, averaged over draws.
+    """Return the smallest noise level at which the model misclassifies each record, averaged over draws, (M,).
 
-    Each draw is one direction of noise for all records, scaled by the levels. A record with a wrong label without noise
-    has distance 0; a draw with the right label at all levels counts twice the largest level. A record takes ``draws``
-    times the number of levels, plus one, queries.
+    A higher distance means more likely a member. Each draw is one noise direction for all records, scaled by each
+    level. A record that is misclassified without noise has distance 0. A draw without a misclassification counts twice
+    the largest level. The number of queries per record is ``draws`` times the number of levels, plus one.
 
     Args:
         engine, model, x, y, rows: the arguments of `augmentation_votes`.
-        stream: randomness of the noise.
-        levels: standard deviations of the noise in units of the inputs, above 0 and increasing.
-        draws: number of directions.
+        stream: the randomness of the noise.
+        levels: the standard deviations of the noise in units of the inputs, positive and increasing.
+        draws: the number of noise directions.
     """
     distances = [torch.empty(0, dtype=torch.float64)]
     for part in rows.split(_CHUNK):
@@ -129,7 +132,7 @@ def _is_correct(engine: Engine, model: Tensor, x: Tensor, y: Tensor, rows: Tenso
 
 
 def translate_images(images: Tensor, down: int, right: int) -> Tensor:
-    """Shift images by some pixels, with 0 from outside."""
+    """Shift images by some pixels, padded with 0."""
     height, width = images.shape[-2:]
     padded = pad(images, (max(right, 0), max(-right, 0), max(down, 0), max(-down, 0)))
     top, left = max(-down, 0), max(-right, 0)

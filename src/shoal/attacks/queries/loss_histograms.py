@@ -1,16 +1,18 @@
 """Risk from clients' histograms of their losses, without shadow models.
 
-Every client sends two histograms of its model's loss: on its training examples, which are members, and on its hold-out
-examples. The server adds them up, chooses the best threshold on the loss on one half of the clients, and judges it on
-the other half (cross-fitting). Source of the attack: Yeom et al. 2018, arXiv:1709.01604, Adversary 1, with another
-threshold; of the noise: Ghosh, Roughgarden, Sundararajan 2009, arXiv:0811.2841 (the geometric mechanism).
+Every client sends two histograms of its model's loss: on its training examples (members) and on its hold-out examples
+(non-members). The server adds up the histograms, chooses the best loss threshold on one half of the clients, and
+measures the accuracy of the threshold on the other half (cross-fitting).
 
-A relative loss is the loss minus the mean loss of the other models, which did not train on the client's examples and so
-measure their difficulty (`OtherClusters`); with a single model it is the loss.
+A relative loss is the loss minus the mean loss of the other models, which did not train on the client's examples
+(`OtherClusters`). With one model the relative loss is the loss.
 
-The server learns each client's histograms: its numbers of training and hold-out examples, and the model's fit. Noise
-makes them differentially private, with epsilon per estimate for one example more or less; estimates add up. This does
-not cover the client's updates.
+The histograms reveal each client's numbers of training and hold-out examples, and the fit of the model. Noise on the
+histograms makes each estimate epsilon-differentially private for one example more or less. Noise on the histograms does
+not protect the client's updates, and the epsilons of several estimates add up.
+
+Source: Yeom et al. 2018, arXiv:1709.01604, Adversary 1, with another threshold (attack); Ghosh, Roughgarden,
+Sundararajan 2009, arXiv:0811.2841, the geometric mechanism (noise).
 """
 
 from collections.abc import Sequence
@@ -41,11 +43,11 @@ Counts = Floats
 
 @settings
 class LossHistograms:
-    """The histograms that clients send for the "histogram" and "relative-histogram" estimators.
+    """The clients' loss histograms for the "histogram" and "relative-histogram" estimators.
 
     Args:
-        epsilon: scale of the discrete Laplace noise ``P(x) ~ exp(-epsilon |x|)`` that each client adds to each bin for
-            each estimate; left out: no noise.
+        epsilon: the epsilon of the discrete Laplace noise ``P(x) ~ exp(-epsilon |x|)`` that each client adds to each
+            bin in each estimate; without this key, clients add no noise.
 
     Example:
         >>> import shoal
@@ -68,8 +70,8 @@ class LossHistograms:
     ) -> list[Estimate]:
         """Estimate the balanced accuracy of the cross-fitted loss threshold on each of K models, in [0, 1].
 
-        An estimate is below 0.5 if the threshold does not transfer to other clients. It is NaN for a model without
-        histograms, and for the only model if a single client trains it.
+        An estimate is below 0.5 if the threshold does not transfer to other clients. The estimate is NaN for a model
+        without histograms, and for a federation's only model if one client trains the model.
 
         Raises:
             InputError: no client has hold-out examples.
@@ -81,9 +83,9 @@ class LossHistograms:
     def received(
         self, state: State, federation: Federation, engine: Engine, stream: Stream, *, relative: bool = False
     ) -> Counts:
-        """Compute the histograms (N, 2, B) of each client's members and hold-outs, as the server receives them.
+        """Compute the histograms of each client's members and hold-out examples, as received by the server, (N, 2, B).
 
-        They are 0 for a client that has not trained a model.
+        The histograms of a client that has not trained a model are 0.
         """
         counts = np.zeros((len(federation), 2, len(RELATIVE_EDGES if relative else EDGES) + 1))
         for k, model in enumerate(state.models):
@@ -99,14 +101,14 @@ class LossHistograms:
 
 
 def accuracies_of(counts: Counts, assignment: Tensor, ids: Tensor, clusters: int, stream: Stream) -> list[Estimate]:
-    """Compute the server's part of `LossHistograms.accuracies`.
+    """Compute the estimates of `LossHistograms.accuracies` from the received histograms.
 
     Args:
-        counts: (N, 2, B), 0 for clients that sent nothing.
-        assignment: (N,) int64, the model of each client; -1: none.
-        ids: (N,) int64.
-        clusters: K.
-        stream: randomness of the halves.
+        counts: the histograms of each client, (N, 2, B); 0 for clients that sent none.
+        assignment: the model of each client, (N,) int64; -1 for a client without a model.
+        ids: the ids of the clients, (N,) int64.
+        clusters: the number K of models.
+        stream: the randomness of the split into halves.
     """
     return [
         cross_fitted_accuracy(
@@ -119,17 +121,21 @@ def accuracies_of(counts: Counts, assignment: Tensor, ids: Tensor, clusters: int
 
 
 def own_risks(models: Tensor, members: Shards, holdout: Shards, engine: Engine) -> Tensor:
-    """Estimate the risk (K,) float64 of K models (K, P) at a client, without shadow models and without messages.
+    """Estimate the risk of each of K models (K, P) at one client, (K,) float64, without shadow models and messages.
 
-    The risk is the balanced accuracy of the best threshold on the loss, cross-fitted on two halves of the client's
-    members and hold-outs. Source of the idea: IFCA-MIR, section 5.7.
+    The risk is the balanced accuracy of the best loss threshold, cross-fitted on two halves of the client's members and
+    hold-out examples.
+
+    Source: IFCA-MIR, section 5.7 (idea).
 
     Raises:
-        InputError: fewer than two members or two hold-outs.
+        InputError: fewer than two members or two hold-out examples.
     """
     fewest = min(len(members.indices), len(holdout.indices))
     require(
-        fewest >= 2, f"a client's own estimate of risk needs at least 2 training and 2 hold-out examples; got {fewest}"
+        fewest >= 2,
+        "a client's risk estimate needs at least 2 training examples and 2 hold-out examples "
+        f"(got {fewest} in the smaller set)",
     )
     estimates = []
     halves = [(_every_second(members, first), _every_second(holdout, first)) for first in (0, 1)]
@@ -149,19 +155,20 @@ def require_holdout(federation: Federation, estimator: str) -> None:
     """Raise `InputError` unless a client has hold-out examples."""
     require(
         len(federation.holdout.indices) > 0,
-        f"the '{estimator}' estimator needs hold-out examples of the clients ('holdout_examples'); got none",
+        f"the '{estimator}' estimator needs hold-out examples (got none); set 'holdout_examples'",
     )
 
 
 def cross_fitted_accuracy(counts: Counts, half: Ints, elsewhere: Counts) -> Estimate:
-    """Compute the balanced accuracy of a threshold that each half of the clients takes from the other; NaN without one.
+    """Compute the balanced accuracy of the threshold of each half of the clients on the other half.
 
-    The interval does not include noise that clients add.
+    The accuracy is NaN without a threshold. The interval does not include the noise that clients add.
 
     Args:
-        counts: (n, 2, B), histograms of n clients.
-        half: (n,), 0 or 1.
-        elsewhere: (2, B), histograms of other models' clients, for a half without members or hold-outs.
+        counts: the histograms of n clients, (n, 2, B).
+        half: the half of each client, 0 or 1, (n,).
+        elsewhere: the histograms of other models' clients, (2, B), used if a half has no members or no hold-out
+            examples.
     """
     right, total = np.zeros(2), np.zeros(2)
     for judged in (0, 1):
@@ -183,7 +190,8 @@ def cross_fitted_accuracy(counts: Counts, half: Ints, elsewhere: Counts) -> Esti
 
 
 def best_cut(counts: Counts) -> int:
-    """Return the number of lowest bins that best separate members from hold-outs (2, B), the smallest of ties.
+    """Return the number of lowest bins that best separates members from hold-out examples in (2, B); ties give the
+    smallest.
 
     >>> best_cut(np.array([[3.0, 1.0, 0.0], [0.0, 1.0, 2.0]]))
     1
@@ -195,14 +203,14 @@ def best_cut(counts: Counts) -> int:
 
 
 def discrete_laplace(epsilon: float, shape: tuple[int, ...], generator: np.random.Generator) -> Counts:
-    """Draw integers with P(x) in proportion to exp(-epsilon |x|), as the difference of two geometric ones."""
+    """Draw integers with P(x) in proportion to exp(-epsilon |x|), as the difference of two geometric variables."""
     success = -np.expm1(-epsilon)
     first, second = (generator.geometric(success, shape).astype(np.float64) for _ in range(2))
     return first - second
 
 
 def histograms(model: Tensor, shards: Shards, engine: Engine, others: Sequence[Tensor] | None = None) -> Counts:
-    """Count each owner's examples by loss, (n, B); with ``others``, models (P,), by relative loss."""
+    """Count each owner's examples per bin of the loss, (n, B), or of the loss relative to the models ``others``."""
     edges = EDGES if others is None else RELATIVE_EDGES
     counts = np.zeros((len(shards), len(edges) + 1))
     if len(shards.indices):
@@ -217,7 +225,7 @@ def histograms(model: Tensor, shards: Shards, engine: Engine, others: Sequence[T
 
 
 def client_histograms(model: Tensor, members: Shards, holdout: Shards, engine: Engine) -> Counts:
-    """Compute the histograms (2, B) of one client's members and hold-outs."""
+    """Compute the histograms of one client's members and hold-out examples, (2, B)."""
     return np.stack([histograms(model, shards, engine)[0] for shards in (members, holdout)])
 
 

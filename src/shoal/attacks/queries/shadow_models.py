@@ -1,10 +1,11 @@
-"""Shadow models, which the server trains on its own examples, so that it knows their members.
+"""Shadow models, which the server trains on its own examples and whose members it therefore knows.
 
-A model that many clients trained over many rounds fits their examples differently from a model that one owner trained
-for one round, and an attack fitted on the second reads the wrong signs. Hence "federated" training.
+Many clients train a federated model over many rounds, so the model fits their examples differently from a model that
+one owner trains in one round. The "federated" training of shadow models imitates training by many clients over many
+rounds.
 
-Source: Shokri et al. 2017, arXiv:1610.05820, section V-C (shadow models are trained like the target); McMahan et al.
-2017, arXiv:1602.05629 (how); IFCA-MIR, Algorithm 2, lines 1 to 6, which trains each on one pool of examples.
+Source: Shokri et al. 2017, arXiv:1610.05820, section V-C (training of shadow models like the target); McMahan et al.
+2017, arXiv:1602.05629 ("federated" training); IFCA-MIR, Algorithm 2, lines 1 to 6 ("pooled" training).
 """
 
 import logging
@@ -35,21 +36,20 @@ _MAX_OWNERS = 2**20
 class ShadowModels:
     """The training of shadow models.
 
-    Each shadow model of a cluster samples twice its size from the shadow set, without replacement. It is trained on one
-    half; the other half are its non-members. All models of one estimate are trained together, as clients of the engine.
+    Each shadow model draws a sample from the shadow set without replacement. One half of the sample trains the shadow
+    model; the other half are its non-members.
 
     Args:
-        number: shadow models per model of the federation (IFCA-MIR: 3).
-        size: training examples per shadow model, at most half the shadow set. "cluster": as many as the cluster's
-            clients have together, and at least the average of a client; so the estimated risk depends on the cluster's
-            size.
-        epochs: passes over these examples, per round with "federated" training; "round": as many as a client makes in
-            a round.
-        warm_start: start "pooled" training from the federation's model; otherwise from random parameters.
-        training: "pooled": one client trains the shadow model on all its examples for one round (IFCA-MIR).
-            "federated": as many owners as the cluster has clients train it by federated averaging, from random
-            parameters, for as many rounds as the run has done. Every estimate then costs the run so far, times the
-            number of shadow models.
+        number: the number of shadow models per model of the federation (IFCA-MIR uses 3).
+        size: the number of training examples per shadow model, at most half the shadow set. "cluster" means as many
+            examples as the cluster's clients have in total, and at least a client's average.
+        epochs: the number of passes over the training examples, per round with "federated" training. "round" means as
+            many passes as a client makes in a round.
+        warm_start: whether "pooled" training starts from the federation's model instead of random parameters.
+        training: "pooled" or "federated". With "pooled", one owner trains the shadow model on all its examples for one
+            round (IFCA-MIR). With "federated", as many owners as the cluster has clients train the shadow model by
+            federated averaging, from random parameters, for as many rounds as the run has done. The cost of every
+            "federated" estimate is that of the run so far, times the number of shadow models.
 
     Example:
         >>> import shoal
@@ -68,7 +68,7 @@ class ShadowModels:
     training: Annotated[Literal["pooled", "federated"], Field(alias="shadow_training")] = "pooled"
 
     def __post_init__(self) -> None:
-        require(self.number > 1 or self.size != 1, "a single shadow model must train on at least 2 examples; got 1")
+        require(self.number > 1 or self.size != 1, "one shadow model needs at least 2 training examples (got 1)")
 
     def records(
         self,
@@ -80,10 +80,10 @@ class ShadowModels:
         *,
         keep_models: bool = False,
     ) -> list[Records]:
-        """Train shadow models of each of the K models of ``state``, and record their outputs.
+        """Train the shadow models of each of the K models of ``state``, and record their outputs.
 
-        With ``keep_models`` the shadow models are in `Records.reference`, and outputs come from one evaluation of the
-        whole shadow set, which may differ in the last bits.
+        With ``keep_models``, `Records.reference` contains the shadow models. All outputs then come from one evaluation
+        of the whole shadow set, which may change their last bits.
 
         Raises:
             InputError: the shadow set has fewer than two examples.
@@ -121,7 +121,7 @@ class ShadowModels:
             was trained on the first half of the sample.
         """
         shadow, clusters = federation.shadow, len(state.models)
-        require(len(shadow) >= 2, f"shadow models need a shadow set of at least 2 examples; got {len(shadow)}")
+        require(len(shadow) >= 2, f"shadow models need a shadow set of at least 2 examples (got {len(shadow)})")
         samples, inside = [], []
         for k in range(clusters):
             size = self.size_of(state, federation, k)
@@ -161,7 +161,7 @@ class ShadowModels:
                     yield owner, end, samples[owner]
 
     def size_of(self, state: State, federation: Federation, k: int) -> int:
-        """Return the number of examples of a shadow model of cluster k; at most half the shadow set."""
+        """Return the number of training examples of a shadow model of cluster k, at most half the shadow set."""
         sizes = federation.clients.sizes
         if self.size == "cluster":
             size = max(int(sizes[state.assignment == k].sum()), round(float(sizes.double().mean())))
@@ -174,10 +174,10 @@ class ShadowModels:
 
 
 def split_between_owners(examples: int, sizes: Tensor) -> Tensor:
-    """Split a number of examples between owners, in proportion to clients' sizes.
+    """Split a number of examples between owners, in proportion to the clients' sizes.
 
     Returns:
-        (m,) int64, with the sum ``examples``. Owners with 0 examples are left out.
+        The number of examples of each owner, (m,) int64, without owners with 0 examples.
 
     >>> split_between_owners(10, torch.tensor([8, 4, 8])), split_between_owners(1, torch.tensor([5, 5, 5]))
     (tensor([4, 2, 4]), tensor([1]))
@@ -192,10 +192,10 @@ class ShadowFederation:
     """A shadow model and its owners.
 
     Args:
-        start: (P,), the initial parameters.
-        examples: (M,) int64, the positions of its training examples in the shadow set.
-        sizes: (m,) int64, the number of examples of each owner, in order.
-        local: local training of the owners in the last round (`LocalSGD.at`).
+        start: the initial parameters, (P,).
+        examples: the indices of the training examples in the shadow set, (M,) int64.
+        sizes: the number of examples of each owner, (m,) int64, in the order of ``examples``.
+        local: the owners' local training in the last round (`LocalSGD.at`).
     """
 
     start: Tensor
@@ -207,10 +207,10 @@ class ShadowFederation:
 def train_shadow_federations(
     federations: Sequence[ShadowFederation], shadow: GroupedExamples, rounds: int, engine: Engine, stream: Stream
 ) -> Tensor:
-    """Train S shadow models (S, P), on the CPU, by federated averaging of their owners.
+    """Train S shadow models by federated averaging of their owners, and return their parameters, (S, P) on the CPU.
 
-    The weight of an owner is its number of examples, and all owners take part in every round. Local training is that of
-    the clients in the last round, with the learning rate of each round; other changes by a defence are not repeated.
+    An owner's weight is its number of examples. All owners take part in every round. The owners train like the clients
+    in the last round, with the learning rate of each round; a defence's changes in earlier rounds are not repeated.
 
     Raises:
         DivergenceError: a result is not finite.

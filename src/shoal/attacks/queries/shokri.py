@@ -1,7 +1,7 @@
 """The shadow-model attack: a classifier of posteriors, trained on the records of shadow models.
 
-Source: Shokri, Stronati, Song, Shmatikov 2017, arXiv:1610.05820; sorted posteriors: Salem et al. 2019,
-arXiv:1806.01246; as in IFCA-MIR's Algorithm 2, lines 2 to 7.
+Source: Shokri, Stronati, Song, Shmatikov 2017, arXiv:1610.05820; Salem et al. 2019, arXiv:1806.01246 (sorted
+posteriors); IFCA-MIR, Algorithm 2, lines 2 to 7.
 """
 
 import warnings
@@ -28,14 +28,14 @@ Classifier = Literal["logistic", "mlp", "random-forest"]
 
 @settings
 class ShadowModelAttack:
-    """A classifier of a model's posteriors into those of members and of non-members.
+    """The shadow-model attack, which classifies a record as a member or a non-member by the model's posteriors.
 
     Args:
-        classifier: "logistic" regression, "mlp" (64 hidden neurons) or "random-forest" (100 trees).
-        per_class: one classifier per true class, as in the paper; otherwise one for all, with the true class as a
-            one-hot input. A linear classifier for all classes cannot tell the posterior of the true class, so
-            "logistic" needs ``per_class`` or ``sorted_posteriors``.
-        sorted_posteriors: posteriors in descending order, without their classes.
+        classifier: "logistic" (logistic regression), "mlp" (64 hidden neurons) or "random-forest" (100 trees).
+        per_class: whether each true class has a separate classifier, as in the paper. Otherwise one classifier reads
+            the true class as a one-hot input. "logistic" needs ``per_class`` or ``sorted_posteriors``, because a linear
+            classifier of all classes cannot select the posterior of the true class.
+        sorted_posteriors: whether posteriors are sorted in descending order.
         name: the attack's name in a configuration.
 
     Example:
@@ -60,7 +60,7 @@ class ShadowModelAttack:
     name: Literal["shadow"] = "shadow"
 
     def fit(self, records: Records, stream: Stream) -> "FittedShadowModelAttack":
-        """Train one classifier, or one per class whose records have both members and non-members."""
+        """Train one classifier for all classes, or one for each class that has members and non-members."""
         features = self.features(records.outputs, records.labels)
         member, labels = records.member.numpy(), records.labels.numpy()
         if not self.per_class:
@@ -86,9 +86,14 @@ class ShadowModelAttack:
 
 @dataclass(frozen=True, eq=False)
 class FittedShadowModelAttack:
-    """A fitted attack; its score is the probability of a member, or 0.5 (non-member) in a class without a classifier.
+    """A fitted shadow-model attack, whose score is the probability of membership.
 
-    ``classifiers`` are by class; -1 is the one for all classes.
+    The score is 0.5 (non-member) for a class without a classifier.
+
+    Args:
+        attack: the attack before its fit.
+        classifiers: the classifier of each class; -1 is the key of a classifier for all classes.
+        threshold: the largest score that is classified as a non-member.
     """
 
     attack: ShadowModelAttack
@@ -96,7 +101,7 @@ class FittedShadowModelAttack:
     threshold: float = 0.5
 
     def score(self, query: Query) -> Floats:
-        """Return probabilities (M,) of members."""
+        """Return the probability of membership of each record, (M,)."""
         features = self.attack.features(query.outputs, query.labels)
         scores = np.full(len(query.labels), 0.5)
         for label, classifier in self.classifiers.items():

@@ -1,7 +1,6 @@
-"""Site inference: a guess of a record's client (such as a hospital) from the model's outputs on it.
+"""Site inference: a guess of a record's client, such as a hospital, from the model's outputs on the record.
 
-A label alone reveals something if sites see different cases, so outputs are judged within each class, against always
-guessing the class's largest site.
+The baseline guesses the largest site of each class, because a label alone can reveal the site.
 """
 
 from dataclasses import dataclass
@@ -18,11 +17,12 @@ from shoal.metrics.intervals import Floats, Ints, mean_interval
 
 @dataclass(frozen=True)
 class SiteGuesses:
-    """Guesses of sites by outputs and by the prior, on the same records.
+    """Guesses of sites from the model's outputs, compared with guesses from the label alone.
 
     Args:
-        outputs: guesses by outputs, with the prior's accuracy as chance.
-        gain, low, high: accuracy beyond the prior, and its 95 % interval over paired records.
+        outputs: the guesses from outputs, with the accuracy of guesses from the label as chance level.
+        gain: the accuracy of the guesses from outputs minus that of the guesses from the label.
+        low, high: the 95 % interval of the gain over paired records.
     """
 
     outputs: Guesses
@@ -33,13 +33,13 @@ class SiteGuesses:
 
 @settings
 class SiteInference:
-    """A guess of a record's client by a regression of clients on the model's outputs, per class.
+    """The attack that guesses a record's client by a regression of clients on the model's outputs, per class.
 
-    The regression is cross-fitted on other records of the same clients. So the attacker has outputs on records of known
-    clients, such as from a shared evaluation.
+    The regression is cross-fitted on other records of the same clients. The attacker therefore has outputs on records
+    of known clients, for example from a shared evaluation.
 
     Args:
-        folds: number of parts of a class's records.
+        folds: the number of folds of each class's records.
 
     Example:
         >>> import numpy as np
@@ -61,9 +61,9 @@ class SiteInference:
         """Guess the site of every record.
 
         Args:
-            outputs: (M, C), outputs of the model of the record's client.
-            label: (M,), the records' labels.
-            site: (M,), the records' clients.
+            outputs: the outputs of the record's cluster model, (M, C).
+            label: the labels of the records, (M,).
+            site: the client of each record, (M,).
         """
         from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - takes a second to import
         from sklearn.pipeline import make_pipeline  # noqa: PLC0415

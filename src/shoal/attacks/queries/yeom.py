@@ -17,9 +17,9 @@ from shoal.metrics.intervals import Floats
 
 @settings
 class LossThreshold:
-    """Yeom's Adversary 1: an example is a member if the model's loss on it is below the mean loss of members.
+    """Yeom's Adversary 1: an example is a member if the model's loss on the example is below the mean loss of members.
 
-    The mean is over the members of the shadow models, the only members that an outsider knows.
+    The mean loss is computed on the members of the shadow models, because an outsider knows no other members.
 
     Args:
         name: the attack's name in a configuration.
@@ -42,7 +42,7 @@ class LossThreshold:
     name: Literal["loss-threshold"] = "loss-threshold"
 
     def fit(self, records: Records, stream: Stream) -> "FittedLossThreshold":
-        """Set the threshold to minus the mean loss of the members in ``records``; infinite without members."""
+        """Set the threshold to minus the mean loss of the members in ``records``, or to infinity without members."""
         del stream
         of_members = losses(records.outputs, records.labels, records.loss)[records.member.numpy()]
         return FittedLossThreshold(-float(of_members.mean()) if len(of_members) else np.inf)
@@ -50,20 +50,20 @@ class LossThreshold:
 
 @dataclass(frozen=True)
 class FittedLossThreshold:
-    """A fitted attack; its score is minus the training loss, cross-entropy in nats."""
+    """A fitted loss-threshold attack, whose score is minus the training loss; cross-entropy is in nats."""
 
     threshold: float
 
     def score(self, query: Query) -> Floats:
-        """Return negative losses (M,)."""
+        """Return minus the loss of each example, (M,)."""
         return -losses(query.outputs, query.labels, query.loss)
 
 
 @settings
 class Gap:
-    """The gap attack: an example is a member if the model classifies it correctly.
+    """The gap attack: an example is a member if the model classifies the example correctly.
 
-    Its balanced accuracy is 0.5 + (train accuracy - test accuracy) / 2.
+    The balanced accuracy of the attack is 0.5 + (train accuracy - test accuracy) / 2.
 
     Args:
         name: the attack's name in a configuration.
@@ -77,14 +77,14 @@ class Gap:
     name: Literal["gap"] = "gap"
 
     def fit(self, records: Records, stream: Stream) -> "FittedGap":
-        """Return the same attack for all models."""
+        """Return the same attack for every model."""
         del records, stream
         return FittedGap()
 
 
 @dataclass(frozen=True)
 class FittedGap:
-    """A fitted attack; its score is whether the model is right."""
+    """A fitted gap attack, whose score is 1 if the model classifies the example correctly, else 0."""
 
     threshold: float = 0.5
 

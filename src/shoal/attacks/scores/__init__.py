@@ -1,1 +1,1 @@
-"""Membership inference by scores of several models: reference models, models of other clusters or of other rounds."""
+"""Membership inference from the scores of reference models, of other clusters' models or of other rounds' models."""

@@ -1,7 +1,8 @@
-"""The likelihood-ratio attack with a Bayesian estimate of each record's distributions, for few reference models.
+"""The BaVarIA attack: a likelihood-ratio attack with Bayesian variances, for few reference models.
 
-Source: Brannvall 2026, arXiv:2603.11799 (BaVarIA with Student-t predictive distributions); the normal-inverse-gamma
-distribution's update as in Murphy 2007, Conjugate Bayesian analysis of the Gaussian distribution, section 6.
+Source: Brannvall 2026, arXiv:2603.11799 (BaVarIA with Student-t predictive distributions). The update of the
+normal-inverse-gamma distribution is that of Murphy 2007, Conjugate Bayesian analysis of the Gaussian distribution,
+section 6.
 """
 
 from dataclasses import dataclass
@@ -22,7 +23,14 @@ LARGEST = 1e3
 
 @dataclass(frozen=True)
 class Prior:
-    """The prior of a record's mean ~ N(m0, variance / k0) and variance ~ inverse-gamma(a0, b0), as (m0, k0, a0, b0)."""
+    """A normal-inverse-gamma prior: variance ~ inverse-gamma(a0, b0) and mean ~ N(m0, variance / k0).
+
+    Args:
+        mean: m0.
+        strength: k0.
+        shape: a0.
+        scale: b0.
+    """
 
     mean: float
     strength: float
@@ -32,14 +40,14 @@ class Prior:
 
 @settings
 class BaVarIA:
-    """The log density of a record's score given its IN scores, minus that given its OUT scores.
+    """The log density of a record's score given its IN scores, minus the log density given its OUT scores.
 
-    Each density is the Student-t distribution of the next score of a side, with a prior of mean and variance fitted on
-    all records of the side. With few scores its variance is nearly the pooled variance, with many the record's own.
-    Records without IN (or OUT) scores are treated as in `LiRA`. A record with equal scores on each side counts R / 2
-    scores per side: unequal counts alone would separate the densities, and can depend on membership.
+    Each density is the Student-t predictive distribution of the next IN or OUT score. A normal-inverse-gamma prior is
+    fitted on the IN scores of all records, and another on the OUT scores. Records without IN or without OUT scores are
+    treated as in `LiRA`. If all scores of a record are equal within IN and within OUT, both counts are set to R / 2,
+    because unequal counts alone would reveal membership.
 
-    The prior is ours (`fit_prior`); the paper's was not at hand.
+    The fit of the prior is ours, not the paper's (`fit_prior`).
     """
 
     name: ClassVar[str] = "bavaria"
@@ -48,7 +56,7 @@ class BaVarIA:
     least: ClassVar[int] = 3
 
     def scores(self, records: ReferenceScores) -> Floats:
-        """Return the ratios (M,) in nats; above 0 a record is more likely a member."""
+        """Return the log-likelihood ratio of each record in nats, (M,); a positive ratio means more likely a member."""
         if not len(records):
             return np.empty(0)
         squares = sum(side.squares for side in in_and_out(self, records, needs_in=True))
@@ -57,12 +65,12 @@ class BaVarIA:
 
 
 def fit_prior(side: Side, variance: float) -> Prior:
-    """Fit the prior of one side by the moments of its records.
+    """Fit the prior of the IN or of the OUT scores by the moments of the records.
 
-    With the pooled ``variance`` s: m0 is the mean of the records' means; k0 = s / t, where t is the variance of these
-    means less what their few scores add to it; a0 = 2 + s^2 / (variance of the records' true variances), as the
-    moments of an inverse-gamma distribution say, and b0 = s (a0 - 1). Sample variances v of n scores overstate that:
-    E v^2 = E variance^2 (n + 1) / (n - 1). k0 and a0 are at most `LARGEST`.
+    With s the pooled ``variance``, the prior has m0 equal to the mean of the records' means, and k0 = s / t. The value
+    t is the variance of the records' means minus the mean sampling variance of a record's mean. With q the variance of
+    the records' true variances, a0 = 2 + s^2 / q and b0 = s (a0 - 1). The estimate of q uses E v^2 = E variance^2 (n +
+    1) / (n - 1) for the sample variance v of n scores. The values k0 and a0 are at most `LARGEST`.
     """
     means = side.mean[side.observed]
     added = variance * (1 / side.count[side.observed]).mean()

@@ -1,7 +1,7 @@
 """The loss as a score, and scores calibrated by the difficulty of the record.
 
-Source: Yeom, Giacomelli, Fredrikson, Jha 2018, arXiv:1709.01604 (the loss); Watson, Guo, Cormode, Sablayrolles, ICLR
-2022, arXiv:2111.08440, equation 3, on the logit-scaled confidence. `OtherClusters` is ours.
+Source: Yeom, Giacomelli, Fredrikson, Jha 2018, arXiv:1709.01604 (loss); Watson, Guo, Cormode, Sablayrolles, ICLR 2022,
+arXiv:2111.08440, equation 3 (difficulty calibration, here on the logit-scaled confidence). `OtherClusters` is ours.
 """
 
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ from shoal.metrics.intervals import Floats
 
 @settings
 class LossScore:
-    """Minus the loss of the attacked model, log(1 + exp(-score)), without reference models.
+    """Minus the loss of the attacked model, -log(1 + exp(-score)).
 
-    `shoal.audit.reference_thresholds` sets its threshold, not the mean loss as in `LossThreshold`.
+    The threshold comes from `shoal.audit.reference_thresholds`.
     """
 
     name: ClassVar[str] = "loss"
@@ -29,7 +29,7 @@ class LossScore:
     least: ClassVar[int] = 0
 
     def scores(self, records: ReferenceScores) -> Floats:
-        """Return scores (M,) in nats, at most 0."""
+        """Return one score per record in nats, (M,), at most 0."""
         return -np.logaddexp(0.0, -records.score)
 
 
@@ -37,8 +37,8 @@ class LossScore:
 class DifficultyCalibration:
     """The attacked model's score minus the mean score of the reference models that did not train on the record.
 
-    If all reference models trained on a record, their scores are first shifted by the mean difference between OUT and
-    IN scores.
+    If every reference model trained on a record, the mean difference between OUT and IN scores is added to their
+    scores.
     """
 
     name: ClassVar[str] = "calibration"
@@ -47,21 +47,20 @@ class DifficultyCalibration:
     least: ClassVar[int] = 1
 
     def scores(self, records: ReferenceScores) -> Floats:
-        """Return scores (M,) in logits."""
+        """Return one score per record in logits, (M,)."""
         _, outside = in_and_out(self, records, needs_in=False)
         return records.score - outside.mean
 
 
 @dataclass(frozen=True, eq=False)
 class OtherClusters:
-    """A record's confidence on its own model minus its mean confidence on the others.
+    """A record's confidence on its cluster's model minus its mean confidence on the models of the other clusters.
 
-    A clustered federation sends every client all K models. Only one of them trained on a record, so the others serve as
-    reference models without further training. They are models of other groups, so scores differ by more than
-    membership.
+    The attack needs no reference models, because a client of a clustered federation receives the models of all
+    clusters.
 
     Args:
-        all_models: (M, K) logit-scaled confidence of each model on each record, K at least 2.
+        all_models: the logit-scaled confidence of each model on each record, (M, K), with K at least 2.
 
     Example:
         >>> import numpy as np
@@ -82,7 +81,7 @@ class OtherClusters:
     all_models: Floats
 
     def scores(self, records: ReferenceScores) -> Floats:
-        """Return scores (M,); ``records`` are in the order of ``all_models``."""
+        """Return one score per record, (M,), for ``records`` in the order of ``all_models``."""
         trained = np.arange(self.all_models.shape[1]) == records.model[:, None]
         differences = np.where(trained, 0.0, records.score[:, None] - self.all_models)
         return differences.sum(axis=1) / (self.all_models.shape[1] - 1)

@@ -1,10 +1,10 @@
-"""Scores of records by the reference models that trained on them (IN), and by those that did not (OUT).
+"""Scores of records by the reference models that trained on the record (IN) and by those that did not (OUT).
 
-Where all reference models are on one side of a record, its other side is the same scores shifted by the mean difference
-between IN and OUT. With R random halves, 2 in 2^R records have one side only.
+If a record has only IN or only OUT scores, the missing scores are estimated by adding or subtracting the mean
+difference between IN and OUT.
 
-The number of IN scores can reveal whether the attacked model trained on a record, for example if each record is in
-exactly half of all models. So the mean of equal scores must not depend on their number, to the last bit.
+The number of IN scores can reveal membership, for example if every record is in exactly half of all models. The mean of
+equal scores must therefore not depend on the number of scores, to the last bit.
 """
 
 from collections.abc import Callable
@@ -19,12 +19,12 @@ from shoal.metrics.intervals import Bools, Floats
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """The scores on one side, IN or OUT, of M records.
+    """The IN scores or the OUT scores of M records.
 
     Args:
-        scores: (M, R), shifted for records without scores on this side.
-        mask: (M, R) bool, the scores that count; at least one per record.
-        observed: (M,) bool, whether the record has scores on this side.
+        scores: the scores of all reference models, (M, R), shifted if the record has no scores on this side.
+        mask: whether each score counts, (M, R) bool, true for at least one score per record.
+        observed: whether the record has scores on this side, (M,) bool.
     """
 
     scores: Floats
@@ -33,22 +33,22 @@ class Side:
 
     @property
     def count(self) -> Floats:
-        """(M,) numbers of scores."""
+        """The number of scores of each record, (M,)."""
         return self.mask.sum(axis=1).astype(np.float64)
 
     @property
     def mean(self) -> Floats:
-        """(M,) means of the scores."""
+        """The mean score of each record, (M,)."""
         return _mean(self.scores, self.mask)
 
     @property
     def squares(self) -> Floats:
-        """(M,) sums of squares around each record's mean."""
+        """The sum of squared deviations from each record's mean, (M,)."""
         return (np.where(self.mask, self.scores - self.mean[:, None], 0.0) ** 2).sum(axis=1)
 
     @property
     def freedom(self) -> Floats:
-        """(M,) degrees of freedom of `squares`; 0 for scores of the other side."""
+        """The degrees of freedom of `squares` for each record, (M,); 0 if all scores of the record are shifted."""
         return np.where(self.observed, self.count - 1, 0.0)
 
 
@@ -56,34 +56,35 @@ def in_and_out(attack: ReferenceAttack, records: ReferenceScores, *, needs_in: b
     """Split scores into an IN and an OUT side.
 
     Args:
-        attack: named in errors; its ``least`` is the fewest reference models.
-        records: scores of M records.
-        needs_in: whether IN scores are read; if not, only OUT scores must exist, and the IN side may be wrong.
+        attack: the attack that reads the scores.
+        records: the scores of M records.
+        needs_in: whether the attack reads IN scores; if not, only OUT scores must exist.
 
     Raises:
-        InputError: fewer reference models than ``attack.least``, or no record with a score on a side that is read.
+        InputError: fewer reference models than ``attack.least``, or no record has a score on a side that the attack
+            reads.
     """
     require(
         records.references >= attack.least,
-        f"the attack '{attack.name}' needs at least {attack.least} reference models; got {records.references}",
+        f"the attack '{attack.name}' needs at least {attack.least} reference models (got {records.references})",
     )
     inside, outside = records.reference_member, ~records.reference_member
     has_in, has_out = inside.sum(axis=1) > 0, outside.sum(axis=1) > 0
-    needs = f"the attack '{attack.name}' needs records that some reference model"
-    require(not len(records) or bool(has_out.any()), f"{needs} did not train on; all trained on all")
+    needs = f"the attack '{attack.name}' needs a record that a reference model"
+    require(not len(records) or bool(has_out.any()), f"{needs} did not train on (got none)")
     require(
         not len(records) or not needs_in or bool(has_in.any()),
-        f"{needs} trained on; none trained on any, which only the offline attacks allow",
+        f"{needs} trained on (got none); use an offline attack",
     )
     shift = _shift(records, has_in, has_out)
     return _side(records.reference, inside, has_in, shift), _side(records.reference, outside, has_out, -shift)
 
 
 def pooled_variances(attack: ReferenceAttack, *sides: Side) -> list[float]:
-    """Return each side's variance of scores around their record's mean, pooled over records.
+    """Return each side's variance of scores around the record's mean, pooled over records.
 
-    It is the sum of squares over the sum of the degrees of freedom. A side where no record has two scores takes the
-    variance of the other sides.
+    The pooled variance is the sum of squares divided by the sum of the degrees of freedom. If no record has two scores
+    on a side, the variance of the other side is returned for that side.
 
     Raises:
         InputError: no record has two scores on a side, or scores do not vary.
@@ -95,8 +96,8 @@ def pooled_variances(attack: ReferenceAttack, *sides: Side) -> list[float]:
         variances = np.where(freedom > 0, variances, squares.sum() / freedom.sum())
     require(
         not len(sides[0].scores) or bool(np.all(variances > 0)),
-        f"the attack '{attack.name}' needs two reference models with different scores of a record that both trained "
-        "on it, or both did not",
+        f"the attack '{attack.name}' needs two reference models with different scores of one record; both must "
+        "have trained on the record, or neither",
     )
     return [float(variance) for variance in variances]
 
@@ -104,11 +105,11 @@ def pooled_variances(attack: ReferenceAttack, *sides: Side) -> list[float]:
 def log_ratio(
     attack: ReferenceAttack, records: ReferenceScores, log_density: Callable[[Side, float], Floats]
 ) -> Floats:
-    """Return the log density (M,) of each record's score on its IN side minus that on its OUT side.
+    """Return the log density of each record's score given IN minus the log density given OUT, (M,).
 
     Args:
         attack, records: the arguments of `in_and_out`.
-        log_density: the log densities (M,) from a side and its pooled variance.
+        log_density: the function that returns log densities (M,) for a side and its pooled variance.
     """
     sides = in_and_out(attack, records, needs_in=True)
     inside, outside = map(log_density, sides, pooled_variances(attack, *sides))

@@ -19,16 +19,16 @@ VARIANCE_FLOOR = 1e-3
 
 @settings
 class LiRA:
-    """Log-likelihood ratio of a record's score, with normal distributions of its IN and of its OUT scores.
+    """The log-likelihood ratio of a record's score under normal distributions of its IN and of its OUT scores.
 
-    log N(score; mean_in, variance_in) - log N(score; mean_out, variance_out). With few reference models a side has one
-    variance for all records: that of the scores around each record's mean (`pooled_variances`). The paper's "fixed
-    variance" is that of all scores of a side, which includes the records' difficulty, and its code uses the IN scores
-    for both sides. A record without IN scores takes its OUT scores, shifted by the mean difference between IN and OUT,
-    and the other way round.
+    The ratio is log N(score; mean_in, variance_in) - log N(score; mean_out, variance_out). With few reference models,
+    all records share one variance for IN and one for OUT: the variance of scores around each record's mean
+    (`pooled_variances`). The paper's "fixed variance" is instead the variance of all scores, which includes the
+    difficulty of the records. If a record has no IN scores, its OUT scores plus the mean difference between IN and OUT
+    are used, and vice versa.
 
     Args:
-        own_variance: number of reference models from which on each record has its own variances.
+        own_variance: the smallest number of reference models with which each record has separate variances.
 
     Example:
         >>> import numpy as np
@@ -59,10 +59,10 @@ class LiRA:
     own_variance: Positive = 64
 
     def scores(self, records: ReferenceScores) -> Floats:
-        """Return the ratios (M,) in nats; above 0 a record is more likely a member."""
+        """Return the log-likelihood ratio of each record in nats, (M,); a positive ratio means more likely a member."""
 
         def log_density(side: Side, pooled: float) -> Floats:
-            """Return the log density (M,), up to a constant."""
+            """Return the log density of each record, (M,), up to a constant."""
             variance = variances(side, pooled, self.own_variance)
             return -0.5 * (np.log(variance) + (records.score - side.mean) ** 2 / variance)
 
@@ -71,13 +71,13 @@ class LiRA:
 
 @settings
 class OfflineLiRA:
-    """Distance of a record's score from the mean of its OUT scores, in their standard deviations.
+    """The distance of a record's score from the mean of its OUT scores, in standard deviations of the OUT scores.
 
-    The paper's score is the normal distribution function of this distance: the same order of records, but 1 beyond
-    eight standard deviations. Variances and records without OUT scores are as in `LiRA`.
+    The paper applies the normal distribution function to this distance, which ranks the records equally but rounds to 1
+    beyond eight standard deviations. Variances and records without OUT scores are handled as in `LiRA`.
 
     Args:
-        own_variance: the number of reference models, as in `LiRA`.
+        own_variance: the smallest number of reference models with which each record has a separate variance.
     """
 
     name: ClassVar[str] = "lira-offline"
@@ -88,16 +88,17 @@ class OfflineLiRA:
     own_variance: Positive = 64
 
     def scores(self, records: ReferenceScores) -> Floats:
-        """Return distances (M,) in standard deviations."""
+        """Return one distance per record in standard deviations, (M,)."""
         _, outside = in_and_out(self, records, needs_in=False)
         (pooled,) = pooled_variances(self, outside)
         return (records.score - outside.mean) / np.sqrt(variances(outside, pooled, self.own_variance))
 
 
 def variances(side: Side, pooled: float, own_variance: int) -> Floats:
-    """Return the variances (M,) of a side's scores: the pooled variance, or each record's own with many models.
+    """Return the variance of each record's scores on one side, (M,).
 
-    A record's own variance is at least `VARIANCE_FLOOR` of the pooled variance, and needs two scores.
+    With fewer than ``own_variance`` reference models, every variance is the pooled variance. With more, a record with
+    two scores has a separate variance, at least `VARIANCE_FLOOR` times the pooled variance.
     """
     variances = np.full(len(side.scores), pooled)
     if side.scores.shape[1] < own_variance:

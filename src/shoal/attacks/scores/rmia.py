@@ -1,4 +1,4 @@
-"""The robust membership-inference attack: how a record's probability rose, compared with that of other records.
+"""The robust membership-inference attack (RMIA): a record's rise in probability, compared with other records' rises.
 
 Source: Zarifzadeh, Liu, Shokri, ICML 2024, arXiv:2312.03262, equations 2 to 4 and 10 (offline).
 """
@@ -23,19 +23,18 @@ TIE = 1e-6
 
 @settings
 class RMIA:
-    """The fraction of records z whose ratio a record's ratio exceeds by a factor gamma.
+    """The fraction of comparison records with a likelihood ratio of at most 1 / gamma times the scored record's ratio.
 
-    The ratio is p(record) by the attacked model over its mean by reference models, half IN and half OUT. The records z
-    are the population's rows of the same attacked model; all reference models count for them, since none trained on
-    them. Without a population, z are the model's other records, by their OUT scores. Without any z the fraction is 1/2.
+    A record's likelihood ratio is its probability by the attacked model divided by its mean probability over reference
+    models, with IN and OUT weighted equally. The comparison records are the population records of the same attacked
+    model. Without a population, the comparison records are the other records of the same model, with the mean over OUT
+    scores. Without comparison records the fraction is 1/2.
 
-    A fraction has as many levels as there are z, too few for low false positive rates. So records of one level are
-    ordered by their ratio (ours, at most `TIE`). The population makes models comparable; it does not change the order
-    of one model's records.
+    Ours: the likelihood ratio orders records with equal fractions, and changes a score by at most `TIE`.
 
     Args:
-        gamma: the factor, at least 1 (the paper: 2). It does not change the order of one model's records. At 2 most
-            fractions are near 0, and a threshold from other models is less accurate (docs/audit.md).
+        gamma: the factor, at least 1 (the paper uses 2). With gamma = 2 most fractions are near 0, and a threshold from
+            other models is less accurate (docs/audit.md).
     """
 
     name: ClassVar[str] = "rmia"
@@ -46,7 +45,7 @@ class RMIA:
     gamma: Gamma = 1.0
 
     def scores(self, records: ReferenceScores) -> Floats:
-        """Fractions, within `TIE`."""
+        """Return one fraction per record, (M,), changed by at most `TIE`."""
         inside, outside = in_and_out(self, records, needs_in=True)
         log_out = _log_mean(outside)
         # The mean of equal means is exactly that mean.
@@ -56,13 +55,14 @@ class RMIA:
 
 @settings
 class OfflineRMIA:
-    """RMIA with reference models that did not train on the record.
+    """RMIA with only the reference models that did not train on the record.
 
-    The mean probability over all models is estimated from their mean p_out as ((1 + a) p_out + 1 - a) / 2, for z too.
+    The mean probability over all models is estimated as ((1 + a) p_out + 1 - a) / 2, with p_out the mean probability
+    over the reference models.
 
     Args:
         gamma: the factor, as in `RMIA`.
-        a: the weight of p_out, in [0, 1]; at 1 the mean is p_out itself.
+        a: the weight of p_out, in [0, 1]; at 1 the estimate is p_out.
     """
 
     name: ClassVar[str] = "rmia-offline"
@@ -74,7 +74,7 @@ class OfflineRMIA:
     a: Fraction = 0.33
 
     def scores(self, records: ReferenceScores) -> Floats:
-        """Fractions, within `TIE`."""
+        """Return one fraction per record, (M,), changed by at most `TIE`."""
         _, outside = in_and_out(self, records, needs_in=False)
         average = self._all_models(_log_mean(outside))
         return _fractions(records, average, average, self._all_models(_population_average(records)), self.gamma)

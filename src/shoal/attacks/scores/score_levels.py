@@ -1,7 +1,7 @@
-"""The level of an attack's score among the scores of the same record by models that did not train on it.
+"""The level of an attack's score among the same record's scores by models that did not train on the record.
 
-Source: Jälkö, Pradhan, Räisä, Honkela 2026, arXiv:2605.25819: one threshold for all records has a different false
-positive rate on each record, so a true positive rate "at 1 %" mixes records at 20 % with many at 0 %.
+Source: Jälkö, Pradhan, Räisä, Honkela 2026, arXiv:2605.25819. With one threshold for all records, the false positive
+rate differs per record: a rate of 1 % overall can be 20 % on some records and 0 % on many.
 """
 
 import numpy as np
@@ -17,20 +17,20 @@ Student's t is 4.5 standard deviations, with 2 it would be 32."""
 
 
 def record_levels(score: Floats, reference: Floats, trained: Bools) -> Floats:
-    """Return levels (M,): minus the log of the false positive rate of a threshold at a record's score on that record.
+    """Return the level of each record, (M,): minus the log of the record's false positive rate.
 
-    The rate is that of Student's t for (x - mean) / (std sqrt(1 + 1 / n)), with n normal scores by models that did not
-    train on the record. So a threshold on levels has the same false positive rate on all records, however much their
-    variances differ. Scores are first replaced by the normal quantiles of their ranks among all records' OUT scores, so
-    levels do not depend on the units of an attack.
+    The false positive rate of a record is the probability that a model without the record gives a score at least this
+    high. The probability is a Student-t tail of (x - mean) / (std sqrt(1 + 1 / n)), from the n scores by models that
+    did not train on the record. A threshold on levels therefore has the same false positive rate on every record. All
+    scores are replaced by the normal quantiles of their ranks among all OUT scores before levels are computed.
 
     Args:
-        score: (M,), the attack on the attacked model.
-        reference: (M, R), the attack on each reference model.
-        trained: (M, R), whether each reference model was trained on each record.
+        score: the attack's scores on the attacked model, (M,).
+        reference: the attack's scores on each reference model, (M, R).
+        trained: whether each reference model was trained on each record, (M, R).
 
     Raises:
-        InputError: all models were trained on all records, or scores of a record do not vary.
+        InputError: every model was trained on every record, or the scores of a record do not vary.
 
     Example:
         >>> import numpy as np

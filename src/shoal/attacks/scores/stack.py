@@ -1,8 +1,10 @@
 """The stack: a regression of membership on the scores of several attacks.
 
-It is fitted on reference federations, whose members are known: each is attacked in turn with the others as its
-references, as the run itself is. Source: stacked generalisation, Wolpert 1992, Neural Networks 5(2):241-259; with seven
-membership attacks, arXiv:2604.12737.
+The regression is fitted on reference models, whose members are known. Each reference model is attacked with the other
+reference models as its references.
+
+Source: stacked generalisation, Wolpert 1992, Neural Networks 5(2):241-259; with seven membership attacks,
+arXiv:2604.12737.
 """
 
 from dataclasses import dataclass
@@ -23,9 +25,10 @@ class Regression:
     """A logistic regression of membership on F standardised features.
 
     Args:
-        centre, spread: (F,) mean and standard deviation of the reference records' features.
-        weights, bias: (F,) weights of the standardised features, and the intercept.
-        threshold: the largest score of a non-member.
+        centre, spread: the mean and the standard deviation of each feature, (F,).
+        weights: the weights of the standardised features, (F,).
+        bias: the intercept.
+        threshold: the largest score that is classified as a non-member.
     """
 
     centre: Floats
@@ -45,7 +48,7 @@ class Regression:
 
         require(
             bool(member.any() and not member.all()),
-            "the records must include both members and non-members; got one kind",
+            "the records must include both members and non-members (got only one of the two)",
         )
         centre, spread = features.mean(axis=0), features.std(axis=0)
         # The deviation of a constant feature is a rounding error, not always 0.
@@ -63,8 +66,6 @@ class Regression:
 @settings
 class Stack:
     """A logistic regression of membership on the scores of F attacks, fitted on R reference models.
-
-    It reads no membership of the attacked run. Gradient boosting is not more accurate (docs/results/attacks/table.md).
 
     Args:
         inverse_penalty: scikit-learn's C, the inverse of the strength of the L2 penalty on standardised scores.
@@ -90,12 +91,12 @@ class Stack:
     def scores(self, attacked: Floats, references: Floats, trained: Bools) -> tuple[Floats, Floats]:
         """Return log odds of M records on the attacked model (M,), and on each reference model (M, R).
 
-        The regression that scores a reference model was fitted without that model's part.
+        A reference model is scored by a regression that was fitted on the other reference models.
 
         Args:
-            attacked: (M, F) scores of F attacks on the attacked model; NaN where an attack has none.
-            references: (M, R, F), the same on each reference model, as if it were attacked.
-            trained: (M, R), whether each reference model was trained on each record.
+            attacked: the scores of F attacks on the attacked model, (M, F), with NaN if an attack has no score.
+            references: the scores of the F attacks on each reference model, (M, R, F).
+            trained: whether each reference model was trained on each record, (M, R).
         """
         rows, columns = trained.shape
         centre = np.nanmean(references, axis=(0, 1))

@@ -1,8 +1,8 @@
 """The loss-trajectory attack, on a record's losses over the models of several rounds.
 
-Source: Liu, Zhao, Backes, Zhang 2022, CCS, arXiv:2208.14933. The paper distils the released model to imitate the stages
-of training, and reads the losses with a neural network. Here the attacker is a server or a client with the models of
-these rounds, and a logistic regression reads the losses.
+Source: Liu, Zhao, Backes, Zhang 2022, CCS, arXiv:2208.14933. The paper distils the released model to imitate earlier
+stages of training, and classifies the losses with a neural network. Here the attacker is a server or a client with the
+models of several rounds, and classifies the losses with a logistic regression.
 """
 
 from typing import ClassVar
@@ -41,8 +41,8 @@ class LossTrajectory:
         """Fit the regression; members and non-members have the same total weight.
 
         Args:
-            trajectories: (M, T) losses of reference models over T rounds.
-            member: (M,), whether each record was trained on.
+            trajectories: the losses of reference models over T rounds, (M, T).
+            member: whether the reference model was trained on each record, (M,).
 
         Raises:
             InputError: no members or no non-members.

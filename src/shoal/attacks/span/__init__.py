@@ -1,1 +1,1 @@
-"""The span attack: which records lie in the span of a dense layer's moves."""
+"""The span attack, which tests whether a record lies in the row space of a dense layer's updates."""

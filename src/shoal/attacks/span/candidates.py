@@ -17,23 +17,25 @@ _MIN_KNOWN = 20
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """Candidate records, which may be members.
+    """Records whose membership is attacked.
 
     Args:
-        x: inputs (M, ...).
-        known: inputs (Z, ...) of known non-members, for thresholds; None: none.
-        stratum, known_stratum: (M,) and (Z,) int64, or (M, S) and (Z, S) with coarse columns first, such as groups,
-            then groups with labels. A threshold is for all records with one value of the first column, from known
-            non-members in their mix. None: one stratum.
-        y, known_y: labels (M,) and (Z,), or targets, for the model's error on each record if the span does not decide
-            alone. None: the error is not used.
-        client: (M,) int64, the id of the client that each record belongs or would belong to, for the joint attack.
-        examples: (M,) int64, the number of that client's examples; None: `Knowledge.examples`.
-        row: (M,) int64, the row of the scores to which each record belongs, a client or a cluster; -1: none. None: all
-            records are scored in all rows.
+        x: the inputs of the M candidates, (M, ...).
+        known: the inputs of Z known non-members, (Z, ...), which set thresholds; a value of ``None`` means no known
+            non-members.
+        stratum, known_stratum: the strata of candidates and of known non-members, (M,) and (Z,) int64; a value of
+            ``None`` means one stratum. With shapes (M, S) and (Z, S), coarse columns come first, such as groups, then
+            groups with labels. Candidates with equal values in the first column share a threshold.
+        y, known_y: the labels or targets of candidates and of known non-members, (M, ...) and (Z, ...), for the matched
+            filter; ``None`` turns the filter off.
+        client: the id of the client that may own each record, (M,) int64, for the joint attack.
+        examples: the number of examples of each record's client, (M,) int64; a value of ``None`` means
+            `Knowledge.examples`.
+        row: the client or cluster in whose row of the scores each record is scored, (M,) int64; -1 means no row.
+            ``None`` means that all records are scored in all rows.
 
     Raises:
-        InputError: no records, or columns of other lengths.
+        InputError: no records, or columns of different lengths.
     """
 
     x: Tensor
@@ -51,7 +53,7 @@ class Candidates:
     def of_groups(
         x: Tensor, y: Tensor, group: Tensor, known: GroupedExamples, *, client: Tensor, examples: Tensor
     ) -> "Candidates":
-        """Create candidates of groups (M,) and known non-members; strata are groups, then groups with labels."""
+        """Create candidates with groups (M,) and known non-members; the strata are groups, then groups with labels."""
         if not len(known):
             return Candidates(x, stratum=group[:, None], y=y, client=client, examples=examples)
         known_y, strata = known.y.cpu(), [group[:, None], known.group.cpu()[:, None]]
@@ -71,7 +73,9 @@ class Candidates:
 
     @property
     def strata(self) -> tuple[Ints, Ints]:
-        """(M, S) and (Z, S), coarse columns first; S is 0 for a single stratum."""
+        """The strata of candidates, (M, S), and of known non-members, (Z, S), coarse columns first; S is 0 for one
+        stratum.
+        """
         known = 0 if self.known is None else len(self.known)
         if self.stratum is None or self.known_stratum is None:
             return np.empty((len(self.x), 0), dtype=np.int64), np.empty((known, 0), dtype=np.int64)
@@ -81,10 +85,10 @@ class Candidates:
         return strata, known_strata
 
     def __post_init__(self) -> None:
-        require(len(self.x) > 0, "there are no records to attack")
+        require(len(self.x) > 0, "'x' must hold at least one record (got none)")
         known, row = 0 if self.known is None else len(self.known), self.row
         fits = row is None or tuple(row.shape) == (len(self.x),)
-        require(fits, f"'row' must have shape ({len(self.x)},); got {() if row is None else tuple(row.shape)}")
+        require(fits, f"'row' must have shape ({len(self.x)},) (got {() if row is None else tuple(row.shape)})")
         for name, count, dims in (
             ("stratum", len(self.x), (1, 2)), ("known_stratum", known, (1, 2)), ("y", len(self.x), (1, 2, 3)),
             ("known_y", known, (1, 2, 3)),
@@ -92,26 +96,27 @@ class Candidates:
             column: Tensor | None = getattr(self, name)
             fits = column is None or (column.dim() in dims and len(column) == count)
             shape = () if column is None else tuple(column.shape)
-            require(fits, f"'{name}' must have shape ({count},) or ({count}, S); got {shape}")
+            require(fits, f"'{name}' must have shape ({count},) or ({count}, S) (got {shape})")
 
 
 @dataclass(frozen=True, eq=False)
 class SpanScores:
-    """The scores of N clients or clusters and M records.
+    """The scores of M records for N clients or clusters.
 
     Args:
-        score: (N, M) float64, higher for members: minus the residual, reduced by the matched filter if the span does
-            not decide alone. With noise it is the filter's score, or without labels the leverage. NaN if the client or
-            cluster sent no move, or the record is not of its row.
-        threshold: (N, M) float64, NaN like ``score``. If the span is exact it lies between rounding and the residuals
-            of non-members; otherwise non-members exceed it at the attack's rate of false alarms.
-        exact: (N,) bool, whether some records lie in the span up to rounding, and no known non-member does by chance.
-        rank: (N,) int64, the dimensions of the span; 0 without a move.
-        known: (N, Z) float64, scores of the known non-members; NaN like ``score``, and without a search.
+        score: the scores, (N, M) float64, higher for members. A score is minus the residual, combined with the matched
+            filter if the span is not exact. With noise, the score is the filter's score, or the leverage without
+            labels. A score is NaN without an update, or for a record of another row.
+        threshold: the thresholds, (N, M) float64, NaN like ``score``. With an exact span, the threshold is between
+            rounding and the residuals of non-members. Without an exact span, non-members exceed the threshold at the
+            attack's false alarm rate.
+        exact: whether records lie in the span up to rounding, and no known non-member does by chance, (N,) bool.
+        rank: the dimension of the span, (N,) int64; 0 without an update.
+        known: the scores of the known non-members, (N, Z) float64, with NaN if a non-member was not scored.
         layer: the dense layer's name in the network.
-        inputs: its number of inputs, the bias included.
-        direct: whether its inputs are the same in all rounds, as those of a first layer.
-        noisy: whether noise hides the span, so scores are not residuals.
+        inputs: the number of the layer's inputs, including the bias.
+        direct: whether the layer's inputs are the same in all rounds, as for a first layer.
+        noisy: whether noise hides the span, so that scores are not residuals.
     """
 
     score: Floats

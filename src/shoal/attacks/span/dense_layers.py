@@ -1,10 +1,8 @@
-"""The dense layers of a network: their places in the flat vector, and their inputs.
+"""The dense layers of a network: their slices of the parameter vector, and their inputs.
 
-A convolution whose patches do not overlap is a dense layer on each patch, and a record's inputs are its patches. Other
-layers are not attacked. The rows of a convolution's gradient are combinations of patches: a 3 x 3 kernel on c channels
-has 9 c inputs and hundreds of patches per image, so with enough rows its span is the whole space. A recurrent layer's
-rows combine words' embeddings, which many texts share. An embedding's own gradient shows the words of a batch, not its
-texts.
+A convolution with non-overlapping patches is a dense layer on each patch. Other layers are not attacked. For example, a
+3 x 3 kernel on c channels has 9 c inputs but hundreds of patches per image, so the span of its updates is the whole
+space.
 """
 
 import math
@@ -24,12 +22,12 @@ _BATCH = 256
 
 @dataclass(frozen=True)
 class DenseLayer:
-    """A layer `torch.nn.Linear`, or `torch.nn.Conv2d` on patches that do not overlap, whose weight is trained.
+    """A trained `torch.nn.Linear`, or a trained `torch.nn.Conv2d` with non-overlapping patches.
 
     Args:
         name: the module's name in the network.
-        outputs, inputs: (h, d), the weight's shape; for a convolution d counts all channels and places of a patch.
-        bias: whether the layer's bias is trained too; the bias counts as one more input, which is always 1.
+        outputs, inputs: the weight's shape, (h, d). A convolution's d is the number of elements in a patch.
+        bias: whether the layer's bias is trained; a trained bias counts as one more input with the value 1.
     """
 
     name: str
@@ -39,11 +37,13 @@ class DenseLayer:
 
     @property
     def width(self) -> int:
-        """The columns of `matrices`: d, with a bias d + 1."""
+        """The number of columns of `matrices`, d or d + 1 with a bias."""
         return self.inputs + self.bias
 
     def matrices(self, model: Model, vectors: Tensor) -> Tensor:
-        """Return the layer's weight (n, h, d or d + 1) in vectors (n, P), with the bias as last column."""
+        """Return the layer's weights in n parameter vectors (n, P), (n, h, d), or (n, h, d + 1) with the bias as last
+        column.
+        """
         prefix = f"{self.name}." if self.name else ""
         slots = {slot.name: slot for slot in model.layout.slots}
         weight = slots[prefix + "weight"].view(vectors).flatten(vectors.dim())
@@ -51,10 +51,10 @@ class DenseLayer:
 
 
 def dense_layers(model: Model, only: str | None = None) -> list[DenseLayer]:
-    """List the trained dense layers of a model's network in order, or only the layer called ``only``.
+    """List the trained dense layers of a model's network in order, or only the layer with the name ``only``.
 
     Raises:
-        InputError: the network has no trained dense layer, or none of this name.
+        InputError: the network has no trained dense layer, or none with this name.
 
     Example:
         >>> import shoal
@@ -70,10 +70,12 @@ def dense_layers(model: Model, only: str | None = None) -> list[DenseLayer]:
         if prefix + "weight" in trained and (type(module) is nn.Linear or _patch(module) is not None):
             weight = module.get_parameter("weight")
             layers.append(DenseLayer(name, len(weight), weight[0].numel(), bias=prefix + "bias" in trained))
-    require(bool(layers), "the span attack needs a dense layer (torch.nn.Linear) that is trained; the network has none")
+    require(
+        bool(layers), "the network has no trained dense layer (torch.nn.Linear); the span attack needs at least one"
+    )
     named = [layer for layer in layers if only in (None, layer.name)]
     names = quote([layer.name for layer in layers])
-    require(bool(named), f"'layer' must be one of the network's dense layers, {names}; got '{only}'")
+    require(bool(named), f"'layer' must be a dense layer of the network (got '{only}'); the dense layers are {names}")
     return named
 
 
@@ -97,13 +99,14 @@ def layer_inputs(
 def layer_factors(
     model: Model, row: Tensor, layers: Sequence[DenseLayer], x: Tensor, dtype: torch.dtype, y: Tensor | None = None
 ) -> list[tuple[Tensor, Tensor]]:
-    """Compute each layer's inputs and errors, in evaluation mode, for the model at ``row`` (P,), inputs x (M, ...) and
-    labels or targets y (M,). An example's gradient of the layer is ``error input'``.
+    """Compute the inputs and errors of each layer in evaluation mode, for the model with parameters ``row`` (P,).
+
+    The error of a layer is the gradient of the loss with respect to the layer's outputs. An example's gradient of the
+    layer's weight is ``error input'``. The examples have inputs x (M, ...) and labels or targets y (M,).
 
     Returns:
-        For each layer inputs (M, d) float32, plus a column of 1 for a bias; and errors (M, h), each example's gradient
-        of the loss by the layer's outputs; (M, 0) without ``y``. A layer that sees L vectors or patches per example has
-        (M, L, d) and (M, L, h).
+        Inputs (M, d) float32 for each layer, with a column of 1 for a bias, and errors (M, h), which are (M, 0) without
+        ``y``. For a layer with L vectors or patches per example the shapes are (M, L, d) and (M, L, h).
     """
     network = model.structure()
     network.load_state_dict(model.layout.views(row.cpu()), strict=False)
@@ -143,7 +146,7 @@ def layer_factors(
 def clip_layer_factors(
     engine: Engine, row: Tensor, layers: Sequence[DenseLayer], x: Tensor, y: Tensor, dtype: torch.dtype, bound: float
 ) -> list[tuple[Tensor, Tensor]]:
-    """Compute `layer_factors` with errors scaled so that each example's whole gradient is at most ``bound`` long."""
+    """Compute `layer_factors` with errors scaled to limit the L2 norm of each example's whole gradient to ``bound``."""
     model, every = engine.model, layers if bound == math.inf else dense_layers(engine.model)
     factors = layer_factors(model, row, every, x, dtype, y)
     if bound == math.inf:

@@ -1,17 +1,17 @@
-"""The joint attack: the membership of all records on a list, solved at once over every recorded round.
+"""The joint attack, which infers the membership of all records on a list at once from every recorded round.
 
-A client's update, or a model's move, is a sum of per-example gradients and noise of known size. With ``z_j = 1`` for a
-member, ``g_j`` the clipped gradient of record j at the round's start, and ``c_j`` its factor,
+A client's update, or a model's mean update, is a sum of per-example gradients and noise of known size. With ``z_j = 1``
+for a member, ``g_j`` the clipped gradient of record j at the round's start, and ``c_j`` the factor of record j,
 
     move_t = -sum_j z_j c_j g_j(start_t) + noise_t
 
-is a linear regression with known noise. If clients take several steps and add no noise, gradients are taken half way
-between a round's start and end. Solving for all z together lets one member explain a part of the move that a test of
-single records (`matched_filter`) would attribute to others. The score of a record is its log-odds, by a normal prior
-with the mean and variance of z.
+is a linear regression with known noise. If clients take several steps without noise, gradients are computed half way
+between a round's start and end. The joint solution does not attribute one member's contribution to other records,
+unlike a test of each record alone (`matched_filter`). A record's score is its log odds under a normal prior with the
+mean and variance of z.
 
-**The attacker has a list** of candidates that contains members, knows which clients trained which model in a round, and
-knows how clients train. Members missing from the list add noise to the move and weaken the attack.
+**The attacker has a list** of candidates that contains members. The attacker also knows the clients' training, and the
+clients that trained each model in each round. Members that are not on the list add noise and weaken the attack.
 
 Source: ours, a Bayesian linear regression.
 """
@@ -59,9 +59,9 @@ class _JointAttack:
     ) -> tuple[Floats, Floats]:
         local = knowledge.local
         plain = local is not None and local.optimizer is None and not knowledge.control_variates
-        require(plain, "the joint attack needs to know how clients train, by SGD without control variates")
+        require(plain, "the joint attack needs known local training by plain SGD, without control variates")
         for values, name in ((candidates.client, "client"), (candidates.y, "label")):
-            require(values is not None, f"the joint attack needs the {name} of each candidate")
+            require(values is not None, f"the joint attack needs the {name} of each candidate (got none)")
         score = np.full(len(candidates.x), np.nan)
         threshold = score.copy()
         for unknown in _Regression(candidates, engine, knowledge, self.prior).solve(moves):
@@ -75,7 +75,8 @@ class UpdateJoint(_JointAttack):
     """The joint attack of a server on each client's updates.
 
     Args:
-        prior: the share of members on a client's list; None: as many as it has examples, or half of a shorter list.
+        prior: the fraction of members on a client's list. ``None`` means the client's number of examples divided by the
+            length of the list, or 1/2 if that ratio is at least 1.
 
     Example:
         >>> import torch, shoal
@@ -105,20 +106,20 @@ class UpdateJoint(_JointAttack):
     def score(
         self, rounds: Iterable[RoundUpdates], candidates: Candidates, engine: Engine, knowledge: Knowledge
     ) -> tuple[Floats, Floats]:
-        """Return scores (M,) and thresholds (M,), NaN for records of a client that sent nothing.
+        """Return scores (M,) and thresholds (M,), with NaN for records of a client without updates.
 
         Args:
-            rounds: recorded updates.
-            candidates: M records, each scored by its ``client``'s updates.
+            rounds: the recorded updates.
+            candidates: the M records to score, each by the updates of its ``client``.
             engine: the engine of the trained model.
-            knowledge: settings of training.
+            knowledge: the training settings that the attacker knows.
 
         Raises:
-            InputError: the candidates lack clients or labels, the clients' training is unknown, is not SGD or uses
+            InputError: the candidates lack clients or labels, local training is unknown or not plain SGD, clients use
                 control variates, or the network has no dense layer.
         """
         recorded = sorted(rounds, key=lambda updates: updates.round)
-        require(bool(recorded), "no round's updates were recorded")
+        require(bool(recorded), "'rounds' must hold the updates of at least one round (got none)")
         clients = torch.cat([updates.clients for updates in recorded]).unique()
         moves = moves_of_updates(recorded, clients, continued=knowledge.continued)
         return self._score(moves, candidates, engine, knowledge)
@@ -126,11 +127,13 @@ class UpdateJoint(_JointAttack):
 
 @settings
 class ModelJoint(_JointAttack):
-    """The joint attack of another client on the moves of each model, with one list of all the clients that train it.
+    """The joint attack of another client on each model's mean updates.
+
+    All clients that train a model share one list of candidates.
 
     Args:
-        prior: the share of members on a cluster's list; None: as many as its clients have examples, or half of a
-            shorter list.
+        prior: the fraction of members on a cluster's list. ``None`` means the clients' number of examples divided by
+            the length of the list, or 1/2 if that ratio is at least 1.
     """
 
     name: ClassVar[str] = "joint-models"
@@ -146,17 +149,17 @@ class ModelJoint(_JointAttack):
         knowledge: Knowledge,
         first: int = 1,
     ) -> tuple[Floats, Floats]:
-        """Return scores (M,) and thresholds (M,), NaN for records of a client that trained no model.
+        """Return scores (M,) and thresholds (M,), with NaN for records of a client that trained no model.
 
         Args:
-            models: (T + 1, K, P), the models, as in `ModelSpan.score`.
+            models: the models before the first round and after each of T rounds, (T + 1, K, P).
             merged: the clients and weights of each of the T rounds.
-            candidates: M records, each with its ``client``.
+            candidates: the M records to score, each with its ``client``.
             engine, knowledge: the arguments of `UpdateJoint.score`.
             first: the number of the first of the T rounds.
 
         Raises:
-            InputError: see `UpdateJoint.score`.
+            InputError: the errors of `UpdateJoint.score`.
         """
         moves = moves_of_models(models, candidates, engine, knowledge, first)
         summed = list[Move]()
@@ -191,7 +194,7 @@ class _Unknown:
         return _Unknown(rows, prior, gram, gram.new_zeros(len(rows)))
 
     def log_odds(self) -> Tensor:
-        """Return log P(member) / P(non-member), (m,) float64, without the prior's."""
+        """Return the log odds of membership without the prior's log odds, (m,) float64."""
         precision = 1 / (self.prior * (1 - self.prior))
         identity = torch.eye(len(self.rows), dtype=torch.float64)
         factor, failed = torch.linalg.cholesky_ex(self.gram + precision * identity)
@@ -207,7 +210,7 @@ class _Unknown:
         return mean / variance - precision * self.prior - evidence / 2
 
     def products_of(self, layer: int, inputs: Tensor) -> Tensor:
-        """Return the products (m, m) of a layer's inputs (m, d)."""
+        """Return the inner products (m, m) of a layer's inputs (m, d)."""
         last = self.products.get(layer)
         if last is None or not last[0].equal(inputs):
             self.products[layer] = last = inputs, inputs @ inputs.T
@@ -225,12 +228,12 @@ class _Regression:
 
     @cached_property
     def layers(self) -> list[DenseLayer]:
-        """All dense layers."""
+        """The trained dense layers of the network."""
         return dense_layers(self.engine.model)
 
     @cached_property
     def rows_of(self) -> dict[int, Tensor]:
-        """The rows of each client's candidates by its id, ascending."""
+        """The indices of each client's candidates by client id, ascending."""
         client = self.candidates.client
         assert client is not None
         order = torch.argsort(client, stable=True)
@@ -239,7 +242,7 @@ class _Regression:
         return defaultdict(lambda: none, zip(ids.tolist(), order.split(counts.tolist()), strict=True))
 
     def solve(self, moves: Sequence[Move]) -> list[_Unknown]:
-        """Collect the equations of all moves for the unknowns of all lists."""
+        """Collect the equations of all updates for the unknowns of all lists."""
         lists = self._lists(moves)
         of_client = {client: parts for clients, parts in lists for client in clients}
         of_start: dict[int, list[Move]] = defaultdict(list)
@@ -341,7 +344,10 @@ class _Regression:
         """Return the number of a client's examples; for a client without candidates the median of all."""
         examples, rows = self.candidates.examples, self.rows_of[client]
         if examples is None:
-            require(self.knowledge.examples is not None, "the joint attack needs the number of each client's examples")
+            require(
+                self.knowledge.examples is not None,
+                "the joint attack needs the number of examples of each client (got none)",
+            )
             assert self.knowledge.examples is not None
             return self.knowledge.examples
         return int(examples[rows[0]] if len(rows) else examples.median())

@@ -1,4 +1,4 @@
-"""An attacker's knowledge of a federation's training, and the removal of everything but gradients from moves."""
+"""An attacker's knowledge of a federation's training, and functions that reduce updates to sums of gradients."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from shoal.engine import LocalSGD
 
 @dataclass(frozen=True)
 class ServerOptimizer:
-    """The settings of a server that moves models by an optimizer; see `shoal.algorithms.FedOpt`."""
+    """The settings of a server that updates models by an optimizer; see `shoal.algorithms.FedOpt`."""
 
     optimizer: Literal["sgd", "adam", "yogi"]
     learning_rate: float
@@ -24,20 +24,20 @@ class ServerOptimizer:
 
 @dataclass(frozen=True, eq=False)
 class Knowledge:
-    """Settings of a federation that its participants know; unknown settings keep their defaults.
+    """The training settings that a federation's participants know; unknown settings keep their defaults.
 
     Args:
-        local: clients' local training in round 1, with their defences (`gradient_privacy`, `augmentation`).
-        examples: number of examples of every client; None: unknown, or they differ.
-        clients: N, the clients of the federation; None: those in the updates.
-        noise: standard deviation of a client's noise in each number of its update, beside DP-SGD's.
-        relative_noise: the length of a client's noise in lengths of its update (nu of `LaplaceNoise`).
+        local: the clients' local training in round 1, with its defences (`gradient_privacy`, `augmentation`).
+        examples: the number of examples of every client, or ``None`` if unknown or different between clients.
+        clients: the number N of clients of the federation; a value of ``None`` means the clients in the updates.
+        noise: the standard deviation of a client's noise in each parameter of its update, without DP-SGD's noise.
+        relative_noise: the length of a client's noise divided by the length of its update (nu of `LaplaceNoise`).
         proximal: mu of FedProx.
-        server: the server's optimizer; None: models move by the mean update.
+        server: the server's optimizer, or ``None`` if the server adds the mean update to the model.
         control_variates: whether clients correct their steps as in SCAFFOLD.
-        pooling: rho, the share of all models' mean in each model after a round (`shoal.algorithms.Pooling`).
-        cohort: the number of clients per round; None: unknown.
-        continued: whether clients start from their own last model, not from a cluster's model (FedSoft).
+        pooling: rho, the weight of the mean of all models in each model after a round (`shoal.algorithms.Pooling`).
+        cohort: the number of clients per round, or ``None`` if unknown.
+        continued: whether clients start from their own last model instead of a cluster's model (FedSoft).
         dtype: the precision of the clients' computations; bfloat16 rounds inputs and gradients.
 
     Example:
@@ -75,13 +75,13 @@ class Knowledge:
 
     @property
     def max_grad_norm(self) -> float:
-        """The length to which clients clip each example's gradient; infinite without clipping."""
+        """The L2 norm to which clients clip each example's gradient; infinite without clipping."""
         rule = None if self.local is None else self.local.gradient_privacy
         return math.inf if rule is None else rule.max_grad_norm
 
     @property
     def steps(self) -> int | None:
-        """The local steps of a client in a round; None if unknown."""
+        """The number of local steps of a client per round, or ``None`` if unknown."""
         if self.local is None:
             return None
         if self.examples is None:
@@ -89,10 +89,11 @@ class Knowledge:
         return self.local.steps_of(self.examples)
 
     def decay_multiple(self, number: int) -> float | None:
-        """Return the kappa of round ``number``: a client's update is ``kappa w`` plus a combination of gradients.
+        """Return the factor kappa of round ``number``.
 
-        From the recursion of SGD on weights alone, ``v <- momentum v + weight_decay theta + mu (theta - 1)``,
-        ``theta <- theta - rate v``, from theta = 1. None if the number of steps is unknown.
+        A client's update is ``kappa w`` plus a combination of gradients. The factor kappa comes from the recursion of
+        SGD with weight decay and without gradients of the loss, ``v <- momentum v + weight_decay theta + mu (theta -
+        1)``, ``theta <- theta - rate v``, from theta = 1. The result is ``None`` if the number of steps is unknown.
         """
         if self.local is None or self.steps is None:
             return None
@@ -103,9 +104,9 @@ class Knowledge:
         return theta - 1.0
 
     def deviation(self, number: int, lengths: Tensor, parameters: int) -> Tensor:
-        """Return the standard deviation (n,) of the noise per number in clients' updates of round ``number``.
+        """Return the standard deviation of the noise per parameter in n clients' updates of round ``number``, (n,).
 
-        ``lengths`` (n,) are the L2 norms of these updates of P ``parameters``. Rounding is not included.
+        ``lengths`` (n,) are the L2 norms of the updates with P ``parameters``. Rounding is not included.
         """
         variance = lengths.new_full(lengths.shape, self.noise**2, dtype=torch.float64)
         variance += (self.relative_noise * lengths) ** 2 / (1 + self.relative_noise**2) / parameters
@@ -118,10 +119,11 @@ class Knowledge:
 
 
 def fitted_decay(move: Tensor, weight: Tensor) -> float:
-    """Return the kappa for which ``D - kappa W`` has the lowest rank, of matrices (h, d) with h <= d; 0 without one.
+    """Return the kappa that gives ``D - kappa W`` the lowest rank, for matrices (h, d) with h <= d; 0 without such a
+    kappa.
 
-    With d reduced to h by W's leading right singular vectors Z, kappa is the most frequent eigenvalue of
-    ``(W Z)^-1 D Z``: its multiplicity is the number of missing ranks of ``D Z - kappa W Z``.
+    With Z the leading right singular vectors of W, kappa is the most frequent eigenvalue of ``(W Z)^-1 D Z``. The
+    multiplicity of kappa is the number of missing ranks of ``D Z - kappa W Z``.
     """
     tall = min(weight.shape)
     _, _, vectors = torch.linalg.svd(weight.double(), full_matrices=False)
@@ -140,16 +142,16 @@ def fitted_decay(move: Tensor, weight: Tensor) -> float:
 
 
 def without_variates(updates: list[Tensor], clients: list[Tensor], total: int, rates: list[float]) -> list[Tensor]:
-    """Remove SCAFFOLD's variates from clients' moves, round by round (n, P).
+    """Remove SCAFFOLD's control variates from clients' updates, round by round.
 
-    By its recursion, ``c_i <- c_i - c - u_i / (E eta)`` and ``c <- c + sum of changes / N``, the new c_i is the mean of
-    client i's gradients in the round, so ``-c_i`` is the move.
+    In SCAFFOLD, ``c_i <- c_i - c - u_i / (E eta)`` and ``c <- c + sum of changes / N``. The new c_i is the mean of
+    client i's gradients in the round, so the update without control variates is ``-c_i``.
 
     Args:
-        updates: (n, P) of every round from the first.
-        clients: (n,) the positions of their senders, 0 to ``total`` - 1.
-        total: N.
-        rates: ``E eta`` of every round.
+        updates: the updates of every round from the first, each (n, P).
+        clients: the indices of each round's senders, 0 to ``total`` - 1, each (n,).
+        total: the number N of clients.
+        rates: the value of ``E eta`` in every round.
     """
     variates, server = torch.zeros(total, updates[0].shape[1], dtype=torch.float64), 0.0
     moves = []
@@ -162,17 +164,18 @@ def without_variates(updates: list[Tensor], clients: list[Tensor], total: int, r
 
 
 def mean_updates(moves: Tensor, server: ServerOptimizer | None) -> tuple[Tensor, Tensor]:
-    """Return the mean updates (T, K, P) that a server's optimizer turned into moves (T, K, P) of models, in float64.
+    """Return the mean updates (T, K, P) from which a server's optimizer made the model changes (T, K, P), in float64.
 
-    The optimizer is inverted number by number, from its initial moments. With s the step, ``s (sqrt(v) + tau) = m`` has
-    the moments ``m = a + c delta``, ``v = p + q delta^2``, so delta is a root of
+    The optimizer is inverted for each parameter, from its initial moments. With s the step, ``s (sqrt(v) + tau) = m``
+    has the moments ``m = a + c delta``, ``v = p + q delta^2``. Therefore delta is a root of
 
         (c^2 - s^2 q) delta^2 + 2 c b delta + b^2 - s^2 p = 0,   b = a - s tau,   (b + c delta) s >= 0
 
-    and if two roots fit, the smaller one. In Yogi the sign of q depends on whether delta^2 is below the last v.
+    If two roots fit, delta is the smaller root. For the Yogi optimizer, the sign of q depends on whether delta^2 is
+    below the previous v.
 
     Returns:
-        The updates, and the amplification (T, K) of rounding by the inversion.
+        The mean updates, and the factor by which the inversion amplifies rounding, (T, K).
     """
     factors = torch.ones(moves.shape[:2], dtype=torch.float64)
     if server is None:

@@ -1,4 +1,4 @@
-"""Moves of clients and of clusters' models, and the sums of gradients in one dense layer."""
+"""Updates of clients and of clusters' models, and the sums of gradients in one dense layer."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -21,10 +21,17 @@ _RIDGE = 1e-4
 
 @dataclass(eq=False)
 class Move:
-    """A move of the parameters of ``row`` in round ``number`` from ``start`` (P,).
+    """A client's update, or the mean update of a cluster's model, in one round.
 
-    It is a client's update, or the mean of ``summed`` updates, with rounding ``amplified`` by an inverted optimizer.
-    ``clients`` (n,) are the ids of the clients in the mean, and ``weights`` (n,) their weights; empty: unknown.
+    Args:
+        row: the index of the client or cluster.
+        number: the round.
+        start: the parameters before the update, (P,).
+        move: the update, (P,).
+        summed: the number of clients' updates in the mean; 0 for a client's update.
+        amplified: the factor by which the inversion of a server's optimizer amplifies rounding.
+        clients: the ids of the clients in the mean, (n,); empty if unknown.
+        weights: the weights of the clients in the mean, (n,); empty if unknown.
     """
 
     row: int
@@ -39,7 +46,7 @@ class Move:
 
 @dataclass(eq=False)
 class LayerMove:
-    """A move in one layer: the sum of gradients ``matrix`` (h, d) float32, and the ``space`` of its rows."""
+    """An update in one layer: the sum of gradients ``matrix`` (h, d) float32 and its row space ``space``."""
 
     move: Move
     matrix: Tensor
@@ -47,7 +54,7 @@ class LayerMove:
 
 
 def moves_of_updates(recorded: Sequence[RoundUpdates], clients: Tensor, *, continued: bool) -> list[Move]:
-    """List the moves of clients, from a cluster's model or from the client's own last model."""
+    """List the clients' updates, relative to a cluster's model or, if ``continued``, to the client's own last model."""
     moves, last, alone = list[Move](), dict[int, Tensor](), torch.ones(1)
     for updates in recorded:
         rows, models = torch.searchsorted(clients, updates.clients).tolist(), updates.models.unbind()
@@ -66,9 +73,10 @@ def moves_of_updates(recorded: Sequence[RoundUpdates], clients: Tensor, *, conti
 def moves_of_models(
     models: Tensor, candidates: Candidates, engine: Engine, knowledge: Knowledge, first: int
 ) -> list[Move]:
-    """List the moves of models (T + 1, K, P), from round ``first`` on, without pooling and the server's optimizer.
+    """List the mean updates of models (T + 1, K, P) from round ``first`` on.
 
-    Each is a mean of clients' updates; a model that did not train in a round has a move of 0.
+    The effects of pooling and of the server's optimizer are removed. A model that did not train in a round has an
+    update of 0.
     """
     models = models.cpu()
     moves, rounding = _without_pooling(models, candidates, engine, knowledge)
@@ -98,23 +106,24 @@ def _without_pooling(
 
 
 def moves_without_pooling(models: Tensor, share: float, cohort: int | None, layers: Tensor, inputs: Tensor) -> Tensor:
-    """Return the moves (T, K, P) in float64 of models (T + 1, K, P) before pooling.
+    """Return the changes (T, K, P) float64 of models (T + 1, K, P) before pooling.
 
     `Pooling` turns the models ``theta'_k`` of a round into ``theta_k = (1 - rho) theta'_k + rho sum_j w_j theta'_j``,
-    with w_j the share of clients that trained model j. The weighted mean does not change, so
+    with w_j the fraction of clients that trained model j. Pooling does not change the weighted mean, so
 
         theta'_k = (theta_k - rho sum_j w_j theta_j) / (1 - rho)
 
-    A client knows rho and all models, but not w. A gradient of a dense layer is short in directions in which inputs
-    vary little, unlike the difference of two models. So w is the least-squares solution for moves that are short in the
-    metric of the inputs' inverse second moments, rounded to counts of clients if the cohort's size is known.
+    A client knows rho and all models, but not w. Gradients of a dense layer are short in directions with little
+    variance of the inputs; differences of two models are not. Therefore w minimises the squared length of the changes
+    in the metric of the inputs' inverse second moments. With a known ``cohort``, w is rounded to multiples of 1 /
+    ``cohort``.
 
     Args:
-        models: before the first and after each of T rounds; K >= 2.
+        models: the models before the first and after each of T rounds, with K >= 2.
         share: rho, in [0, 1).
-        cohort: the number of clients per round; None: unknown.
-        layers: (T + 1, K, h, d), the models in a dense layer.
-        inputs: (M, d), the layer's inputs for some records.
+        cohort: the number of clients per round, or ``None`` if unknown.
+        layers: the models' weights in a dense layer, (T + 1, K, h, d).
+        inputs: the layer's inputs for some records, (M, d).
 
     Example:
         >>> import torch
@@ -157,9 +166,9 @@ def _of_counts(weights: Tensor, cohort: int) -> Tensor:
 def layer_moves(
     layer: DenseLayer, moves: Sequence[Move], engine: Engine, knowledge: Knowledge, *, spans: bool
 ) -> list[LayerMove]:
-    """List the sums of gradients of moves in a layer; zero moves and unsent ones are left out.
+    """List the sums of gradients in a layer, without updates that are zero or not finite.
 
-    Without ``spans`` row spaces are empty and only have the noise.
+    Without ``spans``, row spaces are empty and contain only the noise deviation.
     """
     matrices = [layer.matrices(engine.model, move.move) for move in moves]
     if knowledge.control_variates and moves and moves[0].summed == 0:
@@ -210,12 +219,13 @@ def _without_variates(matrices: Sequence[Tensor], moves: Sequence[Move], knowled
 def layer_information(
     layer: DenseLayer, moves: Sequence[LayerMove], *, noisy: bool, direct: bool
 ) -> tuple[bool, float]:
-    """Return a sort key of how informative a layer is.
+    """Return a sort key that ranks layers by how informative they are.
 
-    First, whether the spectrum ends below ``min(T (h - 1), d)``, so that the span has all inputs. If so, second, the
-    share of the space outside the span; otherwise that minimum. T is 1 unless the inputs are ``direct``, the same in
-    all rounds. Rows and columns that never move, such as pixels that are always 0, do not count in h and d. Errors of a
-    softmax sum to 0 and have rank h - 1. Under noise the largest layer is the most informative.
+    The first element is whether the rank of the updates is below ``min(T (h - 1), d)``, which means that the span
+    contains all inputs. If the first element is true, the second element is the fraction of the space outside the span,
+    otherwise ``min(T (h - 1), d)``. T is the number of rounds if the inputs are the same in all rounds (``direct``),
+    otherwise 1. Rows and columns of zeros do not count in h and d. Errors of a softmax sum to 0 and have rank h - 1.
+    With noise, the largest layer is the most informative.
     """
     if not moves:
         return False, -1.0

@@ -1,4 +1,4 @@
-"""Scores of records by the moves of a dense layer, and thresholds: exact where the span decides, else calibrated."""
+"""Scores of records by a dense layer's updates, with exact or calibrated thresholds."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -43,7 +43,10 @@ def scores_of_moves(
     engine: Engine,
     knowledge: Knowledge,
 ) -> SpanScores:
-    """Score ``count`` rows by the dense layer of this name, or by the most informative one (see `UpdateSpan`)."""
+    """Score ``count`` clients or clusters by one dense layer's updates.
+
+    The layer is the one with the name ``layer``, or the most informative layer if ``layer`` is ``None``.
+    """
     layers = dense_layers(engine.model, layer)
     spans = not (knowledge.noisy and candidates.filters)
     pairs = ((layer, layer_moves(layer, moves, engine, knowledge, spans=spans)) for layer in layers)
@@ -91,20 +94,19 @@ def scores_of_moves(
 
 
 def calibrate_scores(references: Floats, reference_strata: Ints, strata: Ints, rate: float) -> Floats:
-    """Return thresholds (m,) that a share ``rate`` of the non-members among m records exceeds.
+    """Return thresholds (m,) that a fraction ``rate`` of the non-members among m records exceeds.
 
-    A new non-member exceeds the k-th of n known ones with probability ``(n + 1 - k) / (n + 1)``, so the threshold is at
-    ``k = (1 - rate) (n + 1)``, interpolated between two scores (conformal prediction would round k up). Known
-    non-members are weighted to the records' mix of strata, and n is their effective number, since the candidates of a
-    client have its labels.
+    A new non-member exceeds the k-th of n known scores with probability ``(n + 1 - k) / (n + 1)``. The threshold is
+    therefore at ``k = (1 - rate) (n + 1)``, interpolated between two scores. Known non-members are weighted to match
+    the records' mix of strata, and n is the effective number of known non-members.
 
     Source: Tibshirani, Barber, Candès, Ramdas, "Conformal Prediction Under Covariate Shift", NeurIPS 2019.
 
     Args:
-        references: (Z,) scores of known non-members, Z >= 1.
-        reference_strata, strata: (Z, S) and (m, S), coarse columns first; see `Candidates`. A record is compared within
-            its last stratum that has five known non-members.
-        rate: the rate of false alarms.
+        references: the scores of known non-members, (Z,), with Z >= 1.
+        reference_strata, strata: the strata of known non-members and of records, (Z, S) and (m, S), coarse columns
+            first. A record is compared within its finest stratum with at least five known non-members.
+        rate: the false alarm rate.
 
     Example:
         >>> import numpy as np
@@ -180,10 +182,7 @@ class _LayerView:
                 self._copies = transforms.transformed(records.repeat_interleave(_COPIES, dim=0), draws)
 
     def of(self, start: Tensor) -> tuple[Tensor, Tensor]:
-        """Return inputs of the M candidates and then Z known non-members, and the places of the latter.
-
-        One batch, so that rounding treats candidates like known non-members. Moves from one model share the inputs.
-        """
+        """Return the inputs of M candidates and then Z known non-members, and the indices of the known non-members."""
         key = start.data_ptr()
         if key not in self._of:
             # A reference to the model, so that no other tensor gets its address.
@@ -195,7 +194,7 @@ class _LayerView:
         return self._of[key]
 
     def moments(self, start: Tensor) -> tuple[Clutter, Tensor, Tensor]:
-        """Return the moments of all inputs and errors, the inputs, and the errors, clipped as clients clip.
+        """Return the second moments of inputs and clipped errors over all records, the inputs, and the clipped errors.
 
         If clients train on transformed images, inputs and errors are those of transformed copies.
         """
@@ -220,8 +219,10 @@ class _LayerView:
         return clutter, inputs, errors
 
     def references(self, places: Tensor) -> Tensor:
-        """Return the places of the known non-members for comparison, of the candidates' strata first; few of them if
-        each needs a search or a filter in all rounds.
+        """Return the indices of the known non-members for comparison, with the candidates' strata first.
+
+        A transform search compares with at most `_MAX_SEARCHED` known non-members, a filter under noise with at most
+        `_MAX_FILTERED`.
         """
         known, noisy = torch.arange(len(self.known)), self.knowledge.noisy and self.filters
         most = _MAX_FILTERED if noisy else len(known) if self.family is None else _MAX_SEARCHED
@@ -232,7 +233,7 @@ class _LayerView:
         return known[np.argsort(other, kind="stable")[:most]]
 
     def residuals(self, part: LayerMove, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Return residuals and their floors, of candidates and then of known non-members."""
+        """Return the residuals of candidates, followed by known non-members, and the residuals' rounding floors."""
         if self.family is not None:
             images = torch.cat([self.candidates.x.cpu()[places], self.known[self.references(places)].cpu()])
             bias, dtype = self.layer.bias, self.knowledge.dtype
@@ -241,15 +242,14 @@ class _LayerView:
         return part.space.residuals(inputs[torch.cat([places, known])])
 
     def soft_scores(self, part: LayerMove, places: Tensor) -> Tensor:
-        """Return soft residuals, or leverages under noise, of the same records."""
+        """Return the soft residuals, or the leverages under noise, of candidates, followed by known non-members."""
         inputs, known = self.of(part.move.start)
         weigh = part.space.leverages if self.knowledge.noisy else part.space.soft_residuals
         return weigh(inputs[torch.cat([places, known])])
 
     def filter_scores(self, rows: "Sequence[_RowView]") -> list[Floats | None]:
-        """Return the matched filter's scores of each row over its moves, in standard units of known non-members.
-
-        None without labels. Moves are grouped by start, so that one model's gradients are in memory.
+        """Return each row's matched-filter scores over its updates, standardised by known non-members; ``None`` without
+        labels.
         """
         if not self.filters:
             return [None] * len(rows)
@@ -289,19 +289,19 @@ class _RowView:
             self.used = [replace(moves[0], space=join_row_spaces([part.space for part in moves]))]
 
     def soft_scores(self) -> Floats:
-        """Return soft residuals, or leverages under noise, of the candidates and the known non-members."""
+        """Return the soft residuals, or the leverages under noise, of candidates, followed by known non-members."""
         parts = [self.layer_view.soft_scores(part, self.places) for part in self.used]
         return torch.stack(parts).mean(dim=0).numpy()
 
     def complete(self) -> bool:
-        """Whether moves show all their inputs: each has fewer directions than rows, or directions repeat."""
+        """Whether the updates reveal all inputs, because of fewer directions than rows or of repeated directions."""
         view, parts = self.layer_view, self.moves if self.layer_view.family is None else self.used
         repeat = view.direct and view.family is None
         repeat = repeat and self.used[0].space.rank < sum(part.space.rank for part in self.moves)
         return repeat or all(part.space.rank < int(part.matrix.any(dim=1).sum()) for part in parts)
 
     def cuts(self, values: Floats, rate: float) -> Floats:
-        """Return thresholds (m,) of scores (m + z,) with a ``rate`` of false alarms."""
+        """Return thresholds (m,) for scores (m + z,) with the false alarm rate ``rate``."""
         known, (strata, known_strata) = values[len(self.places) :], self.layer_view.candidates.strata
         if not len(known):
             return np.full(len(self.places), np.quantile(values, 1 - rate))
@@ -341,7 +341,9 @@ class _Residuals:
         return _Residuals(residual, floor[:count], level, exact)
 
     def exact_scores(self) -> tuple[Floats, Floats]:
-        """Return scores (m + z,), and thresholds (m,): the geometric mean of rounding and non-members' level."""
+        """Return scores (m + z,) and thresholds (m,), which are geometric means of the rounding and the non-members'
+        level.
+        """
         return -self.residual, -np.sqrt(np.minimum(_FLOORS * self.floor, self.level) * self.level)
 
 

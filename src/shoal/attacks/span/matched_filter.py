@@ -1,13 +1,13 @@
-"""A matched filter for a record's gradient in a move, if noise or too many records hide the span.
+"""A matched filter for a record's gradient in an update, if noise or too many records hide the span.
 
-A move of a dense layer is ``D = -rate sum_i e_i a_i' + noise``. Similar records model the other records' part: inputs
-with second moments A, errors with second moments H. With the noise's deviation nu, D without the record has covariance
-``C = p H x A + nu^2 I``, with p from the length of D. The best linear test for the record's own term, with error e and
-inputs a, weighs every element by the inverse of C:
+An update of a dense layer is ``D = -rate sum_i e_i a_i' + noise``. The contributions of all other records to D are
+modelled by the second moments A of inputs and H of errors. Without the scored record, D has the covariance ``C = p H x
+A + nu^2 I``, with nu the standard deviation of the noise, and p chosen to match the length of D. The best linear test
+for the contribution of a record with error e and inputs a is
 
     score(x) = -<e a', C^-1 D> / sqrt(<e a', C^-1 e a'>)
 
-Ours, after the matched filter of signal detection; `GradCosine` has C = I.
+Source: ours, after the matched filter of signal detection. The attack `GradCosine` is the case C = I.
 """
 
 from dataclasses import dataclass, replace
@@ -22,11 +22,13 @@ RIDGE = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class Clutter:
-    """Eigenvectors and eigenvalues of the second moments of a layer's inputs (d) and errors (h).
+    """The eigenvectors and eigenvalues of the second moments of a layer's d inputs and h errors.
 
     Args:
-        inputs, of_inputs: (d, r) float64, the eigenvectors of eigenvalues above 0 as columns, and (r,).
-        errors, of_errors: (h, s) and (s,).
+        inputs: the eigenvectors of the input moments with positive eigenvalues, as columns, (d, r) float64.
+        of_inputs: the positive eigenvalues of the input moments, (r,).
+        errors: the eigenvectors of the error moments with positive eigenvalues, as columns, (h, s) float64.
+        of_errors: the positive eigenvalues of the error moments, (s,).
     """
 
     inputs: Tensor
@@ -41,17 +43,20 @@ class Clutter:
         return Clutter(directions, of_inputs, directions, of_inputs).with_errors(errors)
 
     def with_errors(self, errors: Tensor) -> "Clutter":
-        """Replace the errors, such as by those of another model."""
+        """Replace the error moments by those of other errors, for example of another model."""
         of_errors, directions = _second_moments(errors)
         return replace(self, errors=directions, of_errors=of_errors)
 
     def scores(self, move: Tensor, deviation: float, inputs: Tensor, errors: Tensor) -> Tensor:
-        """Score records (M,) with inputs (M, d) and errors (M, h) by a move D (h, d) with noise deviation nu."""
+        """Score M records with inputs (M, d) and errors (M, h) by an update D (h, d) with noise deviation nu, (M,)."""
         found, own = self.evidence(move, deviation, inputs, errors)
         return found / own.clamp(min=1e-300).sqrt()
 
     def evidence(self, move: Tensor, deviation: float, inputs: Tensor, errors: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``-<e a', C^-1 D>`` and ``<e a', C^-1 e a'>``, (M,) float64 each; both add up over moves."""
+        """Return ``-<e a', C^-1 D>`` and ``<e a', C^-1 e a'>`` of each record, (M,) float64 each.
+
+        For several updates, both values are summed over the updates.
+        """
         strength = (float(move.square().sum()) - deviation**2 * move.numel()) / float(
             (self.of_inputs.sum() * self.of_errors.sum()).clamp(min=1e-300)
         )

@@ -1,7 +1,8 @@
-"""The row space of moves of a dense layer, and the share of a record outside it.
+"""The row space of a dense layer's updates, and the fraction of a record outside this space.
 
-A gradient of W in ``W a + b`` is ``sum_i e_i a_i'``, the errors e of the layer's outputs times its inputs a. So its
-rows, and the rows of any weighted sum of gradients, are combinations of the inputs.
+A gradient of W in ``W a + b`` is ``sum_i e_i a_i'``, with e the gradient of the loss with respect to the layer's
+outputs and a the layer's inputs. The rows of any weighted sum of gradients are therefore linear combinations of the
+inputs.
 """
 
 from collections.abc import Sequence
@@ -21,13 +22,13 @@ _FAR_BELOW = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class RowSpace:
-    """The space of the rows of a matrix D (R, d) that is known up to noise of deviation nu in each element.
+    """The row space of a matrix D (R, d) with noise of deviation nu in each element.
 
     Args:
-        basis: V (d, r) float64, orthonormal: right singular vectors of D.
-        singular: (r,) float64, their singular values s, descending.
-        rows: R.
-        deviation: nu.
+        basis: the matrix V of orthonormal right singular vectors of D, (d, r) float64.
+        singular: the singular values s of these vectors, descending, (r,) float64.
+        rows: the number R of rows of D.
+        deviation: the standard deviation nu of the noise.
 
     Example:
         >>> import torch
@@ -45,20 +46,20 @@ class RowSpace:
 
     @property
     def rank(self) -> int:
-        """r, the number of singular values above the noise."""
+        """The number r of singular values above the noise."""
         return len(self.singular)
 
     @property
     def inputs(self) -> int:
-        """d, the layer's inputs."""
+        """The number d of the layer's inputs."""
         return len(self.basis)
 
     def residuals(self, records: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the share of each record outside the space, and the share by rounding alone, (M,) float64 each.
+        """Return the fraction of each record outside the space, and the fraction due to rounding, (M,) float64 each.
 
-        ``|x - V V'x| / |x|``, 1 for x = 0; and ``nu sqrt(d) |a| / |x|`` with ``a = S^-1 V'x``, the combination of D's
-        rows that gives x, since each row has noise of length ``nu sqrt(d)``. A record of several vectors (M, L, d),
-        such as a word at each of L places, has the share of their joint length.
+        The fractions are ``|x - V V'x| / |x|`` (1 for x = 0) and ``nu sqrt(d) |a| / |x|``. With coefficients ``a = S^-1
+        V'x``, x is a combination of the rows of D, each of which has noise of length ``nu sqrt(d)``. For records of L
+        vectors, (M, L, d), lengths are those of the concatenated vectors.
         """
         vectors, length = _places(records)
         inside = vectors @ self.basis
@@ -70,9 +71,9 @@ class RowSpace:
         return torch.where(known, (outside / scale).sqrt(), 1.0), floor
 
     def soft_residuals(self, records: Tensor) -> Tensor:
-        """Return residuals (M,) in which a direction of singular value s counts by ``l^2 / (s^2 + l^2)``, l = 4 `edge`.
+        """Return residuals (M,) that include the fraction ``l^2 / (s^2 + l^2)`` of a direction with singular value s.
 
-        If there are more inputs than directions, few inputs have a part in the directions of small values.
+        The level l is 4 times `edge`.
         """
         (vectors, length), level = _places(records), (4 * edge(self.rows, self.inputs, self.deviation)) ** 2
         squares = (vectors @ self.basis).square()
@@ -80,9 +81,9 @@ class RowSpace:
         return torch.where(length > 0, (outside / length.clamp(min=1e-300)).sqrt(), 1.0)
 
     def leverages(self, records: Tensor) -> Tensor:
-        """Return ``sum_i w_i (v_i'x)^2 / |x|^2`` (M,) with ``w = max(0, 1 - edge^2 / s^2)``.
+        """Return ``sum_i w_i (v_i'x)^2 / |x|^2`` of each record, (M,), with ``w = max(0, 1 - edge^2 / s^2)``.
 
-        The weight is the part of a direction's squared length that the noise does not explain.
+        The weight w is the fraction of a direction's squared length that the noise does not explain.
         """
         vectors, length = _places(records)
         weights = (1 - (edge(self.rows, self.inputs, self.deviation) / self.singular) ** 2).clamp(min=0)
@@ -96,17 +97,16 @@ def _places(records: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def edge(rows: int, inputs: int, deviation: float) -> float:
-    """Return ``nu (sqrt(R) + sqrt(d))``, the largest singular value of a large R x d matrix of noise nu."""
+    """Return ``nu (sqrt(R) + sqrt(d))``, the largest singular value of a large R x d matrix of noise."""
     return deviation * (rows**0.5 + inputs**0.5)
 
 
 def row_spaces(moves: Sequence[Tensor], deviations: Sequence[float], above: float = 2.0) -> list[RowSpace]:
-    """Compute the row space of each of n matrices D (R, d) with noise nu.
+    """Compute the row space of each of n matrices D (R, d), with noise of standard deviation nu.
 
-    The rank is the number of singular values above ``above * nu (sqrt(R) + sqrt(d))``. If one of them is below a
-    thousandth of the first and `GAP` times the next, the spectrum ends there. Matrices of one shape are decomposed
-    together, by the eigenvectors of the smaller of ``D D'`` and ``D'D`` in float64: only the leading ones if they reach
-    far below the noise.
+    The rank is the number of singular values above ``above * nu (sqrt(R) + sqrt(d))``. The rank is smaller if a value
+    is below a thousandth of the largest value and more than `GAP` times smaller than the value before it. Matrices of
+    equal shape are decomposed together in float64, by the eigenvectors of the smaller of ``D D'`` and ``D'D``.
     """
     spaces: list[RowSpace | None] = [None] * len(moves)
     shapes = [tuple(move.shape) for move in moves]
@@ -125,7 +125,7 @@ def row_spaces(moves: Sequence[Tensor], deviations: Sequence[float], above: floa
 
 
 def join_row_spaces(spaces: Sequence[RowSpace]) -> RowSpace:
-    """Join spaces of the same inputs: the row space of their stacked matrices."""
+    """Return the row space of the stacked matrices of several row spaces with the same inputs."""
     if len(spaces) == 1:
         return spaces[0]
     rows, noise = sum(space.rows for space in spaces), max(space.deviation for space in spaces)

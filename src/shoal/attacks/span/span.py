@@ -1,18 +1,20 @@
-"""The span attack: a record is a member exactly when it lies in the span of the rows of a dense layer's moves.
+"""The span attack: a record is a member if it lies in the row space of a dense layer's updates.
 
-A dense layer has the gradient ``sum_i e_i a_i'``; its inputs a are the records themselves or the model's features of
-them. So the rows of every sum of gradients are combinations of the inputs. With V the leading right singular vectors of
-the moves of ``[W | b]``, stacked over rounds, and x with a last element of 1,
+The gradient of a dense layer's weight is ``sum_i e_i a_i'``, with inputs a_i equal to the records or to the model's
+features of the records. The rows of every sum of gradients are therefore linear combinations of the inputs. With V the
+leading right singular vectors of the updates of ``[W | b]``, stacked over rounds, and x extended by an element 1, the
+score is
 
     score(x) = -|x - V V'x| / |x|
 
-is 0 for members, up to rounding, and clearly below 0 for other records, if ``min(outputs x rounds, inputs)`` exceeds
-the number of distinct inputs in the sum. The attack needs no shadow model, and clipping, momentum and weights of
-aggregation do not change a span. Weight decay adds a multiple of W, which is subtracted (`Knowledge.decay_multiple`).
+If ``min(outputs x rounds, inputs)`` exceeds the number of distinct inputs in the sum, members have a score of 0, up to
+rounding, and other records have scores clearly below 0. The attack needs no shadow model. Clipping, momentum and
+aggregation weights do not change the span. Weight decay adds a multiple of W, which is subtracted
+(`Knowledge.decay_multiple`).
 
-Source: the span check of Dimitrov, Baader, Müller, Vechev, "SPEAR: Exact Gradient Inversion of Batches in Federated
-Learning", NeurIPS 2024, arXiv:2403.03945; as a test of membership "ProjRes", arXiv:2604.21197. Ours: moves of several
-steps and rounds, sums over clients, and thresholds.
+Source: the span check in "SPEAR: Exact Gradient Inversion of Batches in Federated Learning", Dimitrov, Baader, Müller,
+Vechev, NeurIPS 2024, arXiv:2403.03945; its use as a membership test in "ProjRes", arXiv:2604.21197. Ours: the extension
+to several steps and rounds, to sums over clients, and the thresholds.
 """
 
 from collections.abc import Iterable, Sequence
@@ -46,8 +48,9 @@ class UpdateSpan(_SpanAttack):
     """The span attack of a server on each client's updates, stacked over the recorded rounds.
 
     Args:
-        layer: the name of the dense layer to attack; None: the most informative one by its spectrum.
-        false_alarms: the share of non-members above the threshold if the span is not exact.
+        layer: the name of the dense layer to attack; a value of ``None`` means the most informative layer by its
+            spectrum.
+        false_alarms: the fraction of non-members above the threshold if the span is not exact.
 
     Example:
         >>> import torch, shoal
@@ -74,19 +77,19 @@ class UpdateSpan(_SpanAttack):
     def score(
         self, rounds: Iterable[RoundUpdates], candidates: Candidates, engine: Engine, knowledge: Knowledge | None = None
     ) -> SpanScores:
-        """Return scores (N, M) of the clients that sent updates, in the order of their ids.
+        """Return one score per client and record, (N, M), for the clients with updates, ordered by id.
 
         Args:
-            rounds: recorded updates; for SCAFFOLD all of them from the first.
-            candidates: M records.
+            rounds: the recorded updates; SCAFFOLD needs all rounds from the first.
+            candidates: the M records.
             engine: the engine of the trained model.
-            knowledge: settings of training; None: plain SGD.
+            knowledge: the training settings that the attacker knows; a value of ``None`` means plain SGD.
 
         Raises:
-            InputError: no round, updates of another size or not finite, or a network without a dense layer.
+            InputError: no round, updates with a wrong size or non-finite numbers, or a network without a dense layer.
         """
         recorded = sorted(rounds, key=lambda updates: updates.round)
-        require(bool(recorded), "no round's updates were recorded")
+        require(bool(recorded), "'rounds' must hold the updates of at least one round (got none)")
         for updates in recorded:
             check_updates(updates, engine.model.layout.size)
         clients, known = torch.cat([updates.clients for updates in recorded]).unique(), knowledge or Knowledge()
@@ -96,10 +99,7 @@ class UpdateSpan(_SpanAttack):
 
 @settings
 class ModelSpan(_SpanAttack):
-    """The span attack of a client on the moves of each cluster's model, which are sums over clients, stacked over
-    rounds.
-
-    An outsider with the models of two rounds has one move.
+    """The span attack of a client on each cluster model's mean updates, stacked over rounds.
 
     Args:
         layer, false_alarms: the settings of `UpdateSpan`.
@@ -117,19 +117,23 @@ class ModelSpan(_SpanAttack):
         knowledge: Knowledge | None = None,
         first: int = 1,
     ) -> SpanScores:
-        """Return scores (K, M) of the clusters' models.
+        """Return one score per cluster and record, (K, M).
 
         Args:
-            models: (T + 1, K, P), those before the first and after each of T rounds; NaN where numbers are not sent.
+            models: the models before the first and after each of T rounds, (T + 1, K, P), with NaN for parameters that
+                are not sent.
             candidates, engine, knowledge: the arguments of `UpdateSpan.score`.
             first: the number of the first of the T rounds.
 
         Raises:
-            InputError: fewer than two models, models of another size, or a network without a dense layer.
+            InputError: fewer than two models, models with a wrong size, or a network without a dense layer.
         """
         size, stacked = engine.model.layout.size, models if isinstance(models, Tensor) else torch.stack(list(models))
         fits = stacked.dim() == 3 and len(stacked) >= 2 and stacked.shape[2] == size
-        require(fits, f"'models' must have shape (rounds + 1, K, {size}), with a round; got {tuple(stacked.shape)}")
+        require(
+            fits,
+            f"'models' must have shape (rounds + 1, K, {size}), with at least one round (got {tuple(stacked.shape)})",
+        )
         known = knowledge or Knowledge()
         moves = moves_of_models(stacked, candidates, engine, known, first)
         return scores_of_moves(self.layer, self.false_alarms, moves, stacked.shape[1], candidates, engine, known)

@@ -1,7 +1,7 @@
-"""A search for the transform of each record that lies most inside a span, if clients train on transformed images.
+"""A search for the transform of each record with the smallest residual, if clients train on transformed images.
 
-A member lies in the span under its transform in training, so the attacker searches the declared family: a grid, then
-Levenberg-Marquardt steps on the residual from its best points. Non-members get the same search.
+A member lies in the span only with its transform in training. The attacker searches the known family of transforms by a
+grid, then by Levenberg-Marquardt steps from the best grid points. Non-members are searched in the same way.
 """
 
 from itertools import product
@@ -33,11 +33,11 @@ _SEARCH_FLOOR = 1e-5
 
 @runtime_checkable
 class TransformFamily(Protocol):
-    """A family of transforms that an attacker can search, as `shoal.Augmentation` is."""
+    """A family of transforms that an attacker can search, such as `shoal.Augmentation`."""
 
     @property
     def varied(self) -> tuple[int, ...]:
-        """The columns of `transformed`'s draws that change something."""
+        """The columns of draws that change the result of `transformed`."""
         ...
 
     def transformed(self, images: Tensor, uniform: Tensor) -> Tensor:
@@ -51,14 +51,14 @@ def search_residuals(
     """Search for the smallest residual of each image over a family's transforms.
 
     Args:
-        space: the row space of a layer whose inputs are images, plus 1 for a bias.
-        images: (M, C, H, W).
+        space: the row space of a layer with images as inputs.
+        images: the images, (M, C, H, W).
         family: the transforms.
         bias: whether the layer has a bias.
         dtype: the precision of the inputs.
 
     Returns:
-        Residuals and their floors as in `RowSpace.residuals`, (M,) float64 each, and the draws (M, 7).
+        The residuals and their rounding floors as in `RowSpace.residuals`, (M,) float64 each, and the draws (M, 7).
     """
     search = _Search(space, images.float(), family, dtype, bias=bias)
     columns = list(family.varied)
@@ -87,7 +87,7 @@ class _Search:
         self.columns = list(family.varied)
 
     def full(self, draws: Tensor) -> Tensor:
-        """Complete draws (B, c) of the varied columns to draws (B, 7)."""
+        """Extend draws (B, c) of the varied columns to all columns, (B, 7)."""
         whole = torch.full((len(draws), 7), 0.5)
         whole[:, self.columns] = draws
         return whole
@@ -98,7 +98,7 @@ class _Search:
         return torch.cat([pixels, pixels.new_ones(len(pixels), 1)], dim=1) if self.bias else pixels
 
     def coarse(self, points: Tensor) -> Tensor:
-        """Return the squared residuals (M, G) of all images at all points (G, c) of a grid."""
+        """Return the squared residuals (M, G) of all images at all grid points (G, c)."""
         losses, count = torch.empty(len(self.images), len(points)), max(1, _IMAGES // len(points))
         for begin in range(0, len(self.images), count):
             which = torch.arange(begin, min(begin + count, len(self.images)))
@@ -108,7 +108,7 @@ class _Search:
         return losses
 
     def improve(self, draws: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-        """Improve draws (M, s, c) by some steps; return them and their squared residuals (M, s)."""
+        """Improve draws (M, s, c) by ``steps`` steps, and return the draws and their squared residuals (M, s)."""
         count, starts, columns = draws.shape
         which = torch.arange(count).repeat_interleave(starts)
         parts = torch.arange(len(which)).split(max(1, _IMAGES // (columns + 1)))

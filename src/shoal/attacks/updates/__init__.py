@@ -1,1 +1,1 @@
-"""Attacks on what clients send: membership, source, and the identity and preferences of clients."""
+"""Attacks on clients' updates: membership, source, and the identity and preferences of clients."""

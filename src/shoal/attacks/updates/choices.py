@@ -1,11 +1,11 @@
 """Inference of a client's group, and of its tolerance of risk, from its choices of a model over rounds.
 
-A server that sees which model each client trained, and knows the groups of some clients, guesses the groups of the
-rest. If clients weigh risk against loss (IFCA-MIR), or refuse models above their threshold, it may also tell strict
-clients from lax ones.
+The attacking server sees the cluster that each client trained in each round, and knows the groups of some clients. The
+server infers the groups of the other clients. If clients choose by risk (IFCA-MIR) or refuse models above their
+threshold, the server may also infer whether a client is strict or lax.
 
 Source: MingledPie, NDSS 2025, states the threat that a client's choices reveal its data. The estimator is ours: naive
-Bayes over rounds, with tables of the choices of clients with known groups.
+Bayes over rounds, fitted on the choices of clients with known groups.
 """
 
 from dataclasses import dataclass
@@ -28,16 +28,16 @@ STRICTER, LAXER, NEITHER = 1, 0, -1
 
 @dataclass(frozen=True, eq=False)
 class IdentityGuesses:
-    """Accuracy of the guesses of clients' groups.
+    """The accuracy of guesses of clients' groups.
 
     Args:
-        clients: number of guesses.
-        accuracy: balanced over groups: the mean of the groups' rates of right guesses.
-        low, high: its 95 % interval over clients (`mean_rate_interval`), for these rounds.
-        last_round: the balanced accuracy from each client's last choice alone.
-        chance: 1 / (number of groups).
-        margin: (T,) log-likelihood in nats of the choices up to each round, of the true group minus the likeliest other
-            group; a mean over the clients of each group and over the groups.
+        clients: the number of guesses.
+        accuracy: the balanced accuracy, which is the mean over groups of the fraction of correct guesses.
+        low, high: the 95 % interval of the accuracy over clients (`mean_rate_interval`), for fixed rounds.
+        last_round: the balanced accuracy of guesses from each client's last choice alone.
+        chance: the chance level, 1 / (number of groups).
+        margin: the true group's log-likelihood minus that of the likeliest other group, in nats, after each round,
+            (T,); averaged over the clients of each group and over groups.
     """
 
     clients: int
@@ -52,15 +52,15 @@ class IdentityGuesses:
 
 @settings
 class ClusterIdentity:
-    """A guess of the group that makes a client's choices likeliest, with independent rounds.
+    """The attack that guesses a client's group as the group with the highest likelihood of the client's choices.
 
-    Each round has its own table P(cluster | group) with Laplace smoothing, since clusters may swap numbers or drift.
-    The groups of one half of the clients of each group are known, the other half is guessed, and the other way round.
-    Large and small groups have the same prior, as in the balanced accuracy.
+    Rounds are independent. Each round has a separate table P(cluster | group) with Laplace smoothing, because the
+    clusters' numbers may change between rounds. The clients of each group are split into halves, and each half is
+    guessed from the known groups of the other half. All groups have the same prior.
 
     Args:
-        splits: random splits into halves to average over.
-        smoothing: added to every count.
+        splits: the number of random splits into halves, over which the accuracy is averaged.
+        smoothing: the number that is added to every count.
 
     Example:
         >>> import numpy as np
@@ -92,15 +92,16 @@ class ClusterIdentity:
         """Guess the groups of N clients from their choices in T rounds.
 
         Args:
-            assignment: (T, N), the cluster that each client chose; -1: it did not take part.
-            group: (N,) groups, from 0; -1: unknown. Clients of unknown groups, or without a choice, are left out.
-            clients: (N,) ids, so that halves do not depend on the order of clients.
-            stream: randomness of the halves.
-            strata: (N,), from 0: halves are also stratified by these, so that the guess cannot use them; None: one
+            assignment: the cluster that each client chose in each round, (T, N); -1 if the client did not take part.
+            group: the group of each client, (N,), from 0; -1 if unknown. Clients with an unknown group, or without a
+                choice, are left out.
+            clients: the clients' ids, (N,).
+            stream: the randomness of the split into halves.
+            strata: strata of the clients, (N,), from 0; both halves have the same mix of strata. ``None`` means one
                 stratum.
 
         Raises:
-            InputError: fewer than two groups or two chosen clusters, or a group with one client.
+            InputError: fewer than two groups, fewer than two chosen clusters, or a group with one client.
         """
         used = np.flatnonzero((group >= 0) & (assignment >= 0).any(axis=0))
         used = used[np.argsort(clients[used], kind="stable")]
@@ -108,13 +109,13 @@ class ClusterIdentity:
         sizes = np.bincount(index, minlength=len(names))
         choices = assignment[:, used]
         cell = index if strata is None else np.unique(index + len(names) * strata[used], return_inverse=True)[1]
-        require(len(names) > 1, f"needs clients of at least two groups; got {len(names)}")
+        require(len(names) > 1, f"the clients must belong to at least two groups (got {len(names)})")
         require(
             bool(sizes.min() >= 2),
-            "needs at least two clients per group, one whose group is known and one to guess; a group has 1",
+            "every group must have at least two clients (got a group with 1)",
         )
         clusters = len(np.unique(choices[choices >= 0]))
-        require(clusters > 1, f"all clients together must have chosen at least two clusters; they chose {clusters}")
+        require(clusters > 1, f"the clients must have chosen at least two clusters in total (got {clusters})")
         last_choice = len(choices) - 1 - (choices[::-1] >= 0).argmax(axis=0)
         right, last = np.zeros((2, len(used)))
         margin = np.zeros(len(choices))
@@ -150,10 +151,9 @@ class ClusterIdentity:
 
 @settings
 class PreferenceInference:
-    """A guess whether a client is in the stricter or the laxer half of its group, by `ClusterIdentity`.
+    """The attack that guesses whether a client is in the stricter or the laxer half of its group, by `ClusterIdentity`.
 
-    Every group has as many stricter as laxer clients, also among the known, so a group's clusters do not reveal the
-    class.
+    Every group has as many stricter as laxer clients, so a client's group does not reveal whether the client is strict.
     """
 
     name: ClassVar[str] = "preference-inference"
@@ -170,31 +170,32 @@ class PreferenceInference:
         clients: Ints,
         stream: Stream,
     ) -> IdentityGuesses:
-        """Guess the classes of N clients from their choices in T rounds.
+        """Guess whether each of N clients is strict or lax, from their choices in T rounds.
 
         Args:
             assignment, group, clients, stream: the arguments of `ClusterIdentity.guess`.
             preferences: the true preferences of the N clients.
 
         Raises:
-            InputError: fewer than two clients that are stricter than others of their groups, or one chosen cluster.
+            InputError: fewer than two clients are stricter than another client of their group, or only one cluster was
+                chosen.
         """
         seen = np.where((assignment >= 0).any(axis=0), group, -1)
         half = strictness(preferences, seen, clients)
         stricter = int((half == STRICTER).sum())
         require(
             stricter >= 2,
-            "needs at least two clients that are stricter than others of their groups, one whose preference is known "
-            f"and one to guess; there are {stricter}",
+            f"at least two clients must be stricter than another client of their group (got {stricter})",
         )
         return self.identity.guess(assignment, half, clients, stream, strata=np.maximum(seen, 0))
 
 
 def strictness(preferences: Preferences, group: Ints, clients: Ints) -> Ints:
-    """Return classes (N,), `STRICTER` or `LAXER`, equally many in every group.
+    """Return the class of each client, `STRICTER`, `LAXER` or `NEITHER`, (N,).
 
-    A client is stricter if its threshold is lower, with ties by the larger beta. `NEITHER` are the middle of an odd
-    group, clients as strict as the middle, and clients without a group (-1).
+    A client is stricter if its threshold is lower, or if its threshold is equal and its beta is larger. Every group has
+    as many stricter as laxer clients. `NEITHER` is the class of the middle client of an odd group, of clients exactly
+    as strict as the middle, and of clients without a group (-1).
 
     >>> import torch
     >>> tolerated = Preferences(torch.tensor([0.5, 0.6, 0.7, 0.7, 0.7]), torch.full((5,), 0.5))

@@ -1,8 +1,6 @@
-"""Membership of clients: did a client take part in training, by membership scores of its records?
+"""Client membership inference: whether a client took part in training, from membership scores of its records.
 
-Any score works: the loss of a released model, or the span of models' moves, which a server sees even under secure
-aggregation. A client has many records, so its mean is more accurate than a single score: a sum that hides a record may
-still reveal its owner.
+Any membership score can be used. A client's mean over many records is more accurate than one record's score.
 """
 
 import numpy as np
@@ -12,18 +10,18 @@ from shoal.metrics.intervals import Floats, Ints
 
 
 def client_scores(score: ArrayLike, client: ArrayLike, stratum: ArrayLike = 0) -> tuple[Ints, Floats]:
-    """Return the mean rank of the records of each of C clients, in (0, 1); higher: more likely in training.
+    """Return the mean rank of each client's records, in (0, 1); a higher rank means more likely in training.
 
-    A rank is the share of the stratum's records with a lower score, plus half the share with the same score. So the
-    scale of scores does not matter, and with labels as strata neither do a client's labels.
+    A record's rank is the fraction of its stratum's records with a lower score, plus half the fraction with an equal
+    score. With labels as strata, the ranks do not depend on the clients' label distributions.
 
     Args:
-        score: (M,) scores of records, higher for members; NaN: none.
-        client: (M,) int, the client of each record.
-        stratum: (M,), such as labels; a single value: one stratum.
+        score: the records' scores, higher for members, (M,), with NaN if a record has no score.
+        client: the client of each record, (M,) int.
+        stratum: the stratum of each record, such as its label, (M,); a scalar means one stratum.
 
     Returns:
-        The clients with scores, ascending, and their mean ranks (C,).
+        The C clients with scores, in ascending order, and their mean ranks, (C,).
 
     Example:
         >>> from shoal.attacks import client_scores

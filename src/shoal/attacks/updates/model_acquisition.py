@@ -1,13 +1,13 @@
-"""Global model acquisition: sybils obtain the models of all clusters from a server that sends each client only one.
+"""Global model acquisition: sybils obtain all clusters' models from a server that sends each client only one model.
 
 Source: Kim et al., "Exploring Clustered Federated Learning's Vulnerability against Property Inference Attack", RAID
-2023, Appendix A, on Sattler et al.'s CFL. A newcomer receives the models of the splits on its way down the tree. The
-first sybil replies with honest updates; later ones send antiparallel vectors, and so end up in other clusters. The
-paper does not define their order: here each sybil uses all models that earlier sybils received (`SybilPaths`).
+2023, Appendix A, on Sattler et al.'s CFL. A new sybil receives the models at the splits on its path down the tree. The
+first sybil sends honest updates. Later sybils send antiparallel updates, so CFL assigns later sybils to other clusters.
+The paper does not define the sybils' order. In this implementation, each sybil uses all models that earlier sybils
+received (`SybilPaths`).
 
-The attacker sees only models. A model that it receives in two rounds with the same bits no longer trains, so a split
-follows; a cluster's model changes in every round. A reply to a model leads to the next model that the sybil receives,
-which is the same one if the server refused the reply.
+The attacker sees only models. A received model that is equal in two rounds is no longer trained, so a split of its
+cluster follows.
 """
 
 import hashlib
@@ -33,14 +33,14 @@ from shoal.engine import MaliciousTraining, State, Tensors, Training
 
 @dataclass(frozen=True, eq=False)
 class ReceivedModels:
-    """A model that a sybil received, and its reply.
+    """A model that a sybil received, and the sybil's reply.
 
     Args:
         round: the round's number.
-        sybil: id of the client.
-        model: (P,), the received model.
-        reply: position of the reply among the attacker's replies.
-        update: (P,), the reply.
+        sybil: the sybil's client id.
+        model: the received model, (P,).
+        reply: the index of the reply among the attacker's replies.
+        update: the update that the sybil sent, (P,).
     """
 
     round: int
@@ -52,12 +52,12 @@ class ReceivedModels:
 
     @cached_property
     def key(self) -> bytes:
-        """Equal for models with the same bits."""
+        """The hash of the received model, equal for models with the same bits."""
         return key_of(self.model)
 
 
 def key_of(model: Tensor) -> bytes:
-    """A hash of a model (P,), equal for those with the same bits."""
+    """Return a hash of a model (P,), equal for models with the same bits."""
     return hashlib.blake2b(model.detach().cpu().contiguous().numpy().tobytes(), digest_size=16).digest()
 
 
@@ -69,7 +69,7 @@ class HarvestedModel:
         round: the round's number.
         sybil: the sybil's number, from 1.
         cluster: the model's cluster, unknown to the attacker.
-        model: (P,).
+        model: the model's parameters, (P,).
     """
 
     round: int
@@ -81,14 +81,14 @@ class HarvestedModel:
 
 @dataclass(frozen=True, eq=False)
 class Acquisition:
-    """Models that sybils obtained.
+    """The models that sybils obtained.
 
     Args:
-        harvest: the models of honest clients' clusters, in order of rounds.
-        clusters: (K,) int64, the honest clients' final clusters.
+        harvest: the obtained models of honest clients' clusters, in order of rounds.
+        clusters: the honest clients' final clusters, (K,) int64.
         join_rounds: the round in which each sybil joined.
-        history: all models that sybils received, including those of splits.
-        state: the federation's state with sybils after the last round.
+        history: all models that sybils received, including models of splits.
+        state: the federation's state after the last round, with the sybils.
     """
 
     harvest: tuple[HarvestedModel, ...]
@@ -99,7 +99,7 @@ class Acquisition:
     __repr__ = one_line
 
     def share(self, sybils: int | None = None, upto: int | None = None) -> float:
-        """Return the share of clusters whose model the first ``sybils`` obtained until round ``upto``."""
+        """Return the fraction of clusters whose model the first ``sybils`` sybils obtained until round ``upto``."""
         obtained = {
             harvested.cluster
             for harvested in self.harvest
@@ -115,20 +115,17 @@ class Acquisition:
 
 @settings
 class ModelAcquisition:
-    """Sybils that join in turn and choose their updates by all models that sybils have received.
+    """The attack by sybils that join in turn and choose updates by all models that the sybils have received.
 
-    A sybil answers each model with one of ``replies``, chosen by `SybilPaths.choice`. The same reply to the same model
-    is the same update:
-
-    - "honest": the update of local training on the attacker's examples;
-    - "antiparallel": its opposite, as in the paper;
-    - "away": away from the models that earlier replies to this model led to;
-    - "random": a random direction.
+    A sybil answers each model with one of ``replies``, chosen by `SybilPaths.choice`. Equal replies to equal models are
+    equal updates. The reply "honest" is the update of local training on the attacker's examples. "antiparallel" is the
+    opposite of the honest update, as in the paper. "away" is an update away from the models that followed earlier
+    replies to this model. "random" is an update in a random direction.
 
     Args:
-        replies: the kinds of reply, in the order of trial at a split; new models get the first.
-        scale: length of all updates, in norms of an honest one (the paper: 1). Cosines do not depend on it, but a long
-            update to a wrong cluster makes CFL divide that cluster, and leaves the sybil alone with a model.
+        replies: the kinds of reply in the order in which sybils try them; a new model gets the first kind.
+        scale: the length of every update, relative to the honest update (the paper uses 1). A long update to a wrong
+            cluster makes CFL split that cluster, which leaves the sybil alone.
 
     Example:
         >>> from dataclasses import replace
@@ -158,14 +155,14 @@ class ModelAcquisition:
     def reply(
         self, history: Sequence[ReceivedModels], number: int, model: Tensor, honest: Tensor, stream: Stream
     ) -> tuple[int, Tensor]:
-        """Choose a sybil's reply in round ``number``: its position in ``replies``, and the update (P,).
+        """Choose a sybil's reply in round ``number``, and return its index in ``replies`` and the update (P,).
 
         Args:
             history: the models that all sybils have received.
             number: the round.
-            model: (P,), the received model.
-            honest: (P,), the update of local training from that model.
-            stream: randomness of directions.
+            model: the received model, (P,).
+            honest: the update of local training from the received model, (P,).
+            stream: the randomness of directions.
         """
         paths = SybilPaths(history, len(self.replies))
         chosen = paths.choice(model, number)
@@ -186,25 +183,28 @@ class ModelAcquisition:
     ) -> Acquisition:
         """Train a federation for some rounds while sybils join it.
 
-        Sybils know local training and the models that the server sends them. Sybils join until the attacker knows all
-        paths.
+        The attacker knows local training and the models that the server sends to sybils. Sybils join until the attacker
+        knows all paths of the tree.
 
         Args:
-            training: a federation of the clients of ``state``, then the sybils. Sybils' examples are not read, but
-                their number counts in averages.
+            training: the training of a federation with the clients of ``state``, followed by the sybils. The sybils'
+                examples in this federation are not read, but their number counts in averages.
             state: the state before the first sybil joins.
-            examples: the attacker's examples, of one owner.
-            rounds: number of rounds.
-            every: rounds between two sybils; more than the splits on a path, or a sybil joins before the last one
-                arrives.
+            examples: the attacker's examples, with one owner.
+            rounds: the number of rounds.
+            every: the number of rounds between two sybils, more than the number of splits on a path. With fewer rounds,
+                a sybil joins before the previous sybil reaches its cluster.
 
         Raises:
-            InputError: no rounds, no sybils, examples of several owners, or training diverged.
+            InputError: no rounds, no sybils, examples of several owners, or diverged training.
         """
         honest, stream = len(state.assignment), training.stream("sybils")
-        require(rounds >= 1 and every >= 1, f"'rounds' and 'every' must be at least 1; got {rounds} and {every}")
-        require(len(training.federation) > honest, f"needs sybils after the {honest} clients of the state; got none")
-        require(len(examples) == 1, f"'examples' must be of one owner; got {len(examples)}")
+        require(rounds >= 1 and every >= 1, f"'rounds' and 'every' must be at least 1 (got {rounds} and {every})")
+        require(
+            len(training.federation) > honest,
+            f"the federation must have sybils after the state's {honest} clients (got none)",
+        )
+        require(len(examples) == 1, f"'examples' must belong to one owner (got {len(examples)} owners)")
         history, harvest, join_rounds = list[ReceivedModels](), list[HarvestedModel](), list[int]()
         for played in range(rounds):
             waiting = len(training.federation) - honest - len(join_rounds)
@@ -274,8 +274,8 @@ class SybilPaths:
     """The tree of all models that sybils received.
 
     Args:
-        history: received models in order.
-        replies: number of replies to each model.
+        history: the received models in order.
+        replies: the number of replies to each model.
     """
 
     def __init__(self, history: Sequence[ReceivedModels], replies: int) -> None:
@@ -297,8 +297,8 @@ class SybilPaths:
     def choice(self, model: Tensor, number: int) -> int:
         """Choose the reply of a sybil that receives a model (P,) in round ``number``.
 
-        A new model gets the first reply; a known model the first reply without a trial, or else the reply on the
-        shortest path to an unknown model.
+        A new model gets the first reply. A known model gets the first reply that was not tried, or else the first reply
+        of the shortest path to an unknown model.
         """
         key = key_of(model)
         if not any(earlier < number for earlier in self._rounds[key]):
@@ -307,7 +307,7 @@ class SybilPaths:
         return untried[0] if untried else min(self._replies, key=lambda reply: self._behind(key, reply, {key}))
 
     def update_of(self, model: Tensor, reply: int) -> Tensor | None:
-        """Return the update (P,) that a sybil sent as this reply to this model; None without one."""
+        """Return the update (P,) that a sybil sent as ``reply`` to ``model``, or ``None`` if no sybil did."""
         return self._sent.get((key_of(model), reply))
 
     def next_models(self, model: Tensor) -> list[Tensor]:
@@ -317,7 +317,7 @@ class SybilPaths:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all paths are known: each ends at a cluster's model or at models with all replies tried."""
+        """Whether every path ends at a cluster's model or at a model with all replies tried."""
         firsts = set(self._first.values())
         if len(firsts) != 1:
             # Two newcomers received different models, so the first model is a cluster's.

@@ -1,7 +1,7 @@
 """Source inference of a record's owner, and group inference of a client's group from its cluster.
 
-Source: Hu, Salcic, Sun, Dobbie, Zhang, "Source inference attacks in federated learning", ICDM 2021, arXiv:2109.05659:
-the client whose model has the smallest loss on the record, the best guess with a uniform prior.
+Source: Hu, Salcic, Sun, Dobbie, Zhang, "Source inference attacks in federated learning", ICDM 2021, arXiv:2109.05659.
+The guess is the client whose model has the smallest loss on the record, which is optimal for a uniform prior.
 """
 
 from dataclasses import dataclass
@@ -18,14 +18,13 @@ from shoal.metrics.intervals import Bools, Floats, Ints
 
 @dataclass(frozen=True)
 class Guesses:
-    """Accuracy of guesses.
+    """The accuracy of guesses.
 
     Args:
-        right: number of correct guesses.
-        count: number of guesses.
+        right: the number of correct guesses.
+        count: the number of guesses.
         chance: the accuracy by chance.
-        low, high: 95 % interval of the accuracy (Clopper-Pearson), as if the guesses were independent; those on one
-            client's records are not quite.
+        low, high: the 95 % interval of the accuracy (Clopper-Pearson), which treats the guesses as independent.
     """
 
     right: int
@@ -36,23 +35,23 @@ class Guesses:
 
     @property
     def accuracy(self) -> float:
-        """The fraction of right guesses; NaN without any."""
+        """The fraction of correct guesses, or NaN without guesses."""
         return self.right / self.count if self.count else float("nan")
 
     @staticmethod
     def from_outcomes(right: Bools, chance: Floats) -> "Guesses":
-        """Summarise guesses (m,), right or wrong, and the chance of each."""
+        """Summarise the outcomes of m guesses, (m,) bool, and the chance of each guess, (m,)."""
         low, high = (float(end) for end in clopper_pearson(right.sum(), len(right)))
         return Guesses(int(right.sum()), len(right), float(chance.mean()) if len(right) else float("nan"), low, high)
 
 
 @settings
 class SourceInference:
-    """A guess of a record's owner: the client whose sent model has the smallest loss on it.
+    """The attack that guesses a record's owner as the client whose sent model has the smallest loss on the record.
 
     Args:
-        among: the compared models, of all clients of the "federation", or of the owner's "cluster" (for an attacker who
-            knows the cluster).
+        among: the compared models. With "federation", the models of all clients are compared. With "cluster", only the
+            models of clients in the owner's cluster are compared, for an attacker who knows the cluster.
 
     Example:
         >>> import numpy as np
@@ -74,7 +73,8 @@ class SourceInference:
     def guess(self, scores: UpdateScores) -> Guesses:
         """Guess the owner of every member, by each client's mean loss over its rounds.
 
-        Records with fewer than two possible owners are left out. A client's cluster is that of its last recorded round.
+        Records with fewer than two possible owners are left out. A client's cluster is the cluster of its last recorded
+        round.
         """
         losses, assignment = mean_over_rounds(scores.loss.astype(np.float64)), last_assignment(scores)
         right, chance = [np.zeros(0, dtype=bool)], [np.zeros(0)]
@@ -90,10 +90,10 @@ class SourceInference:
 
 @settings
 class GroupInference:
-    """A guess of a client's group: the largest group of its cluster.
+    """The attack that guesses a client's group as the largest group in the client's cluster.
 
-    The attacker knows the groups of most clients of a cluster. A client alone in its cluster counts as a right guess.
-    The chance is the largest group's share.
+    The attacker knows the groups of most clients in the cluster. A client alone in its cluster counts as a correct
+    guess. The chance level is the fraction of clients in the largest group.
     """
 
     name: ClassVar[str] = "group-inference"
@@ -101,7 +101,7 @@ class GroupInference:
     view: ClassVar[View] = "server"
 
     def guess(self, scores: UpdateScores) -> Guesses:
-        """Guess the group of every client with records, from the cluster of its last recorded round."""
+        """Guess the group of every client with records, from the cluster of the client's last recorded round."""
         assignment, of_client = last_assignment(scores), client_groups(scores)
         present = (assignment >= 0) & (of_client >= 0)
         group, cluster = of_client[present], assignment[present]
@@ -111,7 +111,7 @@ class GroupInference:
 
 
 def last_assignment(scores: UpdateScores) -> Ints:
-    """Return the cluster (N,) of each client in its last recorded round; -1: no recorded round."""
+    """Return each client's cluster in its last recorded round, (N,); -1 without a recorded round."""
     last = np.full(len(scores.clients), -1, dtype=np.int64)
     for assignment in scores.assignment:
         last = np.where(assignment >= 0, assignment, last)
@@ -119,7 +119,7 @@ def last_assignment(scores: UpdateScores) -> Ints:
 
 
 def client_groups(scores: UpdateScores) -> Ints:
-    """Return the group (N,) of most records of each client; -1: no records."""
+    """Return the group of most records of each client, (N,); -1 for a client without records."""
     by_client = [scores.group[scores.client == i] for i in range(len(scores.clients))]
     return np.array([_most(groups) if len(groups) else -1 for groups in by_client], dtype=np.int64)
 

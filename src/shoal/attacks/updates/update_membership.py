@@ -1,22 +1,19 @@
-"""The server's membership attacks on single updates: FedMIA, and the gradient alignment of Grad-cosine and Grad-diff.
+"""The server's membership attacks on clients' updates, by FedMIA, Grad-cosine and Grad-diff.
 
-**FedMIA.** "All for one": the other clients, which (mostly) did not train on a record, replace shadow models. For
-client i, record x and round t, with m_k the measurement of client k's update on x,
+**FedMIA.** The other clients, which did not train on a record, replace shadow models. For client i, record x and round
+t, with m_k the measurement of client k's update on x,
 
     score = mean over t of Phi((m_i - mu) / sigma),   mu, sigma^2 = mean and variance of m_k over k != i  (+ 1e-8)
 
-The variance is that of the population, as in the authors' code. Two things differ from it:
+The variance is divided by the number of other clients, as in the authors' code. In contrast to the authors' code, every
+client is scored on the same records, and the other clients are only those that trained the same model in that round.
+Clients of other clusters would show which cluster fits a record, not which client trained on the record.
 
-- Their evaluation draws new non-members for every client, so a non-member's null is over different images. Here every
-  null is over one record.
-- The other clients are those that trained the same model in that round. A client of another cluster would show which
-  cluster a record suits, not who trained on it.
+The null distribution of another client's record includes the record's owner, which lowers the scores of such records.
+An audit therefore reports records of other clients separately from records that no client trained on.
 
-The null of another client's record includes that client, a member. So such records look less like members than
-records that no client trained on, and an audit reports both separately.
-
-**Gradient alignment.** In large models the gradients g = grad l(w; x) of different records are nearly orthogonal, so
-a client's step D = w - w_k aligns with the gradients of its records.
+**Gradient alignment.** In large models the gradients g = grad l(w; x) of different records are nearly orthogonal. A
+client's step D = w - w_k therefore aligns with the gradients of its records.
 
 Source: Zhu, Li, Fan, Yang, CVPR 2025, arXiv:2402.06289 (FedMIA); Li, Li, Ribeiro, "Effective passive membership
 inference attacks in federated learning against overparameterized models", ICLR 2023, arXiv:2111.00430.
@@ -61,7 +58,7 @@ class FedMIALoss:
     threshold: ClassVar[float] = 0.5
 
     def score(self, scores: UpdateScores) -> Floats:
-        """Return scores (N, M) in [0, 1]; NaN for a client without two others of its model in any round."""
+        """Return scores (N, M) in [0, 1], with NaN for a client that never shared its model with two other clients."""
         return _percentiles(-scores.loss.astype(np.float64), scores.assignment)
 
 
@@ -69,7 +66,7 @@ class FedMIALoss:
 class FedMIACosine:
     """FedMIA-II: the measurement is the cosine of the record's gradient and the client's step.
 
-    The paper's variant for heterogeneous clients, which removes outliers from a null, is not implemented.
+    The paper's variant for heterogeneous clients, which removes outliers, is not implemented.
     """
 
     name: ClassVar[str] = "fedmia-ii"
@@ -78,13 +75,13 @@ class FedMIACosine:
     threshold: ClassVar[float] = 0.5
 
     def score(self, scores: UpdateScores) -> Floats:
-        """Return scores (N, M) in [0, 1]; NaN as in `FedMIALoss`."""
+        """Return scores (N, M) in [0, 1], with NaN as in `FedMIALoss`."""
         return _percentiles(scores.cosine.astype(np.float64), scores.assignment)
 
 
 @settings
 class GradCosine:
-    """The cosine of D and g, on average over the recorded rounds."""
+    """The cosine of the client's step and the record's gradient, averaged over the recorded rounds."""
 
     name: ClassVar[str] = "grad-cosine"
     title: ClassVar[str] = "Grad-cosine"
@@ -92,13 +89,15 @@ class GradCosine:
     threshold: ClassVar[float] = 0.0
 
     def score(self, scores: UpdateScores) -> Floats:
-        """Return scores (N, M) in [-1, 1]; NaN for a client without a recorded round."""
+        """Return scores (N, M) in [-1, 1], with NaN for a client without a recorded round."""
         return mean_over_rounds(scores.cosine.astype(np.float64))
 
 
 @settings
 class GradDifference:
-    """``|D|^2 - |D - g|^2``, the change of the step's length without the record's gradient, averaged over rounds."""
+    """The decrease of the step's squared length by removing the record's gradient, ``|D|^2 - |D - g|^2``, averaged over
+    rounds.
+    """
 
     name: ClassVar[str] = "grad-diff"
     title: ClassVar[str] = "Grad-diff"
@@ -106,7 +105,7 @@ class GradDifference:
     threshold: ClassVar[float] = 0.0
 
     def score(self, scores: UpdateScores) -> Floats:
-        """Return scores (N, M); NaN for a client without a recorded round."""
+        """Return scores (N, M), with NaN for a client without a recorded round."""
         return mean_over_rounds(scores.difference.astype(np.float64))
 
 

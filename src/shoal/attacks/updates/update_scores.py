@@ -1,8 +1,8 @@
-"""Values of every record that an honest-but-curious server computes from clients' updates, for its attacks.
+"""Statistics of every record that an honest-but-curious server computes from clients' updates, for its attacks.
 
-The server sent the model w, and receives each client's w_k. A client that trained on a record x moved against the
-gradient of its loss, so the record's loss at w_k is low, and grad l(w; x) points along w - w_k. The attacks on these
-values (`update_membership.py`, `source_inference.py`) need only recorded updates: no shadow models, no training.
+The server sent the model w and receives the model w_k of client k. If the client trained on a record x, the record's
+loss at w_k is low, and grad l(w; x) points along w - w_k. The attacks on these statistics (`update_membership.py`,
+`source_inference.py`) need only recorded updates, no shadow models and no training.
 """
 
 from collections.abc import Iterable
@@ -28,14 +28,14 @@ NOBODY = -1
 
 @dataclass(frozen=True, eq=False)
 class OwnedRecords:
-    """M records and the clients that trained on them.
+    """M records and the client that trained on each record.
 
     Args:
-        x: inputs (M, ...).
-        y: (M,) int64 labels, or (M, d) float32 targets.
-        client: (M,) int64, ids of clients; -1: no client trained on the record.
-        group: (M,) int64, the group whose distribution each record follows.
-        groups: names of the groups.
+        x: the inputs, (M, ...).
+        y: labels, (M,) int64, or targets, (M, d) float32.
+        client: the id of the client that trained on each record, (M,) int64; -1 if no client did.
+        group: the group whose distribution each record follows, (M,) int64.
+        groups: the names of the groups.
 
     Example:
         >>> import shoal
@@ -58,15 +58,12 @@ class OwnedRecords:
 
     @property
     def label(self) -> Tensor:
-        """(M,) int64, the class of each record; 0 in a regression."""
+        """The class of each record, (M,) int64; 0 in a regression."""
         return torch.zeros(len(self), dtype=torch.int64) if self.y.is_floating_point() else self.y.cpu()
 
     @staticmethod
     def from_federation(federation: Federation) -> "OwnedRecords":
-        """Collect the training examples of all clients, then the test examples, which no client trained on.
-
-        The victim of a property attack owns all its examples, although it trains on some of them per round.
-        """
+        """Collect the training examples of all clients, followed by the test examples, which no client trained on."""
         shards, owners, test = federation.clients, federation.clients.owners(), federation.test
         return OwnedRecords(
             x=torch.cat([shards.x[shards.indices.to(shards.x.device)], test.x]),
@@ -79,20 +76,20 @@ class OwnedRecords:
 
 @dataclass(frozen=True, eq=False)
 class UpdateScores:
-    """The values of T recorded rounds, N clients and M records; NaN if a client did not take part in a round.
+    """The statistics of T recorded rounds, N clients and M records, with NaN if a client did not take part in a round.
 
     Args:
-        rounds: (T,) int64, numbers of the rounds.
-        clients: (N,) int64, ids of the clients, in order.
-        assignment: (T, N) int64, the cluster whose model each client trained; -1: it did not take part.
-        loss: (T, N, M) float32, the loss of each client's sent model on each record.
-        cosine: (T, N, M) float32, the cosine of grad l(w; x) and w - w_k, with w the model of the client's cluster; 0
-            if one of them is 0.
-        difference: (T, N, M) float32, ``|D|^2 - |D - g|^2 = 2 <D, g> - |g|^2`` of D = w - w_k and g = grad l(w; x).
-        label: (M,) int64, each record's class; 0 in a regression.
-        client: (M,) int64, the position in ``clients`` of the client that trained on each record; -1: none.
-        group: (M,) int64, each record's group.
-        groups: names of the groups.
+        rounds: the rounds' numbers, (T,) int64.
+        clients: the clients' ids in ascending order, (N,) int64.
+        assignment: the cluster whose model each client trained, (T, N) int64; -1 if the client did not take part.
+        loss: the loss of each client's sent model on each record, (T, N, M) float32.
+        cosine: the cosine of grad l(w; x) and w - w_k, (T, N, M) float32, with w the model of the client's cluster; 0
+            if either vector is 0.
+        difference: ``|D|^2 - |D - g|^2 = 2 <D, g> - |g|^2`` for D = w - w_k and g = grad l(w; x), (T, N, M) float32.
+        label: the class of each record, (M,) int64; 0 in a regression.
+        client: the index in ``clients`` of the client that trained on each record, (M,) int64; -1 if no client did.
+        group: the group of each record, (M,) int64.
+        groups: the names of the groups.
     """
 
     rounds: Ints
@@ -110,7 +107,7 @@ class UpdateScores:
 
 @runtime_checkable
 class UpdateAttack(Protocol):
-    """A membership attack of the server on single clients: a frozen dataclass of its settings."""
+    """A server's membership attack on each client's updates: a frozen dataclass of its settings."""
 
     name: ClassVar[str]
     """Its key in audit.json."""
@@ -120,23 +117,26 @@ class UpdateAttack(Protocol):
     """The largest score of a non-member."""
 
     def score(self, scores: UpdateScores) -> Floats:
-        """Return scores (N, M), higher if a record is more likely a member of that client's; NaN without an update."""
+        """Return one score per client and record, (N, M), with NaN for a client without an update.
+
+        A higher score means that the client more likely trained on the record.
+        """
         ...
 
 
 def update_scores(rounds: Iterable[RoundUpdates], records: OwnedRecords, engine: Engine) -> UpdateScores:
-    """Compute the values of every record, by client and recorded round.
+    """Compute the statistics of every record per client and recorded round.
 
-    Memory holds one round's updates, a batch of gradients and the values (12 bytes per record, client and round).
+    Memory holds one round's updates, a batch of gradients, and 12 bytes per record, client and round.
 
     Args:
-        rounds: recorded updates.
-        records: M records.
+        rounds: the recorded updates.
+        records: the M records to score.
         engine: the engine of the trained model, in float32 for exact losses.
 
     Raises:
-        InputError: no record, no recorded round, two updates of one client in a round, or updates or models of another
-            size or not finite.
+        InputError: no record or no recorded round, two updates of one client in a round, or updates or models with a
+            wrong size or non-finite numbers.
 
     Example:
         >>> import torch, shoal
@@ -156,7 +156,7 @@ def update_scores(rounds: Iterable[RoundUpdates], records: OwnedRecords, engine:
         >>> bool(scores.loss[0, 0, :4].mean() < scores.loss[0, 1:, :4].mean())
         True
     """
-    require(len(records) > 0, "there are no records to attack")
+    require(len(records) > 0, "'records' must hold at least one record (got none)")
     owners = records.client[records.client != NOBODY].unique().tolist()
     parts: list[tuple[int, list[int], Ints, dict[str, Tensor]]] = []
     for updates in rounds:
@@ -166,7 +166,7 @@ def update_scores(rounds: Iterable[RoundUpdates], records: OwnedRecords, engine:
             raise InputError(f"round {updates.round}: {error}") from error
         values = {"loss": _losses(updates, records, engine), **_gradient_values(updates, records, engine)}
         parts.append((updates.round, updates.clients.tolist(), updates.assignment.numpy(), values))
-    require(bool(parts), "no round's updates were recorded")
+    require(bool(parts), "'rounds' must hold the updates of at least one round (got none)")
     clients = sorted({*owners, *(client for _, senders, _, _ in parts for client in senders)})
     position = {client: i for i, client in enumerate(clients)}
     shape = (len(parts), len(clients), len(records))
@@ -190,21 +190,20 @@ def update_scores(rounds: Iterable[RoundUpdates], records: OwnedRecords, engine:
 
 
 def check_updates(updates: RoundUpdates, size: int) -> None:
-    """Raise `InputError` unless a round's updates can be attacked, for a network of ``size`` numbers."""
+    """Raise `InputError` if a round's updates do not fit a network of ``size`` parameters or are not finite."""
     for name, rows, count in (("models", updates.models, None), ("updates", updates.updates, len(updates))):
         shape = tuple(rows.shape)
         fits = len(shape) == 2 and shape[1] == size and count in (None, shape[0])
-        require(fits, f"'{name}' must have shape ({count or 'K'}, {size}) for this network; got {shape}")
-        require(bool(torch.isfinite(rows).all()), f"'{name}' must be finite numbers; some are NaN or infinite")
+        require(fits, f"'{name}' must have shape ({count or 'K'}, {size}) for this network (got {shape})")
+        require(bool(torch.isfinite(rows).all()), f"'{name}' must hold finite numbers (got NaN or an infinite value)")
     assignment, models = updates.assignment, len(updates.models)
     inside = bool(((assignment >= 0) & (assignment < models)).all())
     fits = assignment.shape == updates.clients.shape and inside
-    require(fits, f"'assignment' must have one of the {models} models, from 0, for each client")
+    require(fits, f"'assignment' must hold one model index per client, at least 0 and below {models}")
     ids, counts = updates.clients.unique(return_counts=True)
     if bool((counts > 1).any()):
         raise InputError(
-            f"'clients' must be different clients, since the attacks on updates take one update from each; "
-            f"client {int(ids[counts > 1][0])} has {int(counts.max())}"
+            f"'clients' must hold each client once (got client {int(ids[counts > 1][0])} {int(counts.max())} times)"
         )
 
 
@@ -239,7 +238,7 @@ def _compare(steps: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mean_over_rounds(values: Floats) -> Floats:
-    """Average values (T, N, M) over the rounds in which they are not NaN, to (N, M); NaN if they always are."""
+    """Average values (T, N, M) over rounds to (N, M), without NaN values; an average of NaN values alone is NaN."""
     present = ~np.isnan(values)
     count = present.sum(axis=0)
     total = np.where(present, values, 0.0).sum(axis=0)

@@ -1,1 +1,1 @@
-"""Sources of data sets, one per file, and the catalog of their names."""
+"""Sources of data sets, one per file, and the catalog of the sources' names."""

@@ -1,4 +1,4 @@
-"""The catalog of data sources: what each is, where it is looked for, how it is read, and how it is downloaded."""
+"""The catalog of data sources: the search, reading and download of each data set."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ _ANY_FOLDER = "into a folder that --data-dir or SHOAL_DATA names"
 
 @dataclass(frozen=True)
 class HubSource:
-    """A data set on the Hugging Face hub: its columns of images, each of a ``shape``, and of class numbers."""
+    """A data set on the Hugging Face hub, with the names of its columns of images and class numbers."""
 
     repository: str
     image: str
@@ -52,17 +52,17 @@ class Source:
     """A data source.
 
     Args:
-        size: number and size of the official examples.
-        instructions: how to get the data.
-        load: a function that reads the data from a path, with a task; None: its clients have their examples already
+        size: the number and size of the official examples.
+        instructions: instructions for getting the data.
+        load: a function that reads the data from a path, with a task, or None if each client already has its examples
             (`ClientDataset`).
-        find: a function that finds its path in a folder; None: no folder is searched.
-        shipped_file: the file of an installed package that holds the data; such a source takes no path.
-        count: number and size of the examples at a path.
-        torchvision: its folder in torchvision's layout.
-        system: folders where a package manager installs the data.
-        kind: the kind of the examples, in the plural.
-        hub: the same data on the Hugging Face hub; None: not there.
+        find: a function that finds the data in a folder, or None if no folder is searched.
+        shipped_file: a function that returns the data file of an installed package; such a source takes no path.
+        count: a function that returns the number and size of the examples at a path.
+        torchvision: the data's folder in torchvision's layout.
+        system: the folders into which a package manager installs the data.
+        kind: a plural noun for the examples.
+        hub: the same data on the Hugging Face hub, or None if the hub does not have the data.
     """
 
     size: str
@@ -79,8 +79,13 @@ class Source:
 
 @dataclass(frozen=True)
 class Availability:
-    """A source on this machine: the path it would be read from (None: it is not here, or needs a path), the number and
-    size of its examples, such as ``"70,000 of 28x28"``, or what is wrong with them, and how to get it.
+    """The availability of a source on this machine.
+
+    Args:
+        name: the name of the source.
+        path: the path of the data, or None if the data are missing or the source needs a path.
+        size: the number and size of the examples, such as ``"70,000 of 28x28"``, or an error.
+        instructions: instructions for getting the data.
     """
 
     name: str
@@ -90,10 +95,10 @@ class Availability:
 
 
 def load_sklearn_digits() -> ImageDataset:
-    """1,797 handwritten digits of 8x8 pixels in 17 shades, without an official split.
+    """Load 1,797 handwritten digits of 8x8 pixels in 17 shades, without an official split.
 
-    Source: the test part of Alpaydin and Kaynak, "Optical recognition of handwritten digits" (UCI, 1998), as
-    scikit-learn ships it.
+    Source: the test split of Alpaydin and Kaynak, "Optical recognition of handwritten digits" (UCI, 1998), from
+    scikit-learn.
     """
     # The file itself: to load scikit-learn takes a second of processor time.
     rows = torch.from_numpy(np.loadtxt(_digits_file(), delimiter=",", dtype=np.uint8))
@@ -116,7 +121,7 @@ def _idx_folder(folder: Path, prefixed: bool = False) -> Path | None:
 
 
 def _cifar10(path: Path, task: str | None) -> ImageDataset:
-    require(task is None, f"data source 'cifar10' has no tasks; got the task '{task}'")
+    require(task is None, f"'task' is not allowed for data source 'cifar10' (got '{task}'); remove 'task'")
     return load_cifar10(path)
 
 
@@ -208,24 +213,24 @@ SOURCES: dict[str, Source] = {
 def load_dataset(
     name: str, *, data_dir: Path | None = None, path: Path | None = None, task: str | None = None
 ) -> LabelledDataset:
-    """Find and read a source.
+    """Find and read a data set.
 
-    Without a path it is looked for in ``data_dir`` (else in the folder that the environment variable
-    ``SHOAL_DATA`` names): its sub-folder of that name, torchvision's layout, the folder itself. Then in the user's
-    cache, then where Debian installs it. MNIST and Fashion-MNIST have the same file names, so a folder that directly
-    contains such files counts as either.
+    Without ``path``, the search goes through ``data_dir`` or the folder in ``SHOAL_DATA``, the user's cache, and
+    Debian's folder. In ``data_dir``, the sub-folder of the data set's name comes first, then torchvision's layout, then
+    ``data_dir`` itself. Files of MNIST and Fashion-MNIST have equal names, so files in ``data_dir`` itself count as
+    either data set.
 
     Args:
-        name: ``digits``, ``mnist``, ``fashion-mnist``, ``emnist-byclass``, ``cifar10``, ``lfw``, ``idx`` (any folder in
-            MNIST's format, which needs a path), or the texts of ``yelp``.
-        data_dir: a folder with one or more sets.
-        path: the folder or archive of this source; no other place is tried then.
-        task: main label and property, ``"MAIN/PROPERTY"`` or ``"MAIN"``. ``lfw`` needs one; grey images have
-            ``class``, ``class/thick`` and ``class/slanted``, ``yelp`` has ``score`` and ``score/author-1`` to
-            ``score/author-10``; ``cifar10`` has none.
+        name: ``digits``, ``mnist``, ``fashion-mnist``, ``emnist-byclass``, ``cifar10``, ``lfw``, ``yelp``, or ``idx``
+            (a folder in MNIST's format, which requires ``path``).
+        data_dir: a folder with one or more data sets.
+        path: the folder or archive of this data set, the only place to search.
+        task: the main label and the property, ``"MAIN/PROPERTY"`` or ``"MAIN"``. Grey images have ``class``,
+            ``class/thick`` and ``class/slanted``; ``yelp`` has ``score`` and ``score/author-1`` to ``score/author-10``;
+            ``lfw`` requires a task; ``cifar10`` allows none.
 
     Raises:
-        InputError: unknown name, not found, the files are damaged, or the source has no such task.
+        InputError: the name is unknown, the data set is not found, a file is damaged, or the data set has no such task.
 
     Example:
         >>> from shoal import load_dataset
@@ -233,48 +238,46 @@ def load_dataset(
         1797
     """
     path = None if path is None else path_of("path", path).expanduser()
-    require(name in SOURCES, f"unknown data source '{name}'; {suggest(name, SOURCES)}")
+    require(name in SOURCES, f"the data source is unknown (got '{name}'); {suggest(name, SOURCES)}")
     source = SOURCES[name]
     if source.load is None:
         raise InputError(
-            f"data source '{name}' has clients with examples of their own; name it in a configuration, or read your "
-            "own files by `load_folder` and `load_table`"
+            f"data source '{name}' cannot be read by `load_dataset`; set 'data.source' in a configuration, or call "
+            "`load_folder` or `load_table`"
         )
     if source.shipped_file is not None:
-        require(path is None, f"data source '{name}' comes with scikit-learn and takes no path; got '{path}'")
+        require(path is None, f"'path' is not allowed for data source '{name}' (got '{path}'); remove 'path'")
         shipped = source.shipped_file()
         assert shipped is not None
         return source.load(shipped, task)
     if path is not None:
         require(
             path.exists(),
-            f"data source '{name}' has the path '{escape_text(path)}', which does not exist{search_place(path)}; "
+            f"'path' of data source '{name}' does not exist (got '{escape_text(path)}'){search_place(path)}; "
             f"{source.instructions}",
         )
         return source.load(path, task)
-    require(source.find is not None, f"data source '{name}' needs a path; {source.instructions}")
+    require(source.find is not None, f"'path' of data source '{name}' is missing; {source.instructions}")
     path = _find(name, data_dir)
     if path is None:
         tried = quote(map(str, _folders(name, data_dir)))
-        raise InputError(
-            f"data source '{name}' is not on this machine: looked in {tried}; to get it, {source.instructions}"
-        )
+        raise InputError(f"data source '{name}' is not in {tried}; to get the data, {source.instructions}")
     return source.load(path, task)
 
 
 def example_kind(name: str) -> str:
-    """The kind of a source's examples, in the plural: images, texts, rows; "examples" of any other source."""
+    """Return a plural noun for a source's examples, such as images, texts or rows; "examples" for an unknown source."""
     return SOURCES[name].kind if name in SOURCES else "examples"
 
 
 def availability(data_dir: Path | None) -> list[Availability]:
-    """The path at which `load_dataset` would find each source with this ``data_dir``, and the examples there.
+    """List the availability of each source for `load_dataset` with this ``data_dir``.
 
     Raises:
         InputError: ``data_dir`` is not a folder.
     """
     here = data_dir is None or data_dir.expanduser().is_dir()
-    require(here, f"'--data-dir' (or SHOAL_DATA) must be a folder; '{data_dir}' is none")
+    require(here, f"'--data-dir' or SHOAL_DATA must be a folder (got '{data_dir}')")
     added = [
         Availability(name, None, "an installed package's own", f"'{code}'; may need a 'path'")
         for name, code in installed_names("shoal.sources", SOURCES).items()
@@ -294,7 +297,7 @@ def _availability(name: str, source: Source, data_dir: Path | None) -> Availabil
 
 
 def user_cache() -> Path:
-    """The user's cache of data sets, where fetched sets are kept, each in a folder of its name; it may not exist."""
+    """Return the user's cache of downloaded data sets, a folder that may not exist yet."""
     return platformdirs.user_cache_path("shoal")
 
 
@@ -322,21 +325,20 @@ def _folders(name: str, data_dir: Path | None) -> Iterator[Path]:
 
 
 def fetch(name: str, destination: Path) -> Path:
-    """Download a set and keep it in its official format in the folder ``destination / name``.
+    """Download a data set, and save it in its official format in the folder ``destination / name``.
 
-    Grey sets become IDX files (EMNIST's transposed, as the official ones; the hub's version has no test split,
-    so its test files are empty), CIFAR-10 binary batches. Each file is complete or absent. `load_dataset` finds the
-    folder if ``destination`` is its data directory.
+    Grey images become IDX files, and CIFAR-10 becomes binary batches. Each file is complete or absent. `load_dataset`
+    finds the data set with ``destination`` as its ``data_dir``.
 
-    LEAF's FEMNIST is dark ink on white, while EMNIST is light on black: an ``emnist-byclass`` that is mostly bright is
-    inverted, so that both sources (and the black that a rotation brings in) agree.
+    EMNIST on the hub is LEAF's FEMNIST, which has no test split, so the test files are empty. FEMNIST has dark ink on
+    white, and is inverted to EMNIST's light ink on black.
 
     Raises:
-        InputError: unknown set, the extra is not installed, the download fails, the hub has images or labels of another
-            kind, or the folder cannot be written.
+        InputError: the data set is unknown, the extra is not installed, the download fails, the hub's images or labels
+            have an unexpected format, or the folder cannot be written.
     """
     sources = {key: source.hub for key, source in SOURCES.items() if source.hub is not None}
-    require(name in sources, f"'{name}' is not on the hub; {suggest(name, sources)}")
+    require(name in sources, f"'{name}' cannot be downloaded; {suggest(name, sources)}")
     source = sources[name]
     where = f"'{name}' ({source.repository}) from the Hugging Face hub"
     try:
@@ -347,17 +349,19 @@ def fetch(name: str, destination: Path) -> Path:
         columns = [split.select_columns([source.image, source.label]).with_format("numpy") for split in splits]
         batches = [batch for split in columns for batch in split.iter(10_000)]
     except ImportError as error:
-        raise InputError(f"fetching '{name}' needs Hugging Face's datasets: pip install 'shoal[hub]'") from error
+        raise InputError(
+            f"Hugging Face's datasets, which downloads '{name}', is not installed; run pip install 'shoal[hub]'"
+        ) from error
     except Exception as error:  # whatever the network, the hub or its libraries raise, the user's answer is the same
         reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        raise InputError(f"cannot download {where} ({reason}); a working connection to it is needed") from error
+        raise InputError(f"{where} cannot be downloaded ({reason}); check the network connection") from error
     images, labels = ([batch[column] for batch in batches] for column in (source.image, source.label))
     require(
         all(len(split) for split in splits)
         # Images of several sizes are an array of objects.
         and all(part.dtype == np.uint8 and part.shape[1:] == source.shape for part in images)
         and all(np.isin(part, range(source.classes)).all() for part in labels),
-        f"{where} must have images of shape {source.shape} and labels from 0 to {source.classes - 1} in each split",
+        f"{where} must have images of shape {source.shape} and labels from 0 to {source.classes - 1}",
     )
     pixels = np.concatenate(images)
     if name == "emnist-byclass" and pixels.mean() > 127.5:

@@ -1,11 +1,10 @@
-"""Readers of MNIST's file format, IDX, plain or gzipped, and of CIFAR-10's official binary version.
+"""Readers of IDX, MNIST's file format, plain or gzipped, and of CIFAR-10's official binary version.
 
-Source: LeCun, Cortes, Burges, "The MNIST database of handwritten digits": two zero bytes, one byte for the type of
-an element (0x08: unsigned byte), one for the number of dimensions, each dimension as a big-endian 32-bit number, then
-the elements, last dimension fastest. EMNIST (Cohen et al. 2017) keeps the format but stores each image transposed.
+Source of IDX: LeCun, Cortes, Burges, "The MNIST database of handwritten digits". EMNIST (Cohen et al. 2017) stores each
+image transposed.
 
-Krizhevsky, "The CIFAR-10 dataset" (2009): a batch is a sequence of records, one label byte, then the red, the green and
-the blue plane of the image, each 32 rows of 32 pixels.
+Source of CIFAR-10: Krizhevsky, "The CIFAR-10 dataset" (2009). A batch is a sequence of records of one label byte and
+the image's red, green and blue planes.
 """
 
 import io
@@ -37,38 +36,39 @@ _PREFIX = "emnist-byclass-"
 
 
 def load_idx_folder(folder: Path, name: str, classes: int | None, transposed: bool) -> ImageDataset:
-    """The four files of a folder in MNIST's format as one set, the training split first.
+    """Read the four files of a folder in MNIST's format as one data set, the training split first.
 
-    Accepts ``train-images-idx3-ubyte`` and ``train-images.idx3-ubyte``, the same for labels and for ``t10k`` (or
-    ``test``), each with or without ``.gz``; a transposed set may also carry EMNIST's prefix ``emnist-byclass-``.
-    The test split may be empty, the training split may not.
+    File names are ``train-images-idx3-ubyte`` or ``train-images.idx3-ubyte``, and accordingly for ``labels`` and for
+    ``t10k`` or ``test``, with or without ``.gz``. Files of a transposed data set may have EMNIST's prefix
+    ``emnist-byclass-``. Only the test split may be empty.
 
     Args:
-        folder, name: the set's folder and name.
-        classes: the number of classes of the official set; None: one more than the largest label.
-        transposed: whether the files store each image transposed, as EMNIST's do; the result is upright.
+        folder: the folder.
+        name: the name of the data set.
+        classes: the number of classes, or None for the largest label + 1.
+        transposed: whether the files store each image transposed, like EMNIST's; the returned images are upright.
 
     Raises:
-        InputError: a file is missing, damaged or of another type, or the files do not fit together.
+        InputError: a file is missing, damaged or of a different type, or the files do not match.
     """
     paths = idx_files(folder, prefixed=transposed) or (idx_files(folder) if transposed else None)
     if paths is None:
         missing = _first_missing(folder, transposed)
-        raise InputError(f"{missing} is missing from '{folder}'; MNIST's format has images and labels of both splits")
+        raise InputError(f"'{folder}' lacks {missing}; a folder in MNIST's format has images and labels of both splits")
     (train, train_labels), (test, test_labels) = _pair(*paths[:2]), _pair(*paths[2:])
-    require(len(train) > 0, f"'{paths[0]}' holds zero images; a training split needs at least 1")
+    require(len(train) > 0, f"'{paths[0]}' must have at least 1 image (got 0)")
     if len(test) == 0:
         test = train[:0]
     size, expected = size_of(test), size_of(train)
-    require(size == expected, f"'{paths[2]}' has images of {size} pixels; those of the training split have {expected}")
+    require(
+        size == expected, f"'{paths[2]}' must have images of {expected} pixels, like the training split (got {size})"
+    )
     labels = torch.cat([train_labels, test_labels])
     if classes is None:
         classes = int(labels.max()) + 1
     for path, part in ((paths[1], train_labels), (paths[3], test_labels)):
         last = int(part.max()) if len(part) else 0
-        require(
-            last < classes, f"'{path}' has label {last}, a class that '{name}' lacks; allowed are 0 to {classes - 1}"
-        )
+        require(last < classes, f"the labels of '{path}' must be from 0 to {classes - 1}, as in '{name}' (got {last})")
     pixels = torch.cat([train, test])
     if transposed:
         pixels = pixels.transpose(1, 2).contiguous()
@@ -76,13 +76,13 @@ def load_idx_folder(folder: Path, name: str, classes: int | None, transposed: bo
 
 
 def idx_files(folder: Path, prefixed: bool = False) -> list[Path] | None:
-    """Training images, training labels, test images and test labels in a folder; None unless all four are there."""
+    """Return the paths of training images, training labels, test images and test labels, or None unless all exist."""
     paths = [_find(folder, *file, prefixed) for file in _FILES]
     return None if None in paths else [path for path in paths if path is not None]
 
 
 def count_idx_images(folder: Path, prefixed: bool = False) -> str:
-    """Number and size of the images in a folder, as the headers of its four files say: ``"70,000 of 28x28"``.
+    """Return the number and size of the images in a folder from its files' headers, such as ``"70,000 of 28x28"``.
 
     Raises:
         InputError: a header is damaged.
@@ -95,21 +95,20 @@ def count_idx_images(folder: Path, prefixed: bool = False) -> str:
 
 
 def read_idx(path: Path, what: _Part) -> Tensor:
-    """The elements of an IDX file: images (M, H, W) or labels (M,), uint8; M may be 0.
+    """Read an IDX file of M >= 0 images (M, H, W) or labels (M,), uint8.
 
     Raises:
-        InputError: the file is missing, damaged, or not of that many dimensions of unsigned bytes.
+        InputError: the file is missing or damaged, or is not an array of unsigned bytes with the right number of
+            dimensions.
     """
     with open_file(path) as file:
         shape = _shape(file, path, what)
         size, described = math.prod(shape), f"{'x'.join(map(str, shape))} {what}"
         most = foreign_files.MAX_BYTES
         content = bytearray(file.read(min(size, most) + 1))
-    require(len(content) <= most, f"'{path}' has {described}; at most {most:,} bytes are allowed")
+    require(len(content) <= most, f"'{path}' must have at most {most:,} bytes (got {described})")
     _require_whole(content, size, path, described)
-    require(
-        len(content) == size, f"'{path}' has trailing bytes after the {size:,} that its header ({described}) allows"
-    )
+    require(len(content) == size, f"'{path}' must have {size:,} bytes after its header ({described}), but has more")
     return torch.from_numpy(np.frombuffer(content, np.uint8)).reshape(shape)
 
 
@@ -119,38 +118,40 @@ def _shape(file: io.BufferedIOBase, path: Path, what: _Part) -> list[int]:
     _require_whole(magic, 4, path, "header")
     if magic[:2] != b"\0\0" or magic[2] not in _TYPES:
         expected = bytes([0, 0, 0x08, dimensions]).hex()
-        raise InputError(f"'{path}' has the wrong magic number 0x{magic.hex()}; IDX {what} begin with 0x{expected}")
+        raise InputError(f"'{path}' must begin with the magic number 0x{expected} of IDX {what} (got 0x{magic.hex()})")
     require(
         magic[2] == 0x08,
         f"'{path}' has the wrong {'pixel' if what == 'images' else 'label'} type {_TYPES[magic[2]]} "
-        f"(0x{magic[2]:02x}); only unsigned byte (0x08) is allowed",
+        f"(0x{magic[2]:02x}); it must be unsigned byte (0x08)",
     )
-    require(magic[3] == dimensions, f"'{path}' has {magic[3]} dimensions; {what} have {dimensions}")
+    require(
+        magic[3] == dimensions, f"'{path}' must have {dimensions} dimensions, as an IDX file of {what} (got {magic[3]})"
+    )
     shape = file.read(4 * dimensions)
     _require_whole(shape, 4 * dimensions, path, "header")
     return np.frombuffer(shape, ">u4").tolist()
 
 
 def _require_whole(content: bytes | bytearray, size: int, path: Path, what: str) -> None:
-    require(len(content) >= size, f"'{path}' is truncated: it has {len(content):,} of the {size:,} bytes of its {what}")
+    require(len(content) >= size, f"'{path}' is truncated (got {len(content):,} of {size:,} bytes of its {what})")
 
 
 def _pair(images_path: Path, labels_path: Path) -> tuple[Tensor, Tensor]:
     images, labels = read_idx(images_path, "images"), read_idx(labels_path, "labels").long()
     require(
         images.shape[1] > 0 and images.shape[2] > 0,
-        f"'{images_path}' has images of {size_of(images)} pixels; at least 1x1 is needed",
+        f"'{images_path}' must have images of at least 1x1 pixels (got {size_of(images)})",
     )
     require(
         len(images) == len(labels),
-        f"'{labels_path}' has {len(labels):,} labels for the {len(images):,} images of '{images_path.name}'; the "
-        "counts must be equal",
+        f"'{labels_path}' must have one label per image of '{images_path.name}' "
+        f"(got {len(labels):,} labels for {len(images):,} images)",
     )
     return images, labels
 
 
 def size_of(images: Tensor) -> str:
-    """Height and width of images (..., H, W) in sentences."""
+    """Return the height and width of images (..., H, W) as text."""
     return f"{images.shape[-2]}x{images.shape[-1]}"
 
 
@@ -177,7 +178,7 @@ _ARCHIVES = ("cifar-10-binary.tar.gz", "cifar-10-binary.tar")
 
 
 def find_cifar10(folder: Path) -> Path | None:
-    """The path of CIFAR-10 in a folder: the folder itself, an extracted folder with all batches, or an archive."""
+    """Find CIFAR-10 in a folder: the folder itself, a sub-folder with all batches, or an archive."""
     for batches in (folder, folder / _FOLDER):
         if all((batches / name).is_file() for name in BATCHES):
             return batches
@@ -185,7 +186,7 @@ def find_cifar10(folder: Path) -> Path | None:
 
 
 def load_cifar10(path: Path) -> ImageDataset:
-    """CIFAR-10: 60,000 colour images of 32x32 pixels in 10 classes, the 50,000 for training first.
+    """Load CIFAR-10: 60,000 colour images of 32x32 pixels in 10 classes, the 50,000 training images first.
 
     Args:
         path: an archive, the folder of extracted batches, or a folder that contains either.
@@ -200,9 +201,7 @@ def load_cifar10(path: Path) -> ImageDataset:
     else:
         contents = _read_archive(path)
     missing = [name for name in BATCHES if name not in contents]
-    require(
-        not missing, f"'{path}' lacks {quote(missing)}; the binary version of CIFAR-10 has the files {quote(BATCHES)}"
-    )
+    require(not missing, f"'{path}' must have all batches of CIFAR-10's binary version (missing {quote(missing)})")
     batches = [_batch(contents[name], f"'{name}' of '{path}'") for name in BATCHES]
     pixels, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
     return ImageDataset("cifar10", pixels, 255, labels, len(labels) - len(batches[-1][1]), 10)
@@ -217,7 +216,7 @@ def _read(path: Path) -> bytes:
 
 def _require_small(size: int, path: Path) -> None:
     most = foreign_files.MAX_BYTES
-    require(size <= most, f"'{path}' has more than {most:,} bytes, decompressed; those of CIFAR-10 have fewer")
+    require(size <= most, f"'{path}' must have at most {most:,} bytes after decompression")
 
 
 def _read_archive(path: Path) -> dict[str, bytes]:
@@ -230,16 +229,18 @@ def _read_archive(path: Path) -> dict[str, bytes]:
             parts = {name: archive.extractfile(files[name]) for name in BATCHES if name in files}
             return {name: part.read() for name, part in parts.items() if part is not None}
     except tarfile.TarError as error:
-        raise InputError(f"'{path}' is truncated or not a tar archive ({error}); fetch it again") from error
+        raise InputError(
+            f"'{path}' is truncated or is not a tar archive ({error}); download the archive again"
+        ) from error
 
 
 def _batch(content: bytes, name: str) -> tuple[Tensor, Tensor]:
     """Pixels (n, 3, 32, 32) uint8 and labels (n,) int64."""
     require(
         len(content) > 0 and len(content) % _RECORD.itemsize == 0,
-        f"{name} has {len(content):,} bytes; a batch of CIFAR-10 has one or more records of {_RECORD.itemsize:,} bytes",
+        f"{name} must have one or more records of {_RECORD.itemsize:,} bytes (got {len(content):,} bytes)",
     )
     records = np.frombuffer(content, _RECORD)
     largest = records["label"].max()
-    require(largest <= 9, f"{name} has the label {largest}; the labels of CIFAR-10 are 0 to 9")
+    require(largest <= 9, f"the labels of {name} must be from 0 to 9 (got {largest})")
     return torch.from_numpy(records["pixels"].copy()), torch.from_numpy(records["label"].astype(np.int64))

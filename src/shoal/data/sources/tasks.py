@@ -1,19 +1,16 @@
-"""Data sets with a property under attack: images with strokes, faces with attributes, reviews with authors.
+"""Data sets with a property to infer: images with strokes, faces with attributes, reviews with authors.
 
-A task is ``"MAIN/PROPERTY"``, such as ``"smiling/sunglasses"``: the label that is learned, the property under attack.
-Properties of grey images are the thickness and the slant of their strokes. A property should say nothing about the main
-label, so in every class the same share of images, a fifth, has it. On digits the two measures mean what their names
-say; on other images they are still measures of shape.
+A task is ``"MAIN/PROPERTY"``, such as ``"smiling/sunglasses"``: the label to learn, and the property to infer. The
+properties of grey images are the thickness and the slant of strokes; a fifth of the images in each class has the
+property.
 
-Sources of the faces, Labeled Faces in the Wild (they need the extra ``shoal[images]``): Huang, Ramesh, Berg,
-Learned-Miller (2007), funneled; the attribute scores of Kumar, Berg, Belhumeur, Nayar (ICCV 2009), one real number per
-attribute, above 0 where it is likely present; labels of Melis, Song, De Cristofaro, Shmatikov (S&P 2019), crops of
-scikit-learn.
+Sources of the faces (extra ``shoal[images]``) are Labeled Faces in the Wild, Huang, Ramesh, Berg,
+Learned-Miller (2007), funneled; attribute scores of Kumar, Berg, Belhumeur, Nayar (ICCV 2009); labels of Melis, Song,
+De Cristofaro, Shmatikov (S&P 2019); crops of scikit-learn.
 
-Source of the reviews, by the ten most active authors of the Yelp Open Dataset: Kim et al., RAID 2023,
-doi:10.1145/3607199.3607218, section 4.1.1. Words are numbered as in the authors' public code, with two differences.
-That code looks words up as they are written in a vocabulary in lower case, so that capitalised words vanish; here both
-are in lower case. It pads every text to the longest one; here texts are cut at `MAX_WORDS` words.
+The source of the reviews, by the ten most active authors of the Yelp Open Dataset, is Kim et al., RAID 2023,
+doi:10.1145/3607199.3607218, section 4.1.1. The authors' public code drops capitalised words and pads texts to the
+longest text. Shoal converts words to lower case and cuts texts at `MAX_WORDS` words.
 """
 
 import sys
@@ -48,60 +45,60 @@ _BLOCK = 512  # images measured at a time
 
 
 def read_task(task: str | None, source: str, choices: Mapping[str, Iterable[str]]) -> tuple[str, str | None]:
-    """The main label and the property (or None) of a task, ``"MAIN/PROPERTY"`` or ``"MAIN"``, of the set ``source``.
+    """Split the task ``"MAIN/PROPERTY"`` or ``"MAIN"`` of the data set ``source`` into the main label and the property
+    or None.
 
-    ``choices`` are its main labels, each with the properties that it can be combined with.
+    ``choices`` maps each main label to the properties that may be combined with the label.
 
     Raises:
-        InputError: no task, an unknown label or property, or a property that cannot be combined with the label.
+        InputError: the task is missing, the label or property is unknown, or the two cannot be combined.
     """
     if task is None:
         main, properties = next(iter(choices.items()))
         example = f"'{main}/{next(iter(properties))}' or '{main}'"
-        raise InputError(f"data source '{source}' needs a 'task', such as {example}; main labels are {quote(choices)}")
+        raise InputError(
+            f"'task' of data source '{source}' is missing; set a task such as {example} (main labels: {quote(choices)})"
+        )
     main, slash, name = task.partition("/")
-    require(main in choices, f"'task' has the unknown main label '{main}' of '{source}'; {suggest(main, choices)}")
+    require(main in choices, f"'task' of '{source}' has an unknown main label (got '{main}'); {suggest(main, choices)}")
     if not slash:
         return main, None
     known = {name for properties in choices.values() for name in properties}
-    require(name in known, f"'task' has the unknown property '{name}' of '{source}'; {suggest(name, known)}")
+    require(name in known, f"'task' of '{source}' has an unknown property (got '{name}'); {suggest(name, known)}")
     allowed = list(choices[main])
     require(
         name in allowed,
-        f"'task' is '{task}', whose main label and property are of the same attribute; with '{main}' go "
-        f"{quote(allowed)}",
+        f"'task' must combine two different attributes (got '{task}'); properties for '{main}' are {quote(allowed)}",
     )
     return main, name
 
 
 def read_author_task(task: str | None, source: str) -> int | None:
-    """The author, from 0, in a task of the set of reviews ``source``; None where it names none.
+    """Return the author, counted from 0, in a task of a data set of reviews, or None if the task names no author.
 
     Raises:
         InputError: the task is not in `AUTHOR_TASKS`.
     """
     task = "score" if task is None else task
-    require(task in AUTHOR_TASKS, f"'task' is '{task}', no task of '{source}'; {suggest(task, AUTHOR_TASKS)}")
+    require(task in AUTHOR_TASKS, f"'task' of '{source}' is unknown (got '{task}'); {suggest(task, AUTHOR_TASKS)}")
     author = task.partition("/author-")[2]
     return int(author) - 1 if author else None
 
 
 def with_stroke_property(images: ImageDataset, task: str | None) -> ImageDataset:
-    """The same images and labels, with ``has_property`` of the task, which every class has in the same share.
+    """Return a copy of ``images`` with the task's property in ``has_property``.
 
-    Of the n images of a class the ``round(n / 5)`` with the largest measure have it (`thickness` for ``thick``,
-    `slant` for ``slanted``), the earlier image first where two measure the same.
-
-    Tasks are ``"class"`` (also None), ``"class/thick"`` and ``"class/slanted"``.
+    In a class of n images, the ``round(n / 5)`` images with the largest `thickness` or `slant` have the property. The
+    tasks are ``"class"`` (also None), ``"class/thick"`` and ``"class/slanted"``.
 
     Raises:
-        InputError: the images have no such task, or are not grey.
+        InputError: the task is unknown, or the images are not grey.
     """
     name = None if task is None else read_task(task, images.name, {"class": _MEASURES})[1]
     if name is None:
         return images
     channels = images.pixels.shape[1]
-    require(channels == 1, f"'{images.name}' has images of {channels} channels; '{name}' is measured on grey ones")
+    require(channels == 1, f"'{images.name}' must have grey images for the property '{name}' (got {channels} channels)")
     values = _MEASURES[name](images.pixels)
     has_property = torch.zeros(len(values), dtype=torch.bool)
     for label in range(images.classes):
@@ -112,11 +109,10 @@ def with_stroke_property(images: ImageDataset, task: str | None) -> ImageDataset
 
 
 def thickness(pixels: Tensor) -> Tensor:
-    """Mean width of the strokes in pixels, (M,) float64; 0 for an image without ink.
+    """Return the mean width of the strokes in pixels, (M,) float64; 0 for an image without ink.
 
-    Twice the ink over the length of its edge, which is the total variation of the brightness: the length of a level
-    set, averaged over levels (the coarea formula). A long straight stroke of width w has the edge 2 per unit length
-    and so measures w. In ``pixels`` (M, 1, H, W) ink is bright.
+    The mean width is twice the ink divided by the total variation of the brightness, which is the mean length of the
+    edge over all levels (the coarea formula). In ``pixels`` (M, 1, H, W) ink is bright.
     """
     widths = [np.zeros(0)]
     for block in pixels[:, 0].split(_BLOCK):
@@ -128,10 +124,10 @@ def thickness(pixels: Tensor) -> Tensor:
 
 
 def slant(pixels: Tensor) -> Tensor:
-    """Slant of the strokes: pixels to the right per pixel up, (M,) float64; 0 without ink or height.
+    """Return the slant of the strokes, (M,) float64, in pixels to the right per pixel upwards; 0 without ink or height.
 
-    From the second moments about the centre of the ink, ``-mu_xy / mu_yy`` with y downward, as images are deslanted.
-    In ``pixels`` (M, 1, H, W) ink is bright.
+    The slant is ``-mu_xy / mu_yy``, from the second moments about the centre of the ink, with y downwards. In
+    ``pixels`` (M, 1, H, W) ink is bright.
     """
     height, width = pixels.shape[-2:]
     y, x = torch.meshgrid(torch.arange(height).double(), torch.arange(width).double(), indexing="ij")
@@ -171,31 +167,32 @@ _CHOICES = {
 
 
 def find_lfw(folder: Path) -> Path | None:
-    """The folder itself if it has the attributes and a folder of images, else None."""
+    """Return ``folder`` if it has the attributes and a folder of images, else None."""
     return folder if (folder / FILE).is_file() and _image_folder(folder) is not None else None
 
 
 def load_lfw(path: Path, task: str | None) -> ImageDataset:
-    """The faces of a task, (M, 3, 62, 47), in the order of the attributes file, without a split.
+    """Load the faces of a task, (M, 3, 62, 47), in the order of the attributes file, without an official split.
 
-    A score's sign decides ``smiling`` and ``gender`` (1: male); the largest score decides ``race`` (0 Asian, 1 white,
-    2 black) and the glasses (eyeglasses, sunglasses, none), and a face whose largest is below -0.1 is left out. The
-    image is the middle of the original, rows 70 to 195 and columns 78 to 172, at half size.
+    The sign of a score decides ``smiling`` and ``gender`` (1: male). The largest score decides ``race`` (0 Asian, 1
+    white, 2 black) and the glasses; faces with a largest score below -0.1 are left out. Each image is the centre of the
+    original, rows 70 to 195 and columns 78 to 172, at half size.
 
     Args:
-        path: folder with ``lfw_attributes.txt`` and ``lfw_funneled`` (or ``lfw``, ``lfw-deepfunneled``), which has one
-            folder per person.
-        task: ``"MAIN"`` or ``"MAIN/PROPERTY"``: main labels ``smiling``, ``race`` (3 classes), ``gender``;
-            properties ``sunglasses``, ``eyeglasses``, ``black``, ``smiling``, ``male``, of another attribute.
+        path: a folder with ``lfw_attributes.txt`` and the folder of images, ``lfw_funneled``, ``lfw`` or
+            ``lfw-deepfunneled``.
+        task: ``"MAIN"`` or ``"MAIN/PROPERTY"``. Main labels are ``smiling``, ``race`` (3 classes) and ``gender``.
+            Properties are ``sunglasses``, ``eyeglasses``, ``black``, ``smiling`` and ``male``, if the main label has a
+            different attribute.
 
     Raises:
-        InputError: no such task, files that are missing or damaged, or no Pillow.
+        InputError: the task is unknown, a file is missing or damaged, or Pillow is not installed.
     """
     main, name = read_task(task, "lfw", _CHOICES)
     attributes = [_MAIN[main]] if name is None else [_MAIN[main], _PROPERTIES[name][0]]
     folder = _image_folder(path)
     if folder is None:
-        raise InputError(f"'{path}' has no folder of images; LFW's are in one of {quote(FOLDERS)}")
+        raise InputError(f"'{path}' must have a folder of images, named one of {quote(FOLDERS)}")
     files, scores = _read_scores(path / FILE, [column for attribute in attributes for column in attribute])
     labels, clear = _classes(scores[:, : len(attributes[0])])
     has_property = None
@@ -203,7 +200,9 @@ def load_lfw(path: Path, task: str | None) -> ImageDataset:
         classes, also_clear = _classes(scores[:, len(attributes[0]) :])
         clear &= also_clear
         has_property = torch.from_numpy((classes == _PROPERTIES[name][1])[clear])
-    require(bool(clear.any()), f"'{path / FILE}' has no row whose scores for '{task}' are clear; at least 1 is needed")
+    require(
+        bool(clear.any()), f"'{path / FILE}' must have a row with a largest score of at least {_MIN_SCORE} for '{task}'"
+    )
     images = [folder / file for file, taken in zip(files, clear, strict=True) if taken]
     _require_images(images, path / FILE)
     pixels = torch.from_numpy(np.stack(read_pictures(images, ("JPEG",), _face)))
@@ -212,10 +211,10 @@ def load_lfw(path: Path, task: str | None) -> ImageDataset:
 
 
 def count_lfw(path: Path) -> str:
-    """The number and size of the images that the attributes file in a folder names.
+    """Return the number and size of the images that a folder's attributes file names.
 
     Raises:
-        InputError: the file is damaged, or images are missing.
+        InputError: the file is damaged, or an image is missing.
     """
     files, _ = _read_scores(path / FILE, [])
     folder = _image_folder(path) or path / FOLDERS[0]
@@ -239,19 +238,21 @@ def _read_scores(path: Path, columns: list[str]) -> tuple[list[Path], np.ndarray
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except FileNotFoundError as error:
-        raise InputError(f"'{path}' is missing; LFW's attributes are needed for its labels") from error
+        raise InputError(f"'{path}' is missing; download LFW's attributes") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"'{path}' cannot be read ({error}); it must be LFW's file of attributes as text") from error
+        raise InputError(f"'{path}' cannot be read as LFW's attributes ({error})") from error
     # The official file has a comment before its header, and a "#" in it.
     table = [[cell.strip() for cell in line.removeprefix("#\t").split("\t")] for line in lines]
     start = next((i for i, cells in enumerate(table) if "person" in cells), 0)
     header, needed = table[start] if table else [], ["person", "imagenum", *columns]
     missing = quote(name for name in needed if name not in header)
-    require(not missing, f"'{path}' lacks the columns {missing}; its header must name them, separated by tabs")
+    require(not missing, f"'{path}' lacks the columns {missing}; the header must name all columns, separated by tabs")
     rows = [(f"'{path}', line {start + i}", cells) for i, cells in enumerate(table[start + 1 :], 2) if any(cells)]
-    require(len(rows) > 0, f"'{path}' has no rows; at least one face is needed")
+    require(len(rows) > 0, f"'{path}' must have at least one row (got none)")
     for where, cells in rows:
-        require(len(cells) == len(header), f"{where}, has {len(cells)} columns; its header has {len(header)}")
+        require(
+            len(cells) == len(header), f"{where}: must have {len(header)} columns, like the header (got {len(cells)})"
+        )
     places = [header.index(name) for name in needed]
     files, scores = zip(*(_row([cells[place] for place in places], where) for where, cells in rows), strict=True)
     return list(files), np.array(scores, dtype=np.float64)
@@ -264,13 +265,13 @@ def _row(cells: list[str], where: str) -> tuple[Path, list[float]]:
     plain = bool(folder) and folder not in {".", ".."} and "/" not in folder and "\\" not in folder
     require(
         plain and number.isdecimal() and len(number) < 9,
-        f"{where}, has the image {number!r} of {person!r}; a person's name and an integer are needed",
+        f"{where}: must have a person's name and an image number (got {person!r} and {number!r})",
     )
     try:
         values = [float(score) for score in scores]
     except ValueError as error:
-        raise InputError(f"{where}, has a score that is not a number ({error}); only numbers are allowed") from error
-    require(bool(np.isfinite(values).all()), f"{where}, has a score that is not finite; only numbers are allowed")
+        raise InputError(f"{where}: scores must be numbers ({error})") from error
+    require(bool(np.isfinite(values).all()), f"{where}: scores must be finite numbers")
     return Path(folder) / f"{folder}_{int(number):04d}.jpg", values
 
 
@@ -278,8 +279,8 @@ def _require_images(paths: list[Path], attributes: Path) -> None:
     missing = [path for path in paths if not path.is_file()]
     if missing:
         raise InputError(
-            f"{len(missing):,} of the {len(paths):,} images that '{attributes}' names are missing, the first "
-            f"'{missing[0]}'; unpack the whole archive again"
+            f"{len(missing):,} of {len(paths):,} images named by '{attributes}' are missing (first "
+            f"'{missing[0]}'); unpack the whole archive again"
         )
 
 
@@ -312,27 +313,25 @@ _REVIEW = TypeAdapter(_Review)
 
 
 def find_yelp(folder: Path) -> Path | None:
-    """The official file of reviews, plain or gzipped, in a folder or its sub-folder ``yelp_dataset``."""
+    """Find the official file of reviews, plain or gzipped, in a folder or its sub-folder ``yelp_dataset``."""
     files = (folder / sub / f"{_FILE}{end}" for sub in ("", "yelp_dataset") for end in ("", ".gz"))
     return next((path for path in files if path.is_file()), None)
 
 
 def load_yelp(path: Path, task: str | None = None) -> TextDataset:
-    """The reviews by the ten users with most of them, in the file's order.
+    """Load the reviews by the ten users with the most reviews, in the order of the file.
 
-    Words are split as scikit-learn's `CountVectorizer` does: in lower case, two or more letters or digits each. The
-    3,000 most frequent words are numbered from 1 by falling frequency. A text with none of them is dropped. The file,
-    of several GB, is read twice, line by line.
+    Texts are split into lower-case words of two or more letters or digits, as by scikit-learn's `CountVectorizer`. The
+    3,000 most frequent words are numbered from 1 by decreasing frequency. Texts without any of the 3,000 words are left
+    out. Labels are stars - 1, and there is no official split.
 
     Args:
-        path: ``yelp_academic_dataset_review.json`` of the Yelp Open Dataset, perhaps gzipped, or its folder.
-        task: "score" (also None), or "score/author-1" to "score/author-10", authors by falling number of reviews.
-
-    Returns:
-        Labels are stars - 1; ``has_property`` marks the reviews of the task's author. There are no official splits.
+        path: the file ``yelp_academic_dataset_review.json`` of the Yelp Open Dataset, plain or gzipped, or its folder.
+        task: "score" (also None), or "score/author-1" to "score/author-10", with authors numbered by decreasing number
+            of reviews.
 
     Raises:
-        InputError: an unknown task, a damaged file, or one with fewer than ten users.
+        InputError: the task is unknown, the file is damaged, or the file has fewer than ten users.
     """
     from sklearn.feature_extraction.text import CountVectorizer  # noqa: PLC0415 - scikit-learn takes a second to import
 
@@ -340,7 +339,7 @@ def load_yelp(path: Path, task: str | None = None) -> TextDataset:
     if path.is_dir():
         file = find_yelp(path)
         if file is None:
-            raise InputError(f"'{path}' has no '{_FILE}', plain or .gz, which is where Yelp's reviews are")
+            raise InputError(f"'{path}' must have the file '{_FILE}', plain or .gz")
         path = file
     reviews = list(_by_most_active_users(path))
     split = CountVectorizer().build_analyzer()
@@ -349,7 +348,9 @@ def load_yelp(path: Path, task: str | None = None) -> TextDataset:
     number = {word: number for number, word in enumerate(words_by_count[:VOCABULARY], 1)}
     numbered = [[number[word] for word in text if word in number][:MAX_WORDS] for text in texts]
     kept = [i for i, text in enumerate(numbered) if text]
-    require(bool(kept), f"'{path}' has no text with a word of two or more letters by its ten most active users")
+    require(
+        bool(kept), f"'{path}' must have a text with a word of two or more letters by one of the ten most active users"
+    )
     authors = torch.tensor([reviews[i][2] for i in kept])
     return TextDataset(
         name="yelp",
@@ -363,10 +364,10 @@ def load_yelp(path: Path, task: str | None = None) -> TextDataset:
 
 
 def count_yelp(path: Path) -> str:
-    """Count the reviews in the official file, by all users: its lines; only the first one is parsed.
+    """Count the reviews of all users in the official file by its lines; only the first review is parsed.
 
     Raises:
-        InputError: the file cannot be read, or begins with something else than a review.
+        InputError: the file cannot be read, or does not begin with a review.
     """
     count = 0
     with open_file(path) as file:
@@ -385,7 +386,7 @@ def _by_most_active_users(path: Path) -> Iterator[tuple[str, int, int]]:
         # Interned: there are several times as many lines as users.
         users = [sys.intern(review.user_id) if review else None for review in parsed]
     counts = Counter(user for user in users if user is not None)
-    require(len(counts) >= AUTHORS, f"'{path}' has reviews by {len(counts)} users; at least {AUTHORS} are needed")
+    require(len(counts) >= AUTHORS, f"'{path}' must have reviews by at least {AUTHORS} users (got {len(counts)})")
     rank = {user: rank for rank, user in enumerate(_by_falling_count(counts)[:AUTHORS])}
     with open_file(path) as file:
         for number, (line, user) in enumerate(zip(file, users, strict=True), 1):
@@ -402,7 +403,7 @@ def _parse_line(line: bytes, path: Path, number: int) -> _Review | None:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         reason = "".join(f"'{key}': " for key in first["loc"]) + first["msg"].replace(" line 1", "")
-        raise InputError(f"'{path}' has no review at line {number:,} ({reason}); fetch the file again") from error
+        raise InputError(f"'{path}', line {number:,}: must be a review ({reason}); download the file again") from error
 
 
 def _by_falling_count(counts: Counter[str]) -> list[str]:

@@ -1,7 +1,6 @@
-"""A user's arrays, lists, PyTorch data sets and pictures as tensors.
+"""Conversion of a user's arrays, lists, PyTorch data sets and pictures to tensors.
 
-Labels are classes, or the targets of a regression. What cannot be examples is an `InputError` that names the client and
-says what is allowed.
+Input that cannot be converted raises an `InputError` that names the client and the allowed input.
 """
 
 from collections import Counter
@@ -36,24 +35,23 @@ ArrayTable = Any
 _LABELS = ("label", "labels")
 """The keys of labels in batches of Hugging Face's data sets."""
 
-_PADDED = "pad them to one, as torch.nn.utils.rnn.pad_sequence does, by a number that network and loss take for padding"
+_PADDED = "pad the arrays to one shape, for instance with torch.nn.utils.rnn.pad_sequence"
 
 _PACKED = (
-    "x is one tensor, so several inputs are packed into it, such as torch.cat([a, b], dim=1), and the network's "
-    "forward takes them apart"
+    "pack several inputs into one tensor x, for instance with torch.cat([a, b], dim=1), and split x in the network"
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Labelled examples, with the name of the group of each.
+    """Labelled examples with the name of each example's group.
 
     Args:
-        x: inputs (M, ...).
-        y: labels (M,), integers from 0; of a regression (M,) or (M, d) numbers.
-        groups: (M,) names, in any order; a list or a numpy array of strings.
-        clients: (M,) integers, the client of each example, -1: none; None: unknown. An audit then compares a client's
-            training examples with its own test examples alone.
+        x: the inputs (M, ...).
+        y: the labels (M,), integers from 0; regression targets (M,) or (M, d).
+        groups: the group name of each example, M strings.
+        clients: the client of each example, M integers; -1 means no client, and None means unknown. If clients are
+            known, an audit compares a client's training examples only with the same client's test examples.
     """
 
     x: Any
@@ -76,21 +74,23 @@ class Columns:
     """The meaning of a table's columns.
 
     Args:
-        client: the column with the names of the clients.
-        label: the column of labels, words, codes or integers, which are numbered in sorted order; in Python with
-            ``classes`` integers are classes as they are.
-        group: the column with names of groups; None: one group. Where a client has rows of several, such as two sexes,
-            figures by group are of each client's rows of it.
-        inputs: the columns of inputs, in this order; None: all others that hold numbers and, with ``one_hot``, 2 to 20
-            different words. Numbers are standardised by mean and standard deviation of the clients' training rows. In
-            Python one column may hold images or lists of one shape, which stay as they are.
-        one_hot: whether columns of words are inputs too: 1 for the row's word, 0 for the other words of training rows.
-        rows: a column and the values whose rows are used, such as ["grade", "3"]; None: all rows.
-        impute: the replacement of empty cells: the ``mean``, the ``median`` or the ``most-frequent`` value of the
-            column's training rows, in a column of words always the most frequent; None: an empty cell is an error.
+        client: the column with the clients' names.
+        label: the column with the labels: words, codes or integers, which are numbered in sorted order. In Python,
+            ``classes`` keeps integers as class numbers.
+        group: the column with the groups' names; by default all rows are in one group. If a client has rows of several
+            groups, each row counts for the row's own group.
+        inputs: the columns of inputs, in this order. The default is every remaining column of numbers and, with
+            ``one_hot``, every remaining column with 2 to 20 different words. Numbers are standardised by the mean and
+            standard deviation of the clients' training rows. In Python, one column may hold images or lists of equal
+            shape, which are not standardised.
+        one_hot: whether columns of words are inputs, each with one 0/1 input per word in the training rows.
+        rows: a column, followed by the values whose rows are used, such as ["grade", "3"]; by default all rows are
+            used.
+        impute: the replacement of empty cells by the ``mean``, ``median`` or ``most-frequent`` value of the column's
+            training rows. Columns of words always use the most frequent value. By default, an empty cell is an error.
 
     Raises:
-        InputError: a name that is not text; the label as the client, the group or an input, or an input twice.
+        InputError: a name is not text, an input is named twice, or the label is also the client, the group or an input.
     """
 
     client: str
@@ -104,56 +104,61 @@ class Columns:
 
     def __post_init__(self) -> None:
         for name, other in (("client", self.client), ("group", self.group)):
-            require(other != self.label, f"'label' and '{name}' are the same column, '{self.label}'; name two")
+            require(
+                other != self.label, f"'label' and '{name}' must be different columns (got '{self.label}' for both)"
+            )
         inputs = self.inputs or ()
         often = Counter(inputs)
         for name in inputs:
             used = name in (self.client, self.label, self.group)
-            require(not used, f"'inputs' has the column '{name}', which is the client, label or group")
-            require(often[name] == 1, f"'inputs' has the column '{name}' twice; once is allowed")
+            require(not used, f"'inputs' must not name the client, label or group column (got '{name}')")
+            require(often[name] == 1, f"'inputs' must name each column once (got '{name}' twice)")
 
 
 def tensors_of(name: str, value: object, task: Task = "classification") -> tuple[Tensor, Tensor]:
-    """Inputs (m, ...) and labels of examples.
+    """Convert examples to inputs (m, ...) and labels.
 
-    Labels are (m,) int64; of a regression (m, d) float32, also where there is one number per example: losses would
-    broadcast (m,) against outputs (m, 1).
+    Labels are (m,) int64. Regression targets are (m, d) float32 even for d = 1, because losses would broadcast (m,)
+    against outputs (m, 1).
 
     Args:
-        name: the name of the examples in sentences, such as "client 3".
-        value: a pair (x, y), a data set of PyTorch that gives pairs, or a `DataLoader` whose batches are pairs or
-            dictionaries of the inputs, under any key, and ``label`` or ``labels``.
-        task: what labels are.
+        name: the name of the examples in error messages, such as "client 3".
+        value: a pair (x, y), a PyTorch data set of pairs, or a `DataLoader`. The loader's batches are pairs, or
+            dictionaries with the labels under ``label`` or ``labels`` and the inputs under any key.
+        task: "classification" or "regression".
 
     Raises:
-        InputError: they cannot be converted, or differ in number.
+        InputError: the examples cannot be converted, or the numbers of inputs and labels differ.
     """
     if isinstance(value, DataLoader):
         value = _pair_of_loader(name, value)
     elif isinstance(value, Dataset):
-        require(isinstance(value, Sized), f"{name} is a data set without a length; give one with __len__")
+        require(isinstance(value, Sized), f"{name} must be a data set with a length; add the method __len__")
         rows = [value[i] for i in range(len(value))]  # pyright: ignore[reportArgumentType]
         pairs = all(isinstance(row, tuple | list) and len(row) == 2 for row in rows)
-        require(pairs, f"{name} is a data set whose items are not pairs (x, y); {_PACKED}")
+        require(pairs, f"{name} must be a data set of pairs (x, y); {_PACKED}")
         labels = [y.tolist() if isinstance(y, Tensor | np.ndarray | np.generic) else y for _, y in rows]
         value = stack_inputs(name, [x for x, _ in rows]), labels
     more = f"; {_PACKED}" if isinstance(value, tuple | list | dict) else ""
     if not isinstance(value, tuple | list) or len(value) != 2:
         kinds = "a pair (x, y), a torch.utils.data.Dataset of such pairs or a DataLoader"
-        raise InputError(f"{name} must be {kinds}; got {describe(value)}{more}")
+        raise InputError(f"{name} must be {kinds} (got {describe(value)}){more}")
     given: Any = value[0]
     pictures = isinstance(given, list | tuple) and any(map(_is_picture, given))
     x = _inputs(f"the inputs of {name}", stack_inputs(name, given) if pictures else given)
     y = (_targets if task == "regression" else _labels)(f"the labels of {name}", value[1])
-    require(len(x) == len(y), f"{name} has {len(x)} examples but {len(y)} labels")
+    require(len(x) == len(y), f"{name} must have one label per example (got {len(x)} examples and {len(y)} labels)")
     return x, y
 
 
 def labelled_arrays(name: str, x: object, y: object) -> LabelledDataset:
-    """A data set of inputs and labels (M,), integers from 0, without an official split.
+    """Create a data set without an official split from inputs and integer labels (M,).
 
-    Inputs are images (M, C, H, W) or (M, H, W) of bytes, or of numbers in [0, 1]; rows (M, F) of floats, or a pandas
-    frame of numbers; or texts (M, L), words numbered from 1 by integers and padded by 0. Others are an `InputError`.
+    Inputs are images, rows or texts. Images are (M, C, H, W) or (M, H, W), bytes or numbers in [0, 1]. Rows are floats
+    (M, F) or a pandas frame of numbers. Texts are word numbers (M, L) from 1, padded by 0.
+
+    Raises:
+        InputError: the inputs are not images, rows or texts, or the labels are not integers from 0.
 
     >>> labelled_arrays("notes", [[3, 1], [2, 0]], [0, 1]).kind, labelled_arrays("wine", [[0.5], [0.7]], [0, 1]).kind
     ('texts', 'rows')
@@ -164,38 +169,53 @@ def labelled_arrays(name: str, x: object, y: object) -> LabelledDataset:
             x = np.asarray(x, dtype=np.float32)
         except (TypeError, ValueError) as error:
             raise InputError(
-                f"the inputs of {name} must be columns of numbers: {error}; leave the others out"
+                f"the inputs of {name} must be columns of numbers ({error}); remove other columns"
             ) from error
     inputs, labels = tensors_of(name, (x, y))
-    require(len(labels) > 0, f"{name} has no examples; at least one is needed")
+    require(len(labels) > 0, f"{name} has no examples; give at least one example")
     require_finite(name, inputs)
-    require(int(labels.min()) >= 0, f"{name} has the label {labels.min()}; labels are integers from 0")
+    require(int(labels.min()) >= 0, f"the labels of {name} must be integers from 0 (got {labels.min()})")
     count, classes = len(labels), int(labels.max()) + 1
     if inputs.dim() == 2 and inputs.is_floating_point():
         return TableDataset(name, inputs, labels, count, classes)
     if inputs.dim() == 2:
-        require(int(inputs.min()) >= 0, f"{name} has the word {inputs.min()}; words are numbered from 1, padded by 0")
+        require(
+            int(inputs.min()) >= 0,
+            f"the words of {name} must be numbered from 1, with 0 as padding (got {inputs.min()})",
+        )
         return TextDataset(name, inputs, int(inputs.max()), labels, count, classes)
     require(
         inputs.dim() in (3, 4),
-        f"{name} has inputs of shape {tuple(inputs.shape[1:])}; images are (C, H, W), rows (F,), texts (L,)",
+        f"the inputs of {name} must be images (C, H, W), rows (F,) or texts (L,) (got shape {tuple(inputs.shape[1:])})",
     )
     low, high = float(inputs.min()), float(inputs.max())
-    require(low >= 0 and high <= white, f"{name} has images of numbers from {low:g} to {high:g}; give bytes, or [0, 1]")
+    require(
+        low >= 0 and high <= white, f"the images of {name} must be bytes or numbers in [0, 1] (got {low:g} to {high:g})"
+    )
     images = inputs if inputs.dim() == 4 else inputs[:, None]
     return ImageDataset(name, images if white == 1 else images.to(torch.uint8), white, labels, count, classes)
 
 
 def require_finite(name: str, x: Tensor, kind: str = "inputs") -> None:
-    """Raise `InputError` where ``kind`` (m, ...) have a number that is not finite."""
+    """Raise `InputError` if ``x`` (m, ...) has a number that is not finite."""
     if x.is_floating_point() and not bool(torch.isfinite(x.sum())):
         wrong = int((~torch.isfinite(x.flatten(1) if x.dim() > 1 else x[:, None])).any(dim=1).sum())
-        require(wrong == 0, f"{name} has {kind} that are NaN or infinite, in {wrong} of {len(x)} examples")
+        require(
+            wrong == 0, f"the {kind} of {name} must be finite (got NaN or infinity in {wrong} of {len(x)} examples)"
+        )
 
 
 def integers_of(value: object, form: str) -> Tensor:
-    """A copy of integers as int64, of any shape; others are an `InputError` that says what they must be, ``form``."""
-    wrong = f"{form}; got {describe(value)}"
+    """Copy integers of any shape to int64.
+
+    Args:
+        value: the integers.
+        form: the start of the error message, which names the allowed integers.
+
+    Raises:
+        InputError: ``value`` is not an array of integers.
+    """
+    wrong = f"{form} (got {describe(value)})"
     try:
         numbers = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -205,39 +225,41 @@ def integers_of(value: object, form: str) -> Tensor:
 
 
 def group_names(name: str, value: object, count: int) -> list[str]:
-    """The ``count`` names of groups in ``value``, which sentences call ``name``.
+    """Return the ``count`` group names in ``value``.
 
     Raises:
-        InputError: codes instead of names, another number of them, or names that cannot be used.
+        InputError: ``value`` has codes instead of names, a wrong number of names, or a name that is not allowed.
     """
     codes = isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind in "iufb")
     if codes or isinstance(value, str) or not isinstance(value, Iterable):
-        raise InputError(
-            f"{name} must be a list of names, such as ['north', 'south', ...], since codes do not say which group they "
-            f"mean; got {describe(value)}"
-        )
+        raise InputError(f"{name} must be a list of names such as ['north', 'south', ...] (got {describe(value)})")
     names: list[Any] = [str(group) if isinstance(group, np.str_) else group for group in value]
-    require(len(names) == count, f"{name} must be {count} names; got {len(names)}")
+    require(len(names) == count, f"{name} must have {count} names (got {len(names)})")
     require_group_names(dict.fromkeys(names))
     return names
 
 
 def stack_inputs(name: str, values: Sequence[object]) -> Tensor:
-    """Single inputs of one shape as one tensor; pictures of PIL, by `grey_or_rgb`, as (C, H, W) in [0, 1]."""
-    require(not any(map(_is_several, values)), f"{name} has inputs of several tensors; {_PACKED}")
+    """Stack inputs of equal shape into one tensor; pictures become (C, H, W) in [0, 1], see `grey_or_rgb`."""
+    require(not any(map(_is_several, values)), f"{name} must have one input tensor per example; {_PACKED}")
     arrays = [value.numpy(force=True) if isinstance(value, Tensor) else _array(name, value) for value in values]
     shapes = sorted({array.shape for array in arrays})
-    require(len(shapes) <= 1, f"{name} has inputs of different shapes: {', '.join(map(str, shapes[:3]))}; {_PADDED}")
+    require(
+        len(shapes) <= 1,
+        f"the inputs of {name} must have equal shapes (got {', '.join(map(str, shapes[:3]))}); {_PADDED}",
+    )
     return torch.as_tensor(np.stack(arrays)) if arrays else torch.empty(0)
 
 
 def grey_or_rgb(picture: Any, channels: Literal[1, 3] | None = None) -> Any:  # noqa: ANN401 - of Pillow, an extra
-    """A picture of PIL in mode L or RGB as Pillow converts it, without transparency.
+    """Convert a Pillow picture to mode L or RGB, without transparency.
 
-    ``channels``: 1 for grey, 3 for RGB; None: grey in the modes 1, L and LA, RGB in others.
+    Args:
+        picture: the Pillow picture.
+        channels: 1 for grey, 3 for RGB; by default 1 for the modes 1, L and LA, else 3.
 
     Raises:
-        ValueError: more than 8 bits per channel, which Pillow would cut off, or a mode that Pillow does not convert.
+        ValueError: the picture has more than 8 bits per channel, or a mode that Pillow does not convert.
     """
     mode = picture.mode
     if mode.startswith(("I", "F")):
@@ -248,20 +270,20 @@ def grey_or_rgb(picture: Any, channels: Literal[1, 3] | None = None) -> Any:  # 
 def _pair_of_loader(name: str, loader: DataLoader[Any]) -> tuple[Tensor, Tensor]:
     """Inputs (m, ...) and labels (m,) of all batches, in the loader's order."""
     pairs = [_pair(name, batch) for batch in loader]
-    require(bool(pairs), f"{name} is a data loader without batches")
+    require(bool(pairs), f"{name} is a data loader without batches; give at least one example")
     xs, ys = zip(*pairs, strict=True)
     return torch.cat(xs), torch.cat(ys)
 
 
 def _pair(name: str, batch: object) -> tuple[Tensor, Tensor]:
-    allowed = f"give batches that are pairs (x, y) of tensors, or dictionaries of inputs and {quote(_LABELS)}"
+    allowed = "batches must be pairs (x, y) of tensors, or dictionaries with the inputs and 'label' or 'labels'"
     if isinstance(batch, Mapping):
         labels = [key for key in batch if key in _LABELS]
-        found = f"{name} is a data loader of batches with {quote(map(str, batch))}; {allowed}"
+        found = f"{name} has batches with the wrong keys (got {quote(map(str, batch))}); {allowed}"
         require(len(batch) == 2 and len(labels) == 1, found)
         batch = [*(values for key, values in batch.items() if key not in _LABELS), batch[labels[0]]]
     pair = isinstance(batch, tuple | list) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch)
-    require(pair, f"{name} is a data loader of batches of {describe(batch)}; {allowed}")
+    require(pair, f"{name} has batches of the wrong form (got {describe(batch)}); {allowed}")
     x, y = batch  # pyright: ignore[reportGeneralTypeIssues]
     return x, y
 
@@ -276,7 +298,9 @@ def _array(name: str, value: object) -> np.ndarray:
     try:
         pixels = np.asarray(grey_or_rgb(value))
     except ValueError as error:
-        raise InputError(f"{name} has a picture that cannot be read ({error}); give an array of numbers") from error
+        raise InputError(
+            f"{name} has a picture that cannot be converted ({error}); give an array of numbers"
+        ) from error
     return np.atleast_3d(pixels).transpose(2, 0, 1).astype(np.float32) / 255
 
 
@@ -288,12 +312,12 @@ def _is_several(value: object) -> bool:
 
 def _inputs(name: str, value: object) -> Tensor:
     """Inputs (m, ...): floats, bytes and truth values as float32, integers as int64 (words of a text)."""
-    require(not _is_several(value), f"{name} are several: {describe(value)}; {_PACKED}")
+    require(not _is_several(value), f"{name} must be one array (got {describe(value)}); {_PACKED}")
     nested = isinstance(value, Tensor) and value.is_nested
-    require(not nested, f"{name} must be of one shape; got a nested tensor; {_PADDED}")
+    require(not nested, f"{name} must have equal shapes (got a nested tensor); {_PADDED}")
     x = _tensor(name, value)
-    require(x.dim() > 0, f"{name} must be one row per example; got a single number")
-    require(not x.is_complex(), f"{name} must be real numbers; got {x.dtype}")
+    require(x.dim() > 0, f"{name} must have one row per example (got one number)")
+    require(not x.is_complex(), f"{name} must be real numbers (got {x.dtype})")
     floats = x.is_floating_point() or x.dtype in (torch.bool, torch.uint8)
     return x.to(torch.float32 if floats else torch.int64)
 
@@ -309,13 +333,13 @@ def _labels(name: str, value: object) -> Tensor:
         y = y.to(torch.int64).argmax(dim=1)
     require(
         y.dim() == 1,
-        f"{name} must be one number per example; got shape {tuple(y.shape)}; several labels of an example are given "
-        "with task='regression' and a loss and a metric of your own",
+        f"{name} must have one number per example (got shape {tuple(y.shape)}); for several labels per example, use "
+        "task='regression' with your own loss and metric",
     )
     require(
         not y.is_complex() and bool((y == y.to(torch.int64)).all()),
-        f"{name} must be integers from 0; got {y.dtype} such as {y.flatten()[:1].tolist()}; numbers to be predicted "
-        "are given with task='regression'",
+        f"{name} must be integers from 0 (got {y.dtype} such as {y.flatten()[:1].tolist()}); to predict numbers, use "
+        "task='regression'",
     )
     return y.to(torch.int64)
 
@@ -323,11 +347,11 @@ def _labels(name: str, value: object) -> Tensor:
 def _targets(name: str, value: object) -> Tensor:
     """The labels (m, d) float32 of a regression, from (m,) or (m, d) numbers of any type."""
     y = _tensor(name, value)
-    require(not y.is_complex(), f"{name} must be real numbers; got {y.dtype}")
+    require(not y.is_complex(), f"{name} must be real numbers (got {y.dtype})")
     require(
         y.dim() in (1, 2) and (y.dim() == 1 or y.shape[1] > 0),
-        f"{name} must be one number per example, or (m, d); got shape {tuple(y.shape)}; a loss and a metric of your "
-        "own may reshape the rows of d numbers",
+        f"{name} must have shape (m,) or (m, d) (got shape {tuple(y.shape)}); reshape targets of more dimensions in "
+        "your own loss and metric",
     )
     return (y[:, None] if y.dim() == 1 else y).detach().to(torch.float32)
 
@@ -335,16 +359,19 @@ def _targets(name: str, value: object) -> Tensor:
 def _tensor(name: str, value: object) -> Tensor:
     """A tensor, list, numpy array or pandas column as a tensor."""
     sparse = value.layout != torch.strided if isinstance(value, Tensor) else hasattr(value, "toarray")
-    require(not sparse, f"{name} are sparse; give them dense, by to_dense() in PyTorch and toarray() in SciPy")
+    require(
+        not sparse,
+        f"{name} must be dense arrays (got {describe(value)}); call to_dense() in PyTorch or toarray() in SciPy",
+    )
     if isinstance(value, Tensor):
         return value
     try:
         array = np.asarray(value)
     except ValueError as error:
         raise InputError(
-            f"{name} must be numbers of one shape; got {describe(value)} of different lengths; {_PADDED}"
+            f"{name} must be numbers of equal shape (got {describe(value)} of different lengths); {_PADDED}"
         ) from error
     numbers = array.dtype.kind in "iufb"
     example = f" such as {array.flat[:1].tolist()[0]!r}" if array.size and not numbers else ""
-    require(numbers, f"{name} must be numbers; got {describe(value)}{example}; number names from 0")
+    require(numbers, f"{name} must be numbers (got {describe(value)}{example}); replace names by integers from 0")
     return torch.as_tensor(array.copy() if not array.flags.writeable else array)

@@ -1,4 +1,4 @@
-"""Examples that clients have already, as in a table with a client column: split within each client."""
+"""Examples that already belong to clients, and their split within each client."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,17 +39,18 @@ class ClientDataset:
     """Labelled examples of N named clients.
 
     Args:
-        name: the name of the file or folder, for use in sentences.
-        examples: pictures (M, C, H, W) uint8, or a frame of M rows, not standardised, whose F columns are of float64
-            or of words, NaN where a cell is empty.
-        labels: (M,) int64, the classes by their numbers; (M, 1) float64, the targets of a regression.
-        client: (M,) int64, the client of each example.
-        group: (N,) int64, the group of each client; with ``row_group`` the client's largest group.
-        class_names, client_names, group_names: the names, in the order of their numbers; a regression has no classes.
-        impute: the method that replaces empty cells; None: no cell is empty.
-        warnings: sentences for the user before training.
-        origin: maps the number of an example to its name in the file or folder.
-        row_group: (M,) int64, the group of each example, where a client has several; None: its client's.
+        name: the name of the file or folder in messages.
+        examples: pictures (M, C, H, W) uint8, or a frame of M rows and F columns, each of float64 or words, with NaN
+            for empty cells, not standardised.
+        labels: the class numbers (M,) int64, or regression targets (M, 1) float64.
+        client: the client of each example, (M,) int64.
+        group: the group of each client, (N,) int64; with ``row_group`` the client's largest group.
+        class_names, client_names, group_names: the names by number; a regression has no class names.
+        impute: the method that replaces empty cells, or None if no cell is empty.
+        warnings: messages for the user before training.
+        origin: maps an example's number to its name in the file or folder.
+        row_group: the group of each example, (M,) int64, if a client has several groups, or None for the client's
+            group.
     """
 
     name: str
@@ -67,12 +68,12 @@ class ClientDataset:
 
     @property
     def kind(self) -> str:
-        """The kind of the examples, in the plural."""
+        """A plural noun for the examples: images or rows."""
         return "images" if isinstance(self.examples, Tensor) else "rows"
 
     @property
     def x(self) -> Tensor:
-        """The pictures, or (M, F) float64 with a word as its place in its column and NaN for an empty cell."""
+        """The pictures, or the rows (M, F) as float64, with words as numbers and NaN for empty cells."""
         if isinstance(self.examples, Tensor):
             return self.examples
         words = self.examples.select_dtypes(exclude="number").columns
@@ -81,17 +82,19 @@ class ClientDataset:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The names of the F columns; none of pictures."""
+        """The names of the F columns; empty for pictures."""
         return () if isinstance(self.examples, Tensor) else tuple(map(str, self.examples))
 
     @property
     def classes(self) -> int | None:
-        """The number of classes, C, or None in a regression."""
+        """The number of classes, or None in a regression."""
         return len(self.class_names) or None
 
     @property
     def shares(self) -> dict[str, float]:
-        """Each group's fraction of the clients, or, where groups are of examples, its mean fraction of a client."""
+        """The fraction of clients in each group; with ``row_group``, the mean fraction of a client's examples in each
+        group.
+        """
         if self.row_group is None:
             return {name: count / len(self.group) for name, count in _counts(self.group_names, self.group)}
         counts = group_counts(self.client, self.row_group, (len(self.group), len(self.group_names)))
@@ -100,7 +103,7 @@ class ClientDataset:
 
     @property
     def example_group(self) -> Tensor:
-        """(M,) int64, the group of each example."""
+        """The group of each example, (M,) int64."""
         return self.group[self.client] if self.row_group is None else self.row_group
 
     @staticmethod
@@ -115,20 +118,19 @@ class ClientDataset:
         warnings: Sequence[str] = (),
         origin: NameOf = str,
     ) -> "ClientDataset":
-        """Number the clients, classes and groups of M examples, each in sorted order; without groups there is ``all``.
+        """Number the clients, classes and groups of M examples, each in sorted order.
 
-        ``labels`` are names of classes, or the targets (M, 1) of a regression.
+        ``labels`` are class names, or regression targets (M, 1). Without ``groups`` all examples are in the group
+        ``all``.
 
         Raises:
-            InputError: no example, one class only, or a name that no group can have.
+            InputError: there is no example, there is only one class, or a group's name is not allowed.
         """
-        require(len(labels) > 0, f"{name} has no examples; at least one client with a few is needed")
+        require(len(labels) > 0, f"{name} has no examples; give at least one client with several examples")
         client, client_names = numbered(clients)
         y, class_names = (labels, ()) if isinstance(labels, Tensor) else numbered(labels)
         example_group, group_names = numbered([EVERYBODY] * len(labels) if groups is None else groups)
-        require(
-            len(class_names) != 1, f"{name} has examples of the class {quote(class_names)} only; at least 2 are needed"
-        )
+        require(len(class_names) != 1, f"{name} must have at least 2 classes (got only {quote(class_names)})")
         require_group_names(group_names)
         named = (("clients", client_names), ("classes", class_names), ("groups", group_names))
         group, several = groups_of_clients(name, (client, client_names), (example_group, group_names))
@@ -148,10 +150,10 @@ class ClientDataset:
         )
 
     def with_at_least(self, examples: int) -> "ClientDataset":
-        """Leave out the clients with fewer examples, with a warning.
+        """Leave out the clients with fewer than ``examples`` examples, with a warning.
 
         Raises:
-            InputError: no client is left; or as in `from_names`.
+            InputError: no client remains, or an error of `from_names`.
         """
         counts = torch.bincount(self.client, minlength=len(self.client_names))
         few = torch.nonzero(counts < examples).flatten().tolist()
@@ -160,7 +162,7 @@ class ClientDataset:
         kept = torch.nonzero(counts[self.client] >= examples).flatten()
         require(
             len(kept) > 0,
-            f"{self.name}: 'min_examples' is {examples}, which leaves out all clients; the largest has {counts.max()}",
+            f"{self.name}: 'min_examples' must be at most {counts.max()}, as no client has more (got {examples})",
         )
         left_out = ", ".join(f"'{self.client_names[i]}' ({counts[i]:,})" for i in few[:10])
         more = f" and {len(few) - 10} more" if len(few) > 10 else ""
@@ -177,13 +179,13 @@ class ClientDataset:
         return replace(others, warnings=(*self.warnings, f"{self.name}: left out {clients}: {left_out}{more}"))
 
     def standardizer(self, indices: PartitionIndices) -> Standardizer | None:
-        """The standardizer of all clients' training rows; None for pictures."""
+        """Fit the standardizer to all clients' training rows, or None for pictures."""
         if isinstance(self.examples, Tensor):
             return None
         return Standardizer.fit(self.examples.iloc[indices.clients.indices.numpy()], self.impute)
 
     def description(self) -> Iterator[str]:
-        """The meaning of the numbers in results, in lines."""
+        """Describe the numbers of clients, groups and classes, one line each."""
         classes = [("classes, by number (examples)", self.class_names, self.labels)] if self.classes else []
         for title, names, numbers in (
             ("clients, by number (examples)", self.client_names, self.client),
@@ -225,20 +227,21 @@ MOST_LISTED = 12
 
 @settings
 class ClientSplit:
-    """Fractions of each client's examples that are held out, drawn at random; the client trains on the rest.
+    """Fractions of each client's examples that are held out at random; the client trains on the rest.
 
     Args:
-        test_fraction: the fraction for measuring; rounded, and at least one example of a client with several. A group's
-            test examples are those of its clients.
-        holdout_fraction: the fraction that the client keeps for the estimators of risk ``federated`` and ``histogram``;
-            above 0 at least one example.
-        shadow_fraction: the fraction that the server gets as its shadow set; above 0 at least one example. A federation
-            in use would need such examples from elsewhere.
-        min_examples: fewest examples of a client; smaller clients are left out, with a warning. A client with too few
-            for all parts keeps one to train on, then has test, holdout and shadow examples, in this order.
+        test_fraction: the fraction for measuring, rounded; at least one example of each client that has several. A
+            group's test examples come from the group's clients.
+        holdout_fraction: the fraction that the client keeps for the risk estimators ``federated`` and ``histogram``; at
+            least one example if above 0.
+        shadow_fraction: the fraction that the server gets as its shadow set; at least one example per client if above
+            0. A real server must get such examples from a different source.
+        min_examples: the smallest number of examples of a client; a warning names the smaller clients, which are left
+            out. A client with too few examples keeps one for training, then fills the test, hold-out and shadow
+            fractions in this order.
 
     Raises:
-        InputError: a value outside its range, or fractions that leave nothing to train on.
+        InputError: a value is outside its range, or no fraction remains for training.
     """
 
     test_fraction: OpenFraction = 0.2
@@ -250,15 +253,14 @@ class ClientSplit:
         total = self.test_fraction + self.holdout_fraction + self.shadow_fraction
         require(
             total < 1,
-            "'test_fraction', 'holdout_fraction' and 'shadow_fraction' must sum to less than 1, or there is nothing to "
-            f"train on; got {total:g}",
+            f"'test_fraction', 'holdout_fraction' and 'shadow_fraction' must sum to less than 1 (got {total:g})",
         )
 
     def draw(self, data: ClientDataset, stream: Stream) -> PartitionIndices:
-        """Draw the parts of each client's examples, which depend on its name and the stream only.
+        """Draw each client's held-out examples, which depend only on the client's name and the stream.
 
         Raises:
-            InputError: a group without a test example, or a class without a training example.
+            InputError: a group has no test example, or a class has no training example.
         """
         order = torch.argsort(data.client, stable=True).split(torch.bincount(data.client).tolist())
         parts: list[list[Tensor]] = [[], [], [], []]
@@ -273,15 +275,15 @@ class ClientSplit:
             only = "its only example is" if count == 1 else f"all its {count} examples are"
             require(
                 kept > 0,
-                f"{data.name} has no training example of the class '{name}', since {only} held out; leave the class "
-                "out, give it more examples, or choose another 'seed'",
+                f"{data.name} has no training example of the class '{name}', as {only} held out; remove the class, "
+                "add examples, or change 'seed'",
             )
         tested = _counts(data.group_names, data.example_group[torch.cat(test)])
         without = quote(name for name, count in tested if not count)
         require(
             not without,
-            f"{data.name} has no test example of the group {without}, whose clients have one example each; it needs a "
-            "client with two",
+            f"{data.name} has no test example of the group {without}, where each client has one example; add a "
+            "client with two examples",
         )
         clients, held_out = map(ClientIndices.concatenate, (training, holdout))
         return PartitionIndices(clients, held_out, torch.cat(shadow), torch.cat(test))
@@ -298,12 +300,17 @@ class ClientSplit:
 def federation_of_clients(
     data: ClientDataset, indices: PartitionIndices, preferences: Preferences, scale: Standardizer | None = None
 ) -> Federation:
-    """The federation of clients that have their examples already: pictures scaled to [0, 1], columns standardised.
+    """Create the federation of clients that already have examples.
 
-    Targets of a regression are standardised by the clients' training examples too, so that a mean squared error of 1 is
-    that of predicting the mean.
-    ``indices`` are those of `ClientSplit.draw`. ``scale`` is that of the same columns; None: the one fitted to all
-    clients' training examples.
+    Pictures are scaled to [0, 1]. Columns and regression targets are standardised by the clients' training examples, so
+    a mean squared error of 1 is the error of predicting the mean.
+
+    Args:
+        data: the clients' examples.
+        indices: the result of `ClientSplit.draw`.
+        preferences: the clients' preferences.
+        scale: the standardizer of the columns, by default fitted to all clients' training examples.
+
 
     Example:
         >>> import pandas as pd, shoal
@@ -354,6 +361,6 @@ def _scaled(data: ClientDataset, scale: Standardizer | None) -> Tensor:
     assert scale is not None
     require(
         data.inputs == scale.inputs,
-        f"{data.name} has the inputs {quote(data.inputs)}, where others have {quote(scale.inputs)}",
+        f"{data.name} must have the inputs {quote(scale.inputs)}, like the federation (got {quote(data.inputs)})",
     )
     return scale.transform(data.examples)

@@ -1,4 +1,4 @@
-"""A user's own tensors as the fields of a federation, checked: the work of `Federation.from_tensors`."""
+"""Conversion of a user's own tensors to the fields of a federation, for `Federation.from_tensors`."""
 
 import logging
 import os
@@ -30,18 +30,17 @@ Limits = Tensor | Sequence[float] | float
 
 @dataclass(frozen=True, eq=False)
 class ClientArrays:
-    """Examples of N clients in two arrays, client after client, for `Federation.from_tensors`.
+    """The examples of N clients in two arrays, ordered by client, for `Federation.from_tensors`.
 
-    A memory-mapped ``x`` is read when and where it is needed, and never written: the path of a ``.npy`` file, or an
-    array of `numpy.load` with ``mmap_mode="c"`` or of `numpy.memmap` with ``mode="c"``. It is used as it lies, so it
-    must be float32 (int64: words of texts), example after example; pictures of several channels lie channels last, and
-    are given as ``numpy.load(path, mmap_mode="c").transpose(0, 3, 1, 2)``. A file must not change while it is used.
+    A memory-mapped ``x`` is never loaded as a whole and never written. A memory-mapped ``x`` must be float32, or int64
+    for word numbers, and C-contiguous. Save pictures of several channels with the channels last, and pass
+    ``numpy.load(path, mmap_mode="c").transpose(0, 3, 1, 2)``. The file must not change during the run.
 
     Args:
-        x: inputs (M, ...): a tensor, array or list, or mapped.
-        y: labels (M,) or, of a regression, (M, d); also the path of a ``.npy`` file.
-        sizes: (N,) integers, the number of examples of each client, the first ones being client 0's; one number: all
-            have as many.
+        x: the inputs (M, ...): a tensor, array or list, the path of a ``.npy`` file, or an array that numpy maps in
+            mode "c".
+        y: the labels (M,), or regression targets (M, d); the path of a ``.npy`` file is allowed.
+        sizes: the number of examples of each client, N integers. One integer gives all clients equally many.
 
     Example:
         >>> from pathlib import Path
@@ -66,11 +65,10 @@ class ClientArrays:
         return shorten(f"ClientArrays({x}, {y}, sizes {sizes})")
 
     def shards(self, name: str, task: Task) -> Shards:
-        """The N clients' examples, not yet checked for numbers and labels that cannot be used; ``x`` is not copied.
+        """Return the N clients' examples without a copy of ``x``; the values of inputs and labels are not checked.
 
         Raises:
-            InputError: a file that is missing, cut off or of another form; or examples, labels and sizes that do not
-                match.
+            InputError: a file is missing or damaged, or the numbers of examples, labels and sizes do not match.
         """
         x, y = _opened(self.x), _opened(self.y)
         mapped = isinstance(x, np.memmap)
@@ -91,20 +89,24 @@ def fields_from_tensors(
     class_names: Sequence[str] = (),
     row_groups: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The fields of `Federation` by name; ``limits`` are the thresholds and the betas.
+    """Return the fields of `Federation` by name; see `Federation.from_tensors`.
 
-    ``class_names`` are those in warnings; classes beyond them are called by their numbers. ``row_groups`` are the names
-    of the examples' groups, where clients have several; ``groups`` are then the largest.
+    ``limits`` are the thresholds and the betas. ``class_names`` are names of the first classes, for warnings.
+    ``row_groups`` has the group name of each training example if clients have examples of several groups; ``groups``
+    then has each client's largest group.
     """
-    require(task in get_args(Task), f"'task' must be {one_of(get_args(Task))}; got {task!r}")
+    require(task in get_args(Task), f"'task' must be {one_of(get_args(Task))} (got {task!r})")
     regression = task == "regression"
-    require(classes is None or not regression, f"a regression has no classes; got classes={classes!r}")
+    require(classes is None or not regression, f"'classes' is not allowed in a regression (got {classes!r})")
     shards = _trained(clients, task)
     count, first = len(shards), (shards.x[:1], shards.y[:1])
-    require(first[0].numel() > 0, f"'clients' have inputs of shape {tuple(first[0].shape[1:])}, without a number in it")
+    require(
+        first[0].numel() > 0,
+        f"the inputs of 'clients' must have at least one number per example (got shape {tuple(first[0].shape[1:])})",
+    )
     if not regression:
         classes = _classes(shards) if classes is None else integer("classes", classes, "such as 10", 1)
-        require(classes <= MAX_CLASSES, f"'classes' must be at most {MAX_CLASSES:,}; got {classes!r}")
+        require(classes <= MAX_CLASSES, f"'classes' must be at most {MAX_CLASSES:,} (got {classes!r})")
     held_out = _held_out(holdout, task, shards)
     client_groups = [EVERYBODY] * count if groups is None else group_names("'groups'", groups, count)
     names = tuple(dict.fromkeys([*client_groups, *row_groups]))
@@ -112,14 +114,14 @@ def fields_from_tensors(
     group, row_group = (torch.tensor([number[name] for name in each]) for each in (client_groups, row_groups))
     require(
         isinstance(test, Examples) or len(names) == 1,
-        f"with {len(names)} groups, 'test' must be Examples(x, y, groups), which name the group of each example",
+        f"'test' must be Examples(x, y, groups) in a federation with several groups (got {describe(test)})",
     )
     tested = _grouped("the test set", test, names, first, task)
     if isinstance(test, Examples) and test.clients is not None:
         tested = replace(tested, client=_test_clients(test.clients, tested, None if row_groups else group, count))
-    require(len(tested) > 0, "the test set has no examples; accuracy and non-members come from it")
+    require(len(tested) > 0, "the test set has no examples; give at least one")
     without = [name for g, name in enumerate(names) if not bool((tested.group == g).any())]
-    require(not without, f"the test set has no examples of the group {quote(without)}; each group needs some")
+    require(not without, f"the test set must have examples of each group (got none of {quote(without)})")
     shadows = GroupedExamples(first[0][:0], first[1][:0], torch.empty(0, dtype=torch.int64))
     if shadow is not None:
         shadows = _grouped("the shadow set", shadow, names, first, task)
@@ -162,8 +164,8 @@ def _classes(clients: Shards) -> int:
     largest = int(clients.y.max())
     require(
         largest < MAX_CLASSES,
-        f"'clients' have the label {largest}, but labels are the numbers of at most {MAX_CLASSES:,} classes; number "
-        "them from 0, or give task='regression'",
+        f"the labels of 'clients' must be below {MAX_CLASSES:,} (got {largest}); number "
+        "the classes from 0, or set task='regression'",
     )
     return largest + 1
 
@@ -174,12 +176,12 @@ def _trained(clients: Sequence[Arrays | Dataset] | ClientArrays, task: Task) -> 
         shards = clients.shards("'clients'", task)
     else:
         sequence = isinstance(clients, Sequence) and not isinstance(clients, str)
-        require(sequence, f"'clients' must be a list of pairs (x, y), one per client; got {describe(clients)}")
-        require(len(clients) > 0, "a federation needs at least one client")
+        require(sequence, f"'clients' must be a list of pairs (x, y), one per client (got {describe(clients)})")
+        require(len(clients) > 0, "'clients' must have at least one client (got none)")
         shards = _joined("client {}", clients, task, None)
-    require(len(shards) > 0, "a federation needs at least one client")
+    require(len(shards) > 0, "'clients' must have at least one client (got none)")
     without = torch.nonzero(shards.sizes == 0).flatten()
-    require(len(without) == 0, f"client {without[:1].sum()} has no examples")
+    require(len(without) == 0, f"client {without[:1].sum()} has no examples; give at least one")
     return shards
 
 
@@ -191,9 +193,9 @@ def _held_out(holdout: Sequence[Arrays | Dataset] | ClientArrays | None, task: T
     if isinstance(holdout, ClientArrays):
         shards = holdout.shards("'holdout'", task)
         _require_shapes("the holdout", (shards.x, shards.y), first)
-        require(len(shards) == count, f"'holdout' must be of {count} clients, as 'clients'; got {len(shards)}")
+        require(len(shards) == count, f"'holdout' must have {count} clients, like 'clients' (got {len(shards)})")
         return shards
-    require(len(holdout) == count, f"'holdout' must have one (x, y) for each of {count} clients; got {len(holdout)}")
+    require(len(holdout) == count, f"'holdout' must have one (x, y) for each of {count} clients (got {len(holdout)})")
     return _joined("the holdout of client {}", holdout, task, first)
 
 
@@ -203,7 +205,7 @@ def _joined(name: str, values: Sequence[Arrays | Dataset], task: Task, first: tu
     for i, value in enumerate(values):
         pairs.append(tensors_of(name.format(i), value, task))
         if first is None:
-            require(len(pairs[i][1]) > 0, f"client {i} has no examples")
+            require(len(pairs[i][1]) > 0, f"client {i} has no examples; give at least one")
         _require_shapes(name.format(i), pairs[i], first or pairs[0])
     return Shards.from_pairs(pairs)
 
@@ -212,7 +214,7 @@ def _require_shapes(name: str, pair: tuple[Tensor, Tensor], first: tuple[Tensor,
     for kind, tensor, like in zip(("examples", "labels"), pair, first, strict=True):
         shape, expected = tuple(tensor.shape[1:]), tuple(like.shape[1:])
         fits = shape == expected or len(tensor) == 0
-        require(fits, f"{name} has {kind} of shape {shape}; client 0's have shape {expected}")
+        require(fits, f"the {kind} of {name} must have shape {expected}, like client 0's (got {shape})")
 
 
 def _grouped(
@@ -227,7 +229,7 @@ def _grouped(
     for group in dict.fromkeys(names):
         require(
             group in groups,
-            f"{name} has examples of the group '{group}', which no client is of; {suggest(group, groups)}",
+            f"{name} has examples of the group '{group}', but no client is in this group; {suggest(group, groups)}",
         )
     index = {group: g for g, group in enumerate(groups)}
     return GroupedExamples(x, y, torch.tensor([index[group] for group in names], dtype=torch.int64))
@@ -237,13 +239,13 @@ def _test_clients(value: object, tested: GroupedExamples, group: Tensor | None, 
     """`Examples.clients` of the test set, for N = ``count`` clients of these groups (N,); None: of several each."""
     form = f"the 'clients' of the test set must be {len(tested)} integers from -1 to {count - 1}"
     client = integers_of(value, form)
-    require(client.shape == (len(tested),), f"{form}; got {describe(value)}")
+    require(client.shape == (len(tested),), f"{form} (got {describe(value)})")
     strangers = client[(client < -1) | (client >= count)]
-    require(len(strangers) == 0, f"{form}; got {strangers[:1].sum()}")
+    require(len(strangers) == 0, f"{form} (got {strangers[:1].sum()})")
     wrong = client[:0] if group is None else torch.nonzero((client >= 0) & (group[client] != tested.group)).flatten()
     require(
         len(wrong) == 0,
-        f"the test set has an example of client {client[wrong[:1]].sum()} in another group than the client's",
+        f"the test examples of client {client[wrong[:1]].sum()} must be in the client's group",
     )
     return client
 
@@ -255,7 +257,7 @@ def _check(name: str, x: Tensor, y: Tensor, classes: int | None) -> None:
         require_finite(name, y, "labels")
         return
     wrong = y[(y < 0) | (y >= classes)]
-    require(len(wrong) == 0, f"{name} has the label {wrong[:1].sum()}; labels must be in 0..{classes - 1} (classes)")
+    require(len(wrong) == 0, f"the labels of {name} must be from 0 to {classes - 1} (got {wrong[:1].sum()})")
 
 
 def _shape(value: object) -> str:
@@ -279,7 +281,7 @@ def _opened(value: Any) -> object:  # noqa: ANN401
         raise InputError(f"{path}: cannot be read: {read_error(path, error)}") from error
     except ValueError as error:
         raise InputError(
-            f"{path}: must be a whole .npy file of numbers, as numpy.save writes it; it is of another form, or cut off "
+            f"{path}: must be a complete .npy file of numbers, as written by numpy.save "
             f"({str(error).strip().partition(chr(10))[0]})"
         ) from error
 
@@ -293,22 +295,20 @@ def _map_file(array: np.memmap, value: object) -> Tensor:
     name = value if _is_path(value) else getattr(array, "filename", None) or "the mapped array"
     require(
         array.mode == "c",
-        f"{name}: must be mapped copy on write, as numpy.load(path, mmap_mode='c') does, so that nothing changes the "
-        f"file; got the mode '{array.mode}'",
+        f"{name}: must be mapped copy-on-write, as by numpy.load(path, mmap_mode='c') (got the mode '{array.mode}')",
     )
     require(
         array.dtype in (np.dtype(np.float32), np.dtype(np.int64)),
-        f"{name}: has numbers of type {array.dtype}; a mapped file is used as it lies, so its inputs must be float32, "
-        "or int64 for words of texts",
+        f"{name}: inputs in a mapped file must be float32, or int64 for words of texts (got {array.dtype})",
     )
     x = torch.from_numpy(array)
-    order = "its examples must be contiguous, in the order of C"
+    order = "inputs in a mapped file must be C-contiguous"
     if x.dim() == 4 and x.shape[1] > 1:
         order = (
-            "pictures of several channels must be saved as (examples, height, width, channels) and given as "
+            "pictures in a mapped file must be saved as (examples, height, width, channels) and passed as "
             'numpy.load(path, mmap_mode="c").transpose(0, 3, 1, 2)'
         )
-    require(to_channels_last(x).is_contiguous(), f"{name}: a mapped file is used as it lies, so {order}")
+    require(to_channels_last(x).is_contiguous(), f"{name}: {order}")
     return x
 
 
@@ -318,12 +318,12 @@ def _sizes(name: str, value: object, examples: int) -> Tensor:
         size = int(value)
         require(
             size >= 1 and examples % size == 0,
-            f"'sizes' of {name} must divide its {examples} examples, or be one number for each client; got {size}",
+            f"'sizes' of {name} must be a divisor of its {examples} examples, or one number per client (got {size})",
         )
         return torch.full((examples // size,), size)
     form = f"'sizes' of {name} must be integers from 0, one for each client"
     sizes = integers_of(value, form)
-    require(sizes.dim() == 1 and not bool((sizes < 0).any()), f"{form}; got {describe(value)}")
+    require(sizes.dim() == 1 and not bool((sizes < 0).any()), f"{form} (got {describe(value)})")
     total = int(sizes.sum())
-    require(total == examples, f"'sizes' of {name} sum to {total}, but it has {examples} examples")
+    require(total == examples, f"'sizes' of {name} must sum to the number of examples, {examples} (got {total})")
     return sizes

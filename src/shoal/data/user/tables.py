@@ -1,4 +1,4 @@
-"""A user's tables: the rows of a file or a frame as examples, and as the fields of a federation."""
+"""Conversion of a user's tables to examples and to the fields of a federation."""
 
 import logging
 import re
@@ -28,13 +28,13 @@ class TableRows:
     """M rows of a table.
 
     Attributes:
-        name: the table's name, for use in sentences.
-        x: a frame of F columns of float64 or of words, NaN where a cell is empty; of a column of pictures or lists
-            (M, ...), as they are.
-        clients: (M,) names.
-        labels: (M,) names of classes; of a regression the column.
-        groups: (M,) names; None without a column of groups.
-        warnings: sentences for the user on how the table was read.
+        name: the table's name in messages.
+        x: a frame of F columns of float64 or words, with NaN for empty cells; for a column of pictures or lists a
+            tensor (M, ...).
+        clients: the client name of each row, M strings.
+        labels: the class name of each row, M strings; in a regression the label column.
+        groups: the group name of each row, M strings, or None without a column of groups.
+        warnings: messages for the user about the reading of the table.
     """
 
     name: str
@@ -68,12 +68,12 @@ def fields_from_table(
     task: Task,
     split: tuple[float, int] | None,
 ) -> dict[str, Any]:
-    """The fields of `Federation` by name.
+    """Return the fields of `Federation` by name; see `Federation.from_table`.
 
-    ``limits`` are the thresholds and the betas; ``split`` is the fraction of each client's rows that are the test set
-    where ``test`` is None, and the seed that draws them.
+    ``limits`` are the thresholds and the betas. ``split`` is the fraction of each client's rows to hold out as the test
+    set, and the seed of the random draws, or None if ``test`` is given.
     """
-    require((test is None) != (split is None), "give either 'test' or 'test_fraction'")
+    require((test is None) != (split is None), "give exactly one of 'test' and 'test_fraction'")
     frame = frame_of("the table", table, getattr(columns, "client", ""))
     rows = chosen_rows("the table", frame, columns)
     if split is not None:
@@ -104,7 +104,9 @@ def fields_from_table(
         y = rows.labels
         if class_names:
             unknown = [name for name in y if not (_INTEGER.fullmatch(name) if as_they_are else name in number)]
-            require(not unknown, f"{rows.name} has the label '{(unknown or [''])[0]}', which no client has")
+            require(
+                not unknown, f"{rows.name} has the label '{(unknown or [''])[0]}', which no client's training rows have"
+            )
             y = [int(name) if as_they_are else number[name] for name in y]
         x = scale.transform(rows.x) if scale is not None and isinstance(rows.x, pd.DataFrame) else rows.x
         return tensors_of(rows.name, (x, y), task)
@@ -143,12 +145,15 @@ def fields_from_table(
 
 
 def frame_of(name: str, table: ArrayTable, client: str = "") -> pd.DataFrame:
-    """A pandas frame, a Hugging Face `datasets.Dataset` or a partitioner of flwr-datasets as a frame.
+    """Convert a pandas frame, a Hugging Face `datasets.Dataset` or a partitioner of flwr-datasets to a frame.
 
-    ``client`` is the column for the numbers of partitions.
+    Args:
+        name: the table's name in error messages.
+        table: the table.
+        client: the name of the column to add for the number of a row's partition.
 
     Raises:
-        InputError: the table is none of these, or partitions have that column already.
+        InputError: the table has a different type, or the partitions already have a column ``client``.
     """
     if hasattr(table, "load_partition"):
         return _of_partitions(name, table, client)
@@ -157,7 +162,7 @@ def frame_of(name: str, table: ArrayTable, client: str = "") -> pd.DataFrame:
     columns = getattr(table, "column_names", None)
     if not isinstance(columns, list):
         kinds = "a pandas DataFrame, a datasets.Dataset or a partitioner of flwr-datasets"
-        raise InputError(f"{name} must be {kinds}; got {describe(table)}")
+        raise InputError(f"{name} must be {kinds} (got {describe(table)})")
     return pd.DataFrame({column: list(table[column]) for column in columns})
 
 
@@ -165,7 +170,10 @@ def _of_partitions(name: str, table: Any, client: str) -> pd.DataFrame:  # noqa:
     """The rows of all partitions, which are the clients."""
     by_split = getattr(table, "partitioners", None)
     if by_split is not None:
-        require(len(by_split) == 1, f"{name} has partitions of {len(by_split)} splits; give the partitioner of one")
+        require(
+            len(by_split) == 1,
+            f"{name} must have partitions of one split (got {len(by_split)} splits); give one partitioner",
+        )
         (split,) = by_split
         # Until then the partitioner has no data.
         table.load_partition(0, split)
@@ -173,16 +181,17 @@ def _of_partitions(name: str, table: Any, client: str) -> pd.DataFrame:  # noqa:
     frames = [frame_of(name, table.load_partition(number)) for number in range(table.num_partitions)]
     taken = any(client in frame for frame in frames)
     require(
-        not taken, f"{name} has a column '{client}', but partitions are its clients; name another 'client' for them"
+        not taken,
+        f"{name} already has a column '{client}'; set 'client' to the name of a new column for the partitions",
     )
     return pd.concat([frame.assign(**{client: str(i)}) for i, frame in enumerate(frames)], ignore_index=True)
 
 
 def chosen_rows(name: str, table: pd.DataFrame, columns: Columns) -> Tensor:
-    """(M,) int64, the places of the rows that `Columns.rows` asks for.
+    """Return the positions (M,) int64 of the rows that `Columns.rows` selects.
 
     Raises:
-        InputError: no such column, or a value that no row has.
+        InputError: the column is missing, or no row has one of the values.
     """
     if getattr(columns, "rows", None) is None:
         return torch.arange(len(table))
@@ -192,24 +201,24 @@ def chosen_rows(name: str, table: pd.DataFrame, columns: Columns) -> Tensor:
     cells = pd.Series(_spell(table[column]), dtype=object)
     for value in values:
         hint = suggest(value, cells.unique())
-        require(bool((cells == value).any()), f"{name} has no row with '{value}' in the column '{column}'; {hint}")
+        require(bool((cells == value).any()), f"{name}, column '{column}': has no row with the value '{value}'; {hint}")
     return torch.from_numpy(np.flatnonzero(cells.isin(values)))
 
 
 def held_out_count(examples: int, fraction: float) -> int:
-    """The examples out of a client's that a fraction holds out: at least one above 0."""
+    """Return the rounded number of held-out examples for a fraction; at least 1 if the fraction is above 0."""
     return max(1, round(fraction * examples)) if fraction > 0 else 0
 
 
 def shuffle_parts(own: Tensor, name: str, counts: Sequence[int], stream: Stream) -> tuple[Tensor, ...]:
-    """The examples (m,) of the client ``name`` in parts of these sizes, and the rest; drawn by its name."""
+    """Split the examples ``own`` (m,) of the client ``name`` at random into parts of sizes ``counts`` and the rest."""
     shuffled = own[torch.from_numpy(stream("split", name).numpy().permutation(len(own)))]
     return shuffled.split([*counts, len(own) - sum(counts)])
 
 
 def _test_rows(clients: Sequence[str], rows: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
     """The training rows and the test rows of ``rows``, as the source ``table`` of a configuration draws them."""
-    require(0 < fraction < 1, f"'test_fraction' must be above 0 and below 1; got {fraction!r}")
+    require(0 < fraction < 1, f"'test_fraction' must be above 0 and below 1 (got {fraction!r})")
     numbers, names = pd.factorize(np.array(clients, dtype=object)[rows.numpy()])
     parts = []
     for i, name in enumerate(names):
@@ -223,18 +232,23 @@ def _test_rows(clients: Sequence[str], rows: Tensor, fraction: float, seed: int)
 def read_rows(
     name: str, table: pd.DataFrame, columns: Columns, task: Task = "classification", *, of_clients: bool = True
 ) -> TableRows:
-    """The rows of a table, which sentences call ``name``.
+    """Check and read the rows of a table.
 
-    ``of_clients``: whether each row needs the name of its client; the server's need none.
+    Args:
+        name: the table's name in error messages.
+        table: the frame.
+        columns: the roles of the columns.
+        task: "classification" or "regression".
+        of_clients: whether each row must name a client; the server's rows need not.
 
     Raises:
-        InputError: a column that is missing or of the wrong kind, or cells without a value.
+        InputError: a column is missing or unusable, or a cell is empty.
     """
     require_instance("columns", columns, Columns, "such as Columns(client='ward', label='sick')")
     names = [column for column in (columns.client, columns.group) if column is not None]
     table = _with_text_names(name, table)
     require_columns(name, table, [*names, columns.label, *(columns.inputs or ())])
-    require(len(table) > 0, f"{name} has no rows; at least one client with a few examples is needed")
+    require(len(table) > 0, f"{name} has no rows; give at least one client with several rows")
     for column in [*names, columns.label][0 if of_clients else 1 :]:
         require_named(name, table[column])
     inputs, warnings = _inputs(name, table, columns)
@@ -257,16 +271,16 @@ def _with_text_names(name: str, table: pd.DataFrame) -> pd.DataFrame:
     """The table with the names of its columns as text; `InputError` where one has none, or two have the same."""
     for place, title in enumerate(table.columns, start=1):
         missing = pd.api.types.is_scalar(title) and pd.isna(title)
-        require(not missing, f"{name} has no name for column {place} (got {title}); give it one")
+        require(not missing, f"{name} must have a name for column {place} (got {title})")
     titles = [str(title) for title in table.columns]
     require_distinct(name, titles)
     return table.set_axis(titles, axis=1)
 
 
 def require_distinct(name: str, titles: Iterable[str]) -> None:
-    """Raise `InputError` where two columns have the same name."""
+    """Raise `InputError` if two columns have equal names."""
     twice = next((title for title, count in Counter(titles).items() if count > 1), None)
-    require(twice is None, f"{name} has two columns '{twice}'; give one another name")
+    require(twice is None, f"{name} must have distinct column names (got '{twice}' twice)")
 
 
 def require_columns(name: str, table: pd.DataFrame, columns: Iterable[str]) -> None:
@@ -277,12 +291,12 @@ def require_columns(name: str, table: pd.DataFrame, columns: Iterable[str]) -> N
 
 
 def require_named(name: str, column: pd.Series) -> None:
-    """Raise `InputError` where a column has cells without a value."""
+    """Raise `InputError` if a column has an empty cell."""
     empty = np.flatnonzero(column.isna())
     require(
         len(empty) == 0,
-        f"{name} has {len(empty):,} of {len(column):,} rows without a value in the column '{column.name}', the first "
-        f"in row {empty[0] + 1 if len(empty) else 0} (without the header); every example needs one",
+        f"{name}, column '{column.name}': {len(empty):,} of {len(column):,} cells are empty (first "
+        f"in row {empty[0] + 1 if len(empty) else 0}, without the header); fill these cells or remove the rows",
     )
 
 
@@ -299,15 +313,18 @@ def _inputs(name: str, table: pd.DataFrame, columns: Columns) -> tuple[list[str]
     if not inputs and list(kinds.values()) == ["other"]:
         return list(asked), []
     if columns.inputs is not None:
-        require(bool(asked), "'inputs' must name at least one column")
+        require(bool(asked), "'inputs' must name at least one column (got an empty list)")
         for column, kind in kinds.items():
-            fault, remedy = "", "choose others as 'inputs', or set 'one_hot' for words"
+            fault, remedy = "", "remove the column from 'inputs', or set 'one_hot' for words"
             if kind == "numbers and others":
-                fault, remedy = f": {_not_numbers(table[column])}", "correct these cells, or write every cell as a word"
-            require(column in usable, f"{name} has not only numbers in the column '{column}'{fault}; {remedy}")
+                fault, remedy = (
+                    f" ({_not_numbers(table[column])})",
+                    "correct these cells, or write every cell as a word",
+                )
+            require(column in usable, f"{name}, column '{column}': must hold numbers only{fault}; {remedy}")
         return inputs, []
     require(
-        bool(inputs), f"{name} has no column of numbers besides {quote(filter(None, used))}; the model needs inputs"
+        bool(inputs), f"{name} has no input column of numbers besides {quote(filter(None, used))}; add at least one"
     )
     return inputs, [*_left_out(name, table, columns, kinds), *_code_warnings(name, table, inputs)]
 
@@ -379,12 +396,12 @@ def _require_values(name: str, inputs: pd.DataFrame, *, empty: bool) -> None:
         where = [f"'{column}' ({count:,})" for column, count in counts.items() if count]
         shown = ", ".join(where[:5]) + (f" and {len(where) - 5} more columns" if len(where) > 5 else "")
         total, row = int(counts.sum()), np.flatnonzero(wrong.any(axis=1))[0] + 1
-        kind, remedy = ("too large", "correct") if wrong is infinite else ("empty or NaN", "set 'impute', fill")
+        kind, remedy = ("too large", "correct") if wrong is infinite else ("empty or NaN", "set 'impute', or fill")
         if np.isinf(inputs.select_dtypes("number")).any(axis=None):
             kind = "infinite"
         raise InputError(
-            f"{name} has {total:,} {kind} cell{'s' * (total > 1)} in {shown}, the first in row {row} (without the "
-            f"header); {remedy} them, or leave these rows out"
+            f"{name} has {total:,} {kind} cell{'s' * (total > 1)} in {shown} (first in row {row}, without the "
+            f"header); {remedy} the cells or remove the rows"
         )
 
 
@@ -409,7 +426,7 @@ def _labels(name: str, column: pd.Series) -> list[str]:
         fractions = [number for number, code in zip(numbers.tolist(), is_code, strict=True) if number % 1 and not code]
         require(
             not fractions,
-            f"{name} has numbers that are not integers in the column '{column.name}', such as {fractions[:1]}; labels "
-            "are classes, by name or integer; numbers to be predicted need task = 'regression'",
+            f"{name}, column '{column.name}': labels must be names or integers (got {fractions[:1]}); to predict "
+            "numbers, set task = 'regression'",
         )
     return [_WHOLE.sub(r"\1", label) for label in labels]

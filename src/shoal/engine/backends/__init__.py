@@ -1,1 +1,1 @@
-"""Local training of many clients: the loop and vmap backends, optimizers, and gradients per example."""
+"""Local training of many clients by a loop or by vmap, with optimizers and per-example gradients."""

@@ -1,4 +1,4 @@
-"""A network whose parameters are views of one flat vector, which each worker thread has, and the local steps on it."""
+"""A network whose parameters are views of one flat vector, and the optimizer steps on that vector."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,23 +14,23 @@ from shoal.models.layers import seeded_dropouts
 from shoal.models.model import Model
 
 _CLIP_EPSILON = 1e-6
-"""Added to the norm by `torch.nn.utils.clip_grad_norm_`."""
+"""The constant that `torch.nn.utils.clip_grad_norm_` adds to the norm."""
 
 
 def trained_names(local: LocalSGD, layout: Layout) -> list[str]:
-    """Return the tensors that ``local`` trains, in the layout's order."""
+    """Return the names of the tensors that ``local`` trains, in the layout's order."""
     return [name for name in layout.trainable_names if local.tensors is None or name in local.tensors]
 
 
 class LocalStep:
-    """Moves parameters in place from the start of a round to its end, by SGD with momentum, weight decay and clipping.
+    """An in-place step of SGD with momentum, weight decay and clipping.
 
     Args:
         local: the local training, at the round's learning rate.
-        rows: parameters (P,) of one client, or (n, P) of n clients that step together.
+        rows: the parameters (P,) of one client, or (n, P) of n clients that step together.
         weights: the views of ``rows`` that ``local`` trains, in the layout's order.
         layout: the layout of each row.
-        term: the strength and the constant of `LinearTerm.constants`, (1,) and (P,), or (n, 1) and (n, P); None: none.
+        term: the strength and constant of `LinearTerm.constants` for these rows; ``None`` adds no term.
     """
 
     def __init__(
@@ -61,9 +61,10 @@ class LocalStep:
         self._shrinks = isinstance(self._shrink, Tensor) or self._shrink > 0
 
     def step(self, gradients: Sequence[Tensor], batch: int = 1, active: Tensor | None = None) -> None:
-        """One step by ``gradients / batch``, by trained tensor.
+        """Take one step by ``gradients / batch``, with one gradient per trained tensor.
 
-        ``active`` (n, 1) is 0 for clients whose steps are done, whose gradients are 0, and 1 for others; None: all 1.
+        ``active`` (n, 1) is 1 for clients that still train and 0 for other clients, whose gradients are 0. ``None``
+        means that all clients train.
         """
         local, rate = self._local, self._local.learning_rate
         scale = 1 / batch
@@ -109,7 +110,7 @@ class LocalStep:
 
 
 class TorchStep(LocalStep):
-    """The step of an optimizer of `torch.optim`, of one client."""
+    """The step of one client's `torch.optim` optimizer."""
 
     def __init__(
         self,
@@ -128,7 +129,7 @@ class TorchStep(LocalStep):
         self._constants = [views[name] for name in trained_names(local, layout) if name in views]
 
     def step(self, gradients: Sequence[Tensor], batch: int = 1, active: Tensor | None = None) -> None:
-        """One step of the optimizer by ``gradients / batch``; ``active`` is None."""
+        """Take one step of the optimizer by ``gradients / batch``; ``active`` must be ``None``."""
         assert active is None
         scale = 1 / batch
         if self._local.clip_norm is not None:
@@ -141,19 +142,19 @@ class TorchStep(LocalStep):
 
 
 LONE_EXAMPLE = (
-    "a client's last batch has one example, which batch norm cannot train on; choose a batch_size that leaves "
-    "no client a rest of one, or a network without batch norm"
+    "local.batch_size: batch norm cannot train on a client's last batch, which has only one example; choose another "
+    "batch size or a network without batch norm"
 )
 
 _BatchLoss = Callable[[Forward, Tensor, Tensor], Tensor]
 
 
 class BoundNetwork:
-    """A network bound to a row: writing the row changes the network, and training the network changes the row.
+    """A network that shares memory with a parameter vector (the row).
 
-    With a ``dtype`` below float32 the row stays float32 (the master copy, in which small steps add up), and the network
-    computes on a copy of it in ``dtype``. A network with the attribute ``onednn_layout = True`` is given its inputs in
-    oneDNN's own layout, on a CPU in float32; all its layers must support it.
+    Writing to the row changes the network, and training the network changes the row. With a ``dtype`` below float32,
+    the row keeps float32 and the network computes on a copy in ``dtype``. A network with ``onednn_layout = True``
+    receives its inputs in oneDNN's memory layout when it computes in float32 on a CPU.
     """
 
     def __init__(self, model: Model, device: torch.device, dtype: torch.dtype) -> None:
@@ -205,10 +206,10 @@ class BoundNetwork:
         """Start the local training of a client.
 
         Args:
-            row: (P,), the parameters at the start.
+            row: the initial parameters, (P,).
             local: the local training, at the round's learning rate.
-            term: see `LocalStep`.
-            seed: the seed of dropout's masks.
+            term: the strength and constant of a linear term, as in `LocalStep`.
+            seed: the seed of dropout masks.
         """
         self.load(row)
         self.network.train()
@@ -226,14 +227,14 @@ class BoundNetwork:
                 layer.p = rate if local.dropout is None else local.dropout
 
     def step(self, x: Tensor, y: Tensor, weights: Tensor | None = None, batch_loss: _BatchLoss | None = None) -> None:
-        """One step on the weighted mean loss of a batch, or on ``batch_loss`` of network, inputs and labels."""
+        """Take one step on the batch's weighted mean loss, or on ``batch_loss`` if given."""
         self._optimizer.step(self._gradients(x, y, weights, batch_loss))
         self._synchronise()
 
     def gradient(
         self, row: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None, batch_loss: _BatchLoss | None = None
     ) -> Tensor:
-        """Return the gradient (P,) at ``row`` (P,) of the loss of `step`; 0 where nothing is trained."""
+        """Return the gradient (P,) of the loss of `step` at ``row`` (P,), with 0 for tensors that are not trained."""
         self.load(row)
         flat = torch.zeros_like(self.row)
         views = self.model.layout.views(flat)
@@ -263,18 +264,19 @@ class BoundNetwork:
         noise: torch.Generator,
         multiplicity: int = 1,
     ) -> None:
-        """One step on clipped gradients with noise.
+        """Take one step on clipped gradients with noise.
 
         Args:
-            x: inputs (B * M, ...), the M copies of an example in consecutive rows; with B = 0 the step is noise alone.
+            x: inputs (B * M, ...), with the M copies of an example in consecutive rows; with B = 0 the step consists of
+                noise.
             y: labels (B * M,).
             expected: the number of examples that divides the sum of gradients and noise.
-            rule: bound and noise.
-            noise: the client's generator.
-            multiplicity: M.
+            rule: the clipping bound and the noise multiplier.
+            noise: the client's random generator.
+            multiplicity: the number of copies M per example.
 
         Raises:
-            InputError: the network has batch norm, or changes other buffers in training.
+            InputError: the network has batch norm or changes other buffers in training.
         """
         layout, before = self.model.layout, [buffer.clone() for buffer in self._buffers]
         # One per set of trained tensors: a clipper knows the layers that are trained.
@@ -291,7 +293,7 @@ class BoundNetwork:
             total[: layout.trainable].add_(drawn, alpha=rule.noise_multiplier * rule.max_grad_norm)
         require(
             all(map(torch.equal, self._buffers, before)),
-            "the network changes buffers in training, which would be sent without noise, so DP-SGD cannot train it",
+            "DP-SGD cannot protect buffers that change in training; choose a network with constant buffers",
         )
         self._optimizer.step([views[name] for name in self._names], expected)
         self._synchronise()

@@ -1,14 +1,12 @@
-"""Gradients of many owners' linear models and networks of one hidden layer by written-out batched products.
+"""Closed-form batched gradients of linear models and of networks with one hidden layer.
 
-With inputs X (B, I), Z = XW' + b, H = relu(Z), outputs O = HV' + c and E the gradient of the loss by O, the gradients
-are E'H and E's sum for the output layer, and D'X and D's sum for the hidden one, with D = EV where H is above 0. In a
-plain step a product is added to its weights at once, so that no gradient is kept; of private steps an example's norm
-follows from norms of rows (as in `ghost_norms.py`), and its clipping factor scales its rows of E and D.
+With inputs X (B, I), Z = XW' + b, H = relu(Z), outputs O = HV' + c and E the loss gradient at O, the output layer's
+weight and bias have the gradients E'H and the column sums of E. The hidden layer's weight and bias have the gradients
+D'X and the column sums of D, with D = EV for H > 0 and D = 0 otherwise.
 
-Full batches can train in the span of their inputs. The gradient of the first layer's weight is D'X, so after steps on
-the same X the weight is ``W0 + A'X``, where A (B, H) adds up the D of each step, and the layer's outputs are ``X W0' +
-(X X') A``: the same gradient descent in a different order of summation. Each such step costs B*B*H multiplications
-instead of 2*B*I*H, and no step reads or writes the weight.
+Full batches can train in the span of their inputs. After steps on the same X, the first layer's weight is ``W0 + A'X``,
+with A (B, H) the weighted sum of D over all steps, and the layer's outputs are ``X W0' + (X X') A``. A step then costs
+B*B*H multiplications instead of 2*B*I*H, and does not access the weight.
 """
 
 from collections.abc import Sequence
@@ -39,10 +37,10 @@ _Products = list[tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, eq=False)
 class DenseNetwork:
-    """The batched gradients of a model that is Linear or Linear-ReLU-Linear on flattened inputs, in float32.
+    """The batched float32 gradients of a Linear or Linear-ReLU-Linear model on flattened inputs.
 
     Args:
-        layers: the names of each layer's weight and bias (None: a layer without a bias).
+        layers: the names of each layer's weight and bias; ``None`` for a layer without a bias.
         loss: `cross_entropy` or `squared_error`.
         layout: the model's layout.
     """
@@ -52,7 +50,7 @@ class DenseNetwork:
     layout: Layout
 
     def gradients(self, weights: _Tensors, rest: _Tensors, x: Tensor, y: Tensor, share: Tensor) -> _Tensors:
-        """Return the gradients (n, ...) by ``weights``, as `vmap_gradients`."""
+        """Return the gradients (n, ...) by the tensors in ``weights``, like `vmap_gradients`."""
         gradients: _Tensors = {}
         products = self.products(weights | rest, flat(x), y, share)
         for (weight, bias), (a, g) in zip(self.layers, products, strict=True):
@@ -65,7 +63,7 @@ class DenseNetwork:
     def step(
         self, weights: _Tensors, rest: _Tensors, x: Tensor, y: Tensor, share: Tensor, active: Tensor, local: LocalSGD
     ) -> None:
-        """Take a plain step of SGD with weight decay, in place; for ``active`` see `LocalStep.step`."""
+        """Take a plain step of SGD with weight decay in place; ``active`` is described in `LocalStep.step`."""
         products = self.products(weights | rest, flat(x), y, share)
         if local.weight_decay:
             shrink = 1 - local.learning_rate * local.weight_decay * active
@@ -83,16 +81,16 @@ class DenseNetwork:
         expected: Tensor,
         noise: Sequence[torch.Generator | None],
     ) -> _Tensors:
-        """Return the sums of clipped gradients and noise over ``expected`` examples, by ``weights``.
+        """Return the sums of clipped gradients and noise, divided by ``expected``, by the tensors in ``weights``.
 
         Args:
-            weights: the trained tensors, each (n, ...).
+            weights: the trained tensors, (n, ...) each.
             rest: the network's other tensors.
-            x: stored inputs (n, B * M, ...), the M copies of an example in consecutive rows.
-            y: labels (n, B * M); those of padded rows count nothing.
-            local: bound, noise and M.
-            expected: (n, B * M), 0 for padded rows, otherwise the owner's divisor.
-            noise: each owner's generator; None: the owner's steps are done.
+            x: stored inputs (n, B * M, ...), with the M copies of an example in consecutive rows.
+            y: labels (n, B * M); labels of padded rows are ignored.
+            local: the local training, with the clipping bound, the noise and M.
+            expected: the owner's divisor for each row, (n, B * M); 0 for padded rows.
+            noise: one generator per owner; ``None`` for an owner that has finished its steps.
         """
         rule, copies = local.gradient_privacy, local.multiplicity
         assert isinstance(rule, GradientPrivacy)
@@ -123,11 +121,13 @@ class DenseNetwork:
 
     @property
     def first(self) -> Slot:
-        """The place of the first layer's weight (H, I)."""
+        """The slot of the first layer's weight (H, I)."""
         return next(slot for slot in self.layout.slots if slot.name == self.layers[0][0])
 
     def products(self, tensors: _Tensors, x: Tensor, y: Tensor, share: Tensor, z: Tensor | None = None) -> _Products:
-        """Return the factors of the gradients of ``sum_b share[i, b] * loss_ib``; z: the first outputs."""
+        """Return the factors of the gradients of ``sum_b share[i, b] * loss_ib``; ``z`` are the first layer's outputs
+        if known.
+        """
         (first, bias), *later = self.layers
         outputs, inputs, weights = z, [x], [begin_at_fours(tensors[weight]) for weight, _ in later]
         if outputs is None:
@@ -149,7 +149,7 @@ class DenseNetwork:
         return list(zip(inputs, errors, strict=True))
 
     def add(self, into: _Tensors, products: _Products, factor: float) -> None:
-        """Add ``factor`` times the gradients to those of the tensors that ``into`` has."""
+        """Add ``factor`` times the gradients to the tensors in ``into``."""
         for (weight, bias), (a, g) in zip(self.layers, products, strict=True):
             if weight in into:
                 add_product(into[weight], g, a, factor)
@@ -157,19 +157,21 @@ class DenseNetwork:
                 into[bias].add_(cut(g.sum(dim=1), into[bias]), alpha=factor)
 
     def cheaper_in_span(self, batch: int, steps: int) -> bool:
-        """Return whether ``steps`` on one full batch of ``batch`` examples take less time by `train_in_span`."""
+        """Return whether `train_in_span` is faster than plain steps, for ``steps`` steps on one full batch of ``batch``
+        examples.
+        """
         outputs, inputs = self.first.shape
         in_span = 2 * inputs * outputs * batch + batch * batch * (inputs + outputs * steps)
         return in_span < steps * (2 * batch + 3 * _PASS) * inputs * outputs + 4 * _PASS * inputs * outputs
 
     def train_in_span(self, rows: Tensor, batch: tuple[Tensor, Tensor, Tensor], steps: int, local: LocalSGD) -> None:
-        """Move rows (n, P) by plain steps on full batches.
+        """Train rows (n, P) in place by plain steps on full batches.
 
         Args:
-            rows: (n, P), the parameters, changed in place.
-            batch: inputs (n, B, I), labels y (n, B) and each example's share (n, B) of its owner's mean loss.
+            rows: the parameters of n owners, (n, P), changed in place.
+            batch: inputs (n, B, I), labels y (n, B) and each example's weight (n, B) in its owner's mean loss.
             steps: the number of steps, at least 1, the same for all owners.
-            local: learning rate and weight decay.
+            local: the local training, with the learning rate and weight decay.
         """
         (x, y, share), rate = batch, local.learning_rate
         (name, bias), views = self.layers[0], self.layout.views(rows)
@@ -190,10 +192,11 @@ class DenseNetwork:
 
 
 def dense_network(model: Model) -> DenseNetwork | None:
-    """Return the written-out gradients of ``model``; None: it has none.
+    """Return the closed-form gradients of ``model``; ``None`` if the model has no closed form.
 
-    They are of `MLP`, `Logistic`, `torch.nn.Linear`, and a `torch.nn.Sequential` of an optional Flatten, Linear, and
-    perhaps ReLU and Linear, by `cross_entropy` or `squared_error`, all of whose tensors are trained.
+    Closed forms exist for `MLP`, `Logistic`, `torch.nn.Linear`, and for a `torch.nn.Sequential` of an optional Flatten,
+    Linear, and an optional pair of ReLU and Linear. The loss must be `cross_entropy` or `squared_error`, and all
+    tensors must be trainable.
     """
     network = model.structure()
     modules = [network] if isinstance(network, nn.Linear) else [*network.children()]
@@ -222,9 +225,10 @@ def dense_network(model: Model) -> DenseNetwork | None:
 
 
 def row_class(examples: Tensor) -> Tensor:
-    """Round numbers of ``examples`` (n,) up to the rows of a batched product; only owners with equal rows share one.
+    """Round numbers of ``examples`` (n,) up to the number of rows of a batched product.
 
-    A product's last bits may depend on its shape. Numbers up to 32 stay, larger ones grow by at most a sixteenth.
+    Owners share a batched product only if their rounded numbers are equal, because a product's last bits may depend on
+    its shape. Numbers up to 32 stay unchanged, and larger numbers grow by at most a sixteenth.
 
     >>> row_class(torch.tensor([1, 25, 33, 100, 129])).tolist()
     [1, 25, 34, 100, 136]
@@ -234,7 +238,7 @@ def row_class(examples: Tensor) -> Tensor:
 
 
 def flat(stored: Tensor) -> Tensor:
-    """Stored inputs (n, B, ...) as (n, B, I), images in the order of a network's inputs: channels, height, width."""
+    """Return stored inputs (n, B, ...) as (n, B, I), with images in the order channels, height, width."""
     flat = (stored.movedim(-1, 2) if stored.dim() == 5 else stored).flatten(2)
     return flat if flat.shape[2] % 4 == 0 else begin_at_fours(flat)[:, : flat.shape[1]]
 
@@ -242,8 +246,8 @@ def flat(stored: Tensor) -> Tensor:
 def begin_at_fours(matrices: Tensor) -> Tensor:
     """Pad matrices (n, A, B) with zeros below and on the right until A and B are multiples of four.
 
-    All matrices of a batched product then begin at multiples of 16 bytes. Otherwise the product's last bits depend on
-    the place of a matrix in the batch (measured: MKL 2024.2).
+    All matrices of a batched product then begin at multiples of 16 bytes. Without this alignment, the product's last
+    bits depend on a matrix's index in the batch (measured with MKL 2024.2).
     """
     n, height, width = matrices.shape
     if _begins_at_fours(matrices):
@@ -260,7 +264,7 @@ def _begins_at_fours(matrices: Tensor) -> bool:
 
 
 def cut(padded: Tensor, like: Tensor) -> Tensor:
-    """Return the part of ``padded`` that has the shape of ``like`` after the first axis."""
+    """Return ``padded``, cut after the first axis to the shape of ``like``."""
     for axis in range(1, like.dim()):
         padded = padded.narrow(axis, 0, like.shape[axis])
     return padded
@@ -278,7 +282,7 @@ def _with_bias(z: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def add_product(weight: Tensor, g: Tensor, a: Tensor, factor: float) -> None:
-    """Add ``factor * g'a`` to ``weight`` (n, O, I)."""
+    """Add ``factor * g'a`` to ``weight`` (n, O, I) in place."""
     if weight[0].numel() >= _LARGE and _begins_at_fours(weight):
         weight.baddbmm_(g.transpose(1, 2), a, alpha=factor)
     else:

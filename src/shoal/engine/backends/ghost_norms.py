@@ -1,8 +1,8 @@
-"""Per-example gradients of one layer's parameters, and their norms, from its inputs and its outputs' gradients.
+"""Per-example gradients of one layer's parameters, and their norms, from the layer's inputs and output gradients.
 
-The backward pass only has to compute the gradients of the layers' outputs. Norms are computed without the
-per-example gradients where that is less work (Bu, Mao, Xu 2022, "Scalable and Efficient Training of Large Convolutional
-Neural Networks with Differential Privacy", arXiv:2205.10683, which calls it mixed ghost clipping).
+Norms are computed without the per-example gradients if this is cheaper, which Bu, Mao, Xu 2022 call mixed ghost
+clipping ("Scalable and Efficient Training of Large Convolutional Neural Networks with Differential Privacy",
+arXiv:2205.10683).
 """
 
 from collections.abc import Callable
@@ -19,8 +19,8 @@ class ParameterGradients:
 
     Args:
         parameter: the network's parameter.
-        squares: (B,), the squared L2 norm of each example's gradient.
-        weighted: maps weights (B,) to the weighted sum of the gradients, of the parameter's shape.
+        squares: the squared L2 norm of each example's gradient, (B,).
+        weighted: a function from weights (B,) to the weighted sum of the gradients, of the parameter's shape.
     """
 
     parameter: Tensor
@@ -29,15 +29,14 @@ class ParameterGradients:
 
 
 UNDERFLOW = 1e-30
-"""At least the sum of squares of 10^8 numbers whose squares are 0 in float32; times inputs of 1e18, such numbers make a
-gradient that is not small."""
+"""An upper bound on the sum of squares of 10^8 numbers whose squares underflow to 0 in float32."""
 
 Formula = Callable[[nn.Module, Tensor, Tensor], list[ParameterGradients]]
-"""A function of a layer, its inputs (B, ...) and its outputs' gradients (B, ...): the gradients of its parameters."""
+"""A function from a layer, its inputs (B, ...) and its output gradients (B, ...) to its parameters' gradients."""
 
 
 def formula(layer: nn.Module) -> Formula | None:
-    """Return the formula of a layer's gradients; None where there is none."""
+    """Return the formula of a layer's gradients; ``None`` for an unsupported layer."""
     # Subclasses may compute something else.
     kind = type(layer)
     if kind is nn.Linear:
@@ -151,15 +150,19 @@ def _gram(a: Tensor, g: Tensor) -> Tensor:
 
 
 def product_of_squares(a: Tensor, g: Tensor) -> Tensor:
-    """Return the squared norms (...) of the outer products of a (..., D) and g (..., O), rounded up at 0."""
+    """Return upper bounds on the squared norms (...) of the outer products of a (..., D) and g (..., O).
+
+    The bounds exceed the true norms only where squares could underflow to 0.
+    """
     return (a.square().sum(dim=-1) + UNDERFLOW) * (g.square().sum(dim=-1) + UNDERFLOW)
 
 
 def sum_of_products(a: Tensor, g: Tensor) -> Tensor:
-    """Return the sums (...) of the products of Gram matrices a and g (..., T, T), which are squared norms.
+    """Return the squared norms (...) of gradients as the sums of products of the Gram matrices a and g, (..., T, T)
+    each.
 
-    Where they cancel so far that rounding could hide the norm of a gradient (a dishonest server can arrange that), the
-    result is the larger sum of their sizes.
+    A dishonest server could make the products cancel until rounding hides a gradient's norm. The function then returns
+    the sum of absolute products, an upper bound.
     """
     products, sizes = a * g, (a.abs() + UNDERFLOW) * (g.abs() + UNDERFLOW)
     lost, size = (sizes - products.abs()).sum(dim=(-2, -1)), sizes.sum(dim=(-2, -1))

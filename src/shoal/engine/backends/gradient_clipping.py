@@ -1,7 +1,7 @@
-"""Sums of clipped per-example gradients, as DP-SGD needs them.
+"""Sums of clipped per-example gradients for DP-SGD.
 
-The fast way needs only every layer's inputs and the gradients of its outputs (`ghost_norms`). Networks with other
-layers, and those that use a parameter in several places, compute the gradients example by example.
+The fast method uses only every layer's inputs and output gradients (`ghost_norms`). Networks with unsupported layers or
+shared parameters need the gradient of every single example.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -18,8 +18,7 @@ from shoal.models.model import Loss, Model
 
 
 def require_per_example_gradients(network: nn.Module) -> None:
-    """Raise `InputError` where a network has a batch norm, through which examples change each other's outputs, or an
-    instance norm with running statistics, which would be sent without noise.
+    """Raise `InputError` if DP-SGD cannot protect a network's batch norm or running statistics.
 
     Example:
         >>> from torch import nn
@@ -27,31 +26,31 @@ def require_per_example_gradients(network: nn.Module) -> None:
         >>> require_per_example_gradients(nn.BatchNorm1d(4))  # doctest: +ELLIPSIS
         Traceback (most recent call last):
             ...
-        shoal.core.errors.InputError: layer '' (BatchNorm1d) mixes the examples of a batch, so no example's ...
+        shoal.core.errors.InputError: layer '' (BatchNorm1d) mixes the examples of a batch, so DP-SGD ...
     """
     for name, module in network.named_modules():
         require(
             not mixes_examples(module),
-            f"layer '{name}' ({type(module).__name__}) mixes the examples of a batch, so no example's gradient can be "
-            "clipped and DP-SGD cannot train it; use group norm (norm = 'group' for the VGGs)",
+            f"layer '{name}' ({type(module).__name__}) mixes the examples of a batch, so DP-SGD cannot clip each "
+            "example's gradient; use group norm (norm = 'group' for the VGGs)",
         )
         require(
             not isinstance(module, nn.modules.instancenorm._InstanceNorm) or not module.track_running_stats,
-            f"layer '{name}' ({type(module).__name__}) keeps running statistics, which would be sent without noise, so "
-            "DP-SGD cannot train it; set track_running_stats=False",
+            f"layer '{name}' ({type(module).__name__}) has running statistics, which DP-SGD does not protect; set "
+            "track_running_stats=False",
         )
 
 
 class PerExampleClipper:
-    """Sums of clipped gradients of one network, for one thread.
+    """Sums of one network's clipped gradients, for one thread.
 
     Args:
-        network: the network, without batch norm; callers set it to training mode.
-        loss: per-example loss.
-        dtype: the type of the network's computations; sums are float32.
+        network: the network, which callers set to training mode.
+        loss: the per-example loss.
+        dtype: the number format of the network's computations; sums are float32.
 
     Raises:
-        InputError: the network has batch norm.
+        InputError: the network has batch norm, or instance norm with running statistics.
     """
 
     def __init__(self, network: nn.Module, loss: Loss, dtype: torch.dtype) -> None:
@@ -66,16 +65,16 @@ class PerExampleClipper:
     def __call__(
         self, forward: Forward, x: Tensor, y: Tensor, bound: float, multiplicity: int = 1
     ) -> dict[str, Tensor]:
-        """The sum over a batch of ``gradient * min(1, bound / norm of gradient)``, by parameter, in float32.
+        """Return the float32 sum over a batch of ``gradient * min(1, bound / norm of gradient)``, by parameter.
 
-        A gradient whose norm is not finite counts as zero: no example can make the sum infinite or NaN.
+        A gradient whose norm is not finite counts as zero, so one example cannot make the sum infinite or NaN.
 
         Args:
-            forward: runs the network: inputs to float32 outputs (B, C).
-            x: inputs (B * M, ...) of at least one example, its M copies in consecutive rows.
+            forward: a function from inputs to float32 outputs (B, C), which runs the network.
+            x: inputs (B * M, ...) of at least one example, with the M copies of an example in consecutive rows.
             y: labels (B * M,).
-            bound: the largest L2 norm of each example's gradient; may be infinite.
-            multiplicity: M; an example's gradient is the mean of its copies', clipped once.
+            bound: the largest L2 norm of each example's gradient, possibly infinite.
+            multiplicity: the number of copies M per example, whose mean gradient is clipped once.
         """
         found = None
         if multiplicity > 1:
@@ -222,7 +221,7 @@ def _known(network: nn.Module, trained: Collection[nn.Parameter]) -> list[nn.Mod
 
 
 def clip_factors(squares: Tensor, bound: float) -> Tensor:
-    """Return the factors (...) that bring gradients with these squared norms (...) to at most ``bound``."""
+    """Return the factors (...) that scale gradients with squared norms ``squares`` (...) to at most ``bound``."""
     return (bound / squares.sqrt().clamp(min=1e-30)).clamp(max=1)
 
 
@@ -242,19 +241,17 @@ _ELEMENTS = 2**24
 
 
 def batch_of_gradients(model: Model) -> int:
-    """Return the number of examples whose gradients are computed at once: at most 256, within 64 MB."""
+    """Return the number of examples per batch of gradients: at most 256, and at most 64 MB of gradients."""
     return max(1, min(256, _ELEMENTS // model.layout.size))
 
 
 def example_gradients(model: Model, network: nn.Module, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Return the gradients (B, p) float32 of the losses of B examples by the p trainable parameters, in the layout's
-    order.
+    """Return the gradients (B, p) float32 of B examples' losses by the p trainable parameters, in the layout's order.
 
     Args:
-        model: the model, for its loss and layout.
-        network: the model's structure, in evaluation mode, as for an attacker who has the model and no batch. No other
-            thread may use this network.
-        row: (P,) float32, the model's parameters.
+        model: the model, with its loss and layout.
+        network: the model's structure, in evaluation mode, used by no other thread.
+        row: the model's parameters, (P,) float32.
         x: inputs (B, ...).
         y: labels (B,).
     """
@@ -279,6 +276,6 @@ def example_gradients(model: Model, network: nn.Module, row: Tensor, x: Tensor, 
 
 
 def gradients_one_by_one(losses: Iterable[Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the gradients (B, ...) of B losses by each parameter, loss by loss."""
+    """Return the gradients (B, ...) of B losses by each parameter, computed loss by loss."""
     gradients = [torch.autograd.grad(loss, [*parameters.values()], materialize_grads=True) for loss in losses]
     return dict(zip(parameters, map(torch.stack, zip(*gradients, strict=True)), strict=True))

@@ -1,4 +1,4 @@
-"""The loop backend: owners train one at a time on a thread's own network; best for convolutions on a CPU."""
+"""The loop backend, which trains owners one at a time on each thread; fastest for convolutions on a CPU."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from shoal.engine.local_sgd import (
 )
 
 AUGMENTED = 1024
-"""Images augmented at a time, so that the memory needed stays in tens of megabytes."""
+"""The number of images that are augmented at once, which bounds the memory to tens of megabytes."""
 
 _Batch = tuple[Tensor, Tensor, Tensor | None, int]
 """Inputs, labels, weights of the examples (None: all 1) and the number of the pass."""
@@ -33,10 +33,12 @@ _Step = tuple[Tensor, Tensor, Tensor | None, Callable[[Forward, Tensor, Tensor],
 
 
 class LoopBackend:
-    """Trains owners one at a time."""
+    """A trainer that trains owners one at a time."""
 
     def units(self, shards: Shards, local: LocalSGD) -> list[Tensor]:  # noqa: ARG002
-        """Split owners (n,) into parts for threads: the largest first, and several at a time while many are left."""
+        """Split owners (n,) into parts for threads, the largest owners first, with several owners per part at the
+        beginning.
+        """
         return parts_of(shards.sizes)
 
     def train(
@@ -51,17 +53,17 @@ class LoopBackend:
         *,
         rule: StepRule | None = None,
     ) -> None:
-        """Train some owners, and replace each of the ``rows`` (u, P) by the result of training on its owner's examples.
+        """Train some owners, and replace each of the ``rows`` (u, P) by the parameters trained on its owner's examples.
 
         Args:
-            bound: this thread's network.
-            rows: parameters, changed in place.
-            shards: all owners' examples.
-            owners: (u,) int64, the owner of each row.
-            randomness: the randomness of all owners, as from `LocalSGD.randomness`.
+            bound: the network of this thread.
+            rows: the parameters, changed in place, (u, P), or (u, R) with a rule.
+            shards: the examples of all owners.
+            owners: the owner of each row, (u,) int64.
+            randomness: the random numbers of all owners, from `LocalSGD.randomness`.
             local: the local training, at the round's learning rate.
-            term: the linear term of all owners; None: none.
-            rule: a rule in place of the gradient step; rows are then (u, R). None: no rule.
+            term: the linear term of all owners; ``None`` adds no term.
+            rule: a replacement of the gradient step; ``None`` uses gradient descent.
         """
         constants = None if term is None else term.constants(owners)
         for i, (row, owner) in enumerate(zip(rows, owners.tolist(), strict=True)):
@@ -105,7 +107,7 @@ class _Batches:
     seed: int
 
     def generator(self, name: str) -> torch.Generator:
-        """Return a generator at the start of one of the owner's own streams."""
+        """Return a new generator at the start of one of the owner's random streams."""
         return Stream(self.seed)(name).generator()
 
     def in_passes(self) -> Iterator[_Batch]:
@@ -198,10 +200,10 @@ def _train_privately(batches: _Batches, rule: GradientPrivacy) -> None:
 
 
 def augmented(augmentation: InputAugmentation, x: Tensor, draws: Tensor) -> Tensor:
-    """Transform images x (B, C, H, W) by their draws (B, d); return them in PyTorch's channels-last memory format."""
+    """Return images x (B, C, H, W), transformed by their draws (B, d), in the channels-last memory format."""
     require(
         x.dim() == 4 and x.is_floating_point(),
-        f"augmentation is of images (channels, height, width); got inputs of shape {tuple(x.shape[1:])}",
+        f"augmentation needs images of shape (channels, height, width) (got inputs of shape {tuple(x.shape[1:])})",
     )
     pairs = zip(x.split(AUGMENTED), draws.split(AUGMENTED), strict=True)
     parts = [to_channels_last(augmentation.transformed(*pair)) for pair in pairs]
@@ -209,8 +211,7 @@ def augmented(augmentation: InputAugmentation, x: Tensor, draws: Tensor) -> Tens
 
 
 def parts_of(sizes: Tensor) -> list[Tensor]:
-    """Return the positions of n owners of ``sizes`` (n,) in the parts in which they are trained and their results
-    added.
+    """Return the positions of n owners of ``sizes`` (n,), split into parts that are trained and summed together.
 
     >>> parts_of(torch.tensor([2, 5, 2]))
     [tensor([1]), tensor([0]), tensor([2])]

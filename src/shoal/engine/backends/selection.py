@@ -1,8 +1,4 @@
-"""The choice between the two backends that train clients, and the reasons why one cannot train a model.
-
-A local training that needs the loop is looped under vmap too: were the run's backend chosen by what a directive may
-turn on, all other trainings would change in their last bits.
-"""
+"""The choice between the loop backend and the vmap backend, and the reasons that exclude vmap."""
 
 import logging
 import textwrap
@@ -26,24 +22,25 @@ from shoal.models.validation import require_fits
 LOG = logging.getLogger(__name__)
 
 Backend = Literal["loop", "vmap"]
-"""The training of clients: a loop on each thread (`loop_backend.py`), or many clients as one batched computation
-(`vmap_backend.py`). Results differ in their last bits only."""
+"""The method of training clients: one at a time on each thread, or many in one batched computation.
+
+The results of both backends differ only in their last bits."""
 
 _TOLERANCE = 1e-3
 """Relative to the largest gradient's norm; float32 in another order of summation differs by 1e-6."""
 
 
 def loop_reason(local: LocalSGD, *, dense: bool) -> str | None:
-    """Return the reason why only the loop backend can train by ``local``; None: there is none.
+    """Return the reason why vmap cannot train by ``local``; ``None`` if it can.
 
-    ``dense`` says whether the model's gradients are written out (`dense_network.py`).
+    ``dense`` is whether the model has closed-form gradients (`dense_network.py`).
     """
     if local.private and not dense:
-        return "cannot clip the gradients of examples of this network, as DP-SGD needs"
+        return "cannot clip this network's per-example gradients for DP-SGD"
     if local.gradient_privacy is not None and local.private and local.gradient_privacy.poisson:
         return "cannot train on Poisson subsamples"
     if local.optimizer is not None:
-        return "trains by SGD alone, not by torch.optim"
+        return "cannot train by an optimizer of torch.optim"
     return None if local.objective is None else "cannot minimise another objective than the mean loss"
 
 
@@ -54,8 +51,8 @@ def _loop_reason(model: Model, local: LocalSGD | None) -> str | None:
 def prefers_vmap(layout: Layout, network: nn.Module) -> bool:
     """Return whether a network trains faster under vmap than in the loop on a CPU.
 
-    So do networks with at most 500,000 parameters, frozen ones included, all in linear layers
-    (`docs/results/performance/measurements.md`).
+    Measurements (`docs/results/performance/measurements.md`) show this for networks of linear layers with at most
+    500,000 parameters, frozen parameters included.
     """
     owners = [module for module in network.modules() if any(True for _ in module.parameters(recurse=False))]
     size = layout.size + sum(p.numel() for p in network.parameters() if not p.requires_grad)
@@ -68,15 +65,14 @@ def resolve_backend(
     examples: tuple[Tensor, Tensor] | None = None,
     classes: int | None = None,
 ) -> Backend:
-    """Return the faster backend for a model on a CPU, by `prefers_vmap`; the loop for models that only the loop can
-    train.
+    """Return the faster backend for a model on a CPU by `prefers_vmap`, or the loop if vmap cannot train the model.
 
     Args:
         model: the model to train.
-        local: local training.
-        examples: a few inputs (B, ...) and their labels, to try vmap on; if its gradients differ from the loop's, the
-            loop trains, and a warning gives the reason. None: the network's layers alone decide.
-        classes: the number of classes; None: a regression.
+        local: the local training.
+        examples: a few inputs (B, ...) and labels for a trial of vmap; ``None`` decides by the network's layers only.
+            If vmap's gradients differ from the loop's, the function returns the loop and logs the reason.
+        classes: the number of classes; ``None`` for a regression.
 
     Raises:
         InputError: neither backend can train the model on the examples.
@@ -98,7 +94,7 @@ def resolve_backend(
 
 
 def check_backend(backend: Backend | None, model: Model, local: LocalSGD | None = None) -> None:
-    """Raise `InputError` where the requested backend cannot train ``model``, or not by ``local``.
+    """Raise `InputError` if the requested backend cannot train ``model`` by ``local``.
 
     Example:
         >>> import shoal
@@ -112,7 +108,7 @@ def check_backend(backend: Backend | None, model: Model, local: LocalSGD | None 
         shoal.core.errors.InputError: backend 'vmap' cannot train batch norm; use 'loop'
     """
     allowed = backend is None or backend in get_args(Backend)
-    require(allowed, f"'backend' must be None, 'loop' or 'vmap'; got {backend!r}")
+    require(allowed, f"'backend' must be None, 'loop' or 'vmap' (got {backend!r})")
     if backend != "vmap":
         return
     network = model.structure()
@@ -125,25 +121,23 @@ def check_backend(backend: Backend | None, model: Model, local: LocalSGD | None 
 
 
 def check_examples(backend: Backend, model: Model, x: Tensor, y: Tensor) -> None:
-    """Raise `InputError` where a backend cannot train ``model`` on a few inputs x (B, ...) with labels y.
+    """Raise `InputError` if a backend cannot train ``model`` on a few inputs x (B, ...) with labels y.
 
-    Networks and losses that branch on the values of their inputs, as `torch.nn.functional.gaussian_nll_loss` does,
-    change buffers, or mix the examples of a batch need the loop.
+    The loop is needed for networks and losses that branch on input values, change buffers, or mix the examples of a
+    batch.
     """
     obstacle = vmap_obstacle(model, x, y) if backend == "vmap" else None
     require(
         obstacle is None,
-        "the network and its loss cannot be computed for many clients at once, as backend 'vmap' does; use "
-        f"backend='loop' ({obstacle})",
+        f"backend 'vmap' cannot train this network with this loss; use backend='loop' ({obstacle})",
     )
 
 
 def vmap_obstacle(model: Model, x: Tensor, y: Tensor) -> str | None:
-    """Return the reason why vmap cannot train ``model`` on inputs x (B, ...) with labels y; None: it can, or the loop
-    cannot either.
+    """Return the reason why vmap cannot train ``model`` on inputs x (B, ...) with labels y.
 
-    Two owners are tried, one with three examples and one with two that are padded to three: vmap must give the loop's
-    gradients, and leave buffers alone, which padded examples would change.
+    ``None`` means that vmap can train the model or that the loop cannot either. The trial trains two owners with three
+    and two examples, and compares vmap's gradients with the loop's.
     """
     if dense_network(model) is not None:  # It is not trained by vmap, and loading torch.func's takes a second.
         return None
@@ -176,7 +170,7 @@ def vmap_obstacle(model: Model, x: Tensor, y: Tensor) -> str | None:
         size = max(float(gradient.norm()) for gradient in true.values())
         error = max(float((gradients[name][i] - gradient).norm()) for name, gradient in true.items())
         if error > _TOLERANCE * size:
-            return "what it gives for an example depends on the others of the batch"
+            return "an example's output depends on the other examples of the batch"
     return None
 
 

@@ -1,7 +1,7 @@
-"""The vmap backend: many owners in one batched computation; best for dense networks on a CPU.
+"""The vmap backend, which trains many owners in one batched computation; fastest for dense networks on a CPU.
 
-Owners of unequal sizes are padded; a padded example weighs nothing, and an owner whose steps are done stays as it is.
-Gradients are those of `DenseNetwork` where the model is one, and otherwise of `torch.func`.
+Owners with fewer examples are padded by examples of weight 0. Gradients come from `DenseNetwork` if the model has a
+closed form, otherwise from `torch.func`.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ _SHARED = 16
 """Owners, at most, that are trained together in the span of their inputs, so that threads have parts to share."""
 
 BatchedTensors = dict[str, Tensor]
-"""Tensors of n owners by name, (n, ...)."""
+"""The tensors of n owners by name, (n, ...) each."""
 
 _Step = tuple[Tensor, Tensor, Tensor]
 """The entries (n, B) of the shards that owners use in a step, their shares (n, B) of the mean loss, and (n, 1), 1 for
@@ -38,14 +38,16 @@ _Batch = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class VmapBackend:
-    """Trains owners many at a time."""
+    """A trainer that trains many owners at once."""
 
     def __init__(self, model: Model, device: torch.device, dtype: torch.dtype) -> None:
         self._layout, self._loss, self._device, self._dtype = model.layout, model.loss, device, dtype
         self.dense: DenseNetwork | None = dense_network(model) if dtype == torch.float32 else None
 
     def units(self, shards: Shards, local: LocalSGD) -> list[Tensor]:
-        """Split owners (n,) into parts of nearly equal sizes, to pad little: those that fit caches, at most 256."""
+        """Split owners (n,) into parts of similar sizes that fit the processor's caches, with at most 256 owners per
+        part.
+        """
         sizes = shards.sizes
         queue = sizes.argsort(descending=True, stable=True)
         alike = [queue]
@@ -80,7 +82,7 @@ class VmapBackend:
         *,
         rule: StepRule | None = None,
     ) -> None:
-        """Train some owners, as `LoopBackend.train`; only the structure of ``bound``'s network is used."""
+        """Train some owners like `LoopBackend.train`; ``bound`` supplies only the network's structure."""
         width = int(self._rows_of(shards, owners, local).max())
         steps = _steps(shards, owners, randomness.orders, local, width)
         bound.network.train()
@@ -217,15 +219,15 @@ class VmapBackend:
 def vmap_gradients(
     network: nn.Module, loss: Loss, dtype: torch.dtype, weights: BatchedTensors, rest: BatchedTensors, *batch: Tensor
 ) -> BatchedTensors:
-    """Return gradients of ``sum_b share[i, b] * loss(network(x[i, b]), y[i, b])`` by tensor name, each (n, ...).
+    """Return gradients of ``sum_b share[i, b] * loss(network(x[i, b]), y[i, b])`` by tensor name, (n, ...) each.
 
     Args:
-        network: structure, in training mode, not in use by another thread.
-        loss: per-example loss.
-        dtype: the type of the computations.
-        weights: the trained tensors by name, each (n, ...).
-        rest: the network's other tensors, each (n, ...).
-        *batch: stored inputs x (n, B, ...), labels y (n, B) and each example's share (n, B) of its owner's mean loss.
+        network: the model's structure, in training mode, used by no other thread.
+        loss: the per-example loss.
+        dtype: the number format of the computations.
+        weights: the trained tensors by name, (n, ...) each.
+        rest: the network's other tensors, (n, ...) each.
+        *batch: stored inputs x (n, B, ...), labels y (n, B) and each example's weight (n, B) in its owner's mean loss.
     """
 
     def of_owner(weights: BatchedTensors, rest: BatchedTensors, x: Tensor, y: Tensor, share: Tensor) -> Tensor:

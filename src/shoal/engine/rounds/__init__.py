@@ -1,1 +1,1 @@
-"""Rounds of federated training: plan, local trainings, aggregation, and the parts that may run on other machines."""
+"""Rounds of federated training, from the plan to the aggregation, on one machine or several."""

@@ -1,4 +1,4 @@
-"""What the server received of one client in a round, computed again."""
+"""Recomputation of the update that the server received from one client."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,18 +15,18 @@ from shoal.engine.state import State
 def client_updates(
     training: Training, before: State, report: RoundReport, client: int, examples: Shards | None = None
 ) -> Iterator[tuple[int, float, Tensor]]:
-    """Recompute what the server received from a client in a round; nothing if the client did not take part.
+    """Recompute what the server received from a client in a round; yield nothing if the client did not take part.
 
     Args:
         training: the federation's training.
         before: the state before the round.
         report: the round's report.
         client: the client's id.
-        examples: different examples (one owner) to train the same models on, with different randomness and equal
-            weights; None: the round's examples.
+        examples: examples of one owner that replace the client's examples, with new randomness and equal example
+            weights; ``None`` uses the client's examples.
 
     Yields:
-        The cluster whose model the client moved, the client's aggregation weight, and the client's update (P,).
+        The cluster whose model the update changes, the client's aggregation weight, and the client's update, (P,).
 
     Example:
         >>> import shoal.toy

@@ -1,4 +1,4 @@
-"""The local trainings of a round: a cohort trains, and the server aggregates while others are still training."""
+"""The local trainings of a round, whose results are aggregated while other clients still train."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -21,20 +21,20 @@ from shoal.engine.worker_pool import RoundClock
 
 @dataclass(frozen=True, eq=False)
 class CohortTrainer:
-    """Trains the n clients of a round.
+    """The trainer of the n clients of a round.
 
     Args:
         engine: the engine of the trainings.
-        shards: the clients' examples of this round, n owners.
-        ids: (n,) int64, the clients' ids.
-        local_of: function from a cluster and the plan's settings (None: the run's) to the local training of the
-            cluster's clients.
-        batches: the stream of this round's batches.
-        update_filter: the server's filter of every received update; None: none.
-        client_filter: the honest clients' filter of every update that they send; None: none.
-        malicious_clients: clients with their own way of training; None: all are honest.
-        record: whether `Aggregate.sent` is kept.
-        clock: a clock for the time of each part.
+        shards: the clients' examples in this round, n owners.
+        ids: the clients' ids, (n,) int64.
+        local_of: a function of a cluster and the plan's settings that returns the cluster's local training; ``None``
+            settings mean the run's settings.
+        batches: the random stream of this round's batches.
+        update_filter: the server's filter of every received update; ``None`` applies no filter.
+        client_filter: the honest clients' filter of every sent update; ``None`` applies no filter.
+        malicious_clients: the clients that replace local training; ``None`` means that all clients are honest.
+        record: whether the outcome contains `Aggregate.sent`.
+        clock: the clock of the round's parts.
     """
 
     engine: Engine
@@ -49,12 +49,13 @@ class CohortTrainer:
     clock: RoundClock = field(default_factory=RoundClock)
 
     def train(self, state: State, plan: RoundPlan, first: int = 0) -> tuple[Aggregate, Tensors]:
-        """Return the outcome of all trainings of a plan, and `State.adversary` after them.
+        """Return the outcome of all trainings of a plan, and the new `State.adversary`.
 
-        ``first`` is the index of the plan's first training in the whole round's plan, which names its random draws.
+        ``first`` is the index of the plan's first training in the complete plan of the round, and names its random
+        stream.
 
         Raises:
-            DivergenceError: parameters that are not finite; its owner is a position in the cohort.
+            DivergenceError: parameters are not finite; `DivergenceError.owner` is a position in the cohort.
         """
         weights = [training.weights for training in plan.trainings if training.weights is not None]
         aggregator = Aggregator(state.models, torch.cat(weights, dim=1)) if weights else None
@@ -102,7 +103,7 @@ class CohortTrainer:
                 with self.clock.part("local_training"):
                     end, adversary = self.malicious_clients.train(request)
                 if not bool(torch.isfinite(end).all()):
-                    raise DivergenceError(int(one), f"the update of the malicious client {client} is not finite")
+                    raise DivergenceError(int(one), f"malicious client {client} sent an update that is not finite")
                 receiver.add(receiver.received(one, end[None], drawn.seeds))
                 state = replace(state, adversary=adversary)
         return state
@@ -146,7 +147,10 @@ class CohortTrainer:
         if not training.phases:
             return [(local.randomness(self.shards, self.ids, stream), local)]
         epochs = sum(phase.epochs for phase in training.phases)
-        require(local.epochs == epochs and local.share == 1, f"a local training in phases needs all of {epochs} epochs")
+        require(
+            local.epochs == epochs and local.share == 1,
+            f"the algorithm's phases need local.epochs = {epochs} and all steps; set it, or remove shorter training",
+        )
         parts = [replace(local, epochs=phase.epochs, tensors=phase.tensors) for phase in training.phases]
         return [(part.randomness(self.shards, self.ids, stream("phase", i)), part) for i, part in enumerate(parts)]
 
@@ -162,7 +166,7 @@ class CohortTrainer:
 
 
 class Rows(Protocol):
-    """Parameters that n clients sent, which need not be in memory."""
+    """The parameters that n clients sent, in memory or in a file."""
 
     def __getitem__(self, positions: Tensor, /) -> Tensor:
         """The rows (u, P) float32 at ``positions`` (u,)."""
@@ -172,23 +176,26 @@ class Rows(Protocol):
 def aggregated(
     state: State, plan: RoundPlan, ends: Tensor | Rows, seeds: Tensor, sizes: Tensor, update_filter: UpdateFilter | None
 ) -> Aggregate:
-    """Return the server's part of a plan whose clients have trained elsewhere and sent their parameters.
+    """Return the server's part of a round, from parameters that clients trained on other machines.
 
-    The result equals that of `CohortTrainer.train` with the loop backend, bit for bit.
+    The result is bit-identical to that of `CohortTrainer.train` with the loop backend.
 
     Args:
         state: the state before the round.
-        plan: the plan for these n clients.
-        ends: (n, P), the parameters that the clients sent; a few rows are read at a time.
-        seeds: (n,) int64, the seeds of the server's filter.
-        sizes: (n,) int64, examples per client, which decide the order of summation.
-        update_filter: the server's filter of every update; None: none.
+        plan: the plan of these n clients.
+        ends: the parameters that the clients sent, (n, P); the function reads a few rows at a time.
+        seeds: the seeds of the server's filter, (n,) int64.
+        sizes: the number of examples per client, which decides the order of summation, (n,) int64.
+        update_filter: the server's filter of every update; ``None`` applies no filter.
 
     Raises:
-        InputError: the plan does not ask for exactly one update per client.
+        InputError: the plan does not request exactly one update per client.
     """
     sent = [index for index, training in enumerate(plan.trainings) if training.weights is not None]
-    require(len(sent) == 1, f"clients elsewhere send one update each in a round; this plan asks for {len(sent)}")
+    require(
+        len(sent) == 1,
+        f"deployed clients send one update per round (this algorithm requests {len(sent)}); choose another algorithm",
+    )
     training = plan.trainings[sent[0]]
     assert training.weights is not None
     aggregator = Aggregator(state.models, training.weights)
@@ -201,7 +208,7 @@ def aggregated(
 
 
 PartialSum = tuple[Tensor, Tensor, Tensor]
-"""The models (k,) that some clients move, the weighted sums (k, P) of their parameters, and of their weights (k, 1)."""
+"""The indices of k models, the weighted sums (k, P) of clients' parameters, and the sums of weights (k, 1)."""
 
 _Rows = list[tuple[Tensor, Tensor]]
 """Clients (u,) and a row of each (u, d), part by part."""
@@ -211,16 +218,16 @@ _Update = tuple[Tensor, PartialSum | None, Tensor | None, Tensor | None]
 
 
 class Aggregator:
-    """Moves K models towards the parameters that n clients trained, while others are still training.
+    """A running aggregation of n clients' parameters into K models.
+
+    The result is ``models_k + sum_i W[k, i] * (end_i - models_k)``. Threads compute partial sums (`partial_sum`) in
+    parallel. Float64 addition in a fixed order (`add`) makes the result reproducible.
 
     Source: McMahan et al. 2017 (K = 1); Ghosh et al. 2020, arXiv:2006.04088, Algorithm 1.
 
-    ``models_k += sum_i W[k, i] * (end_i - models_k)``. Threads add up what they trained together (`partial_sum`), and
-    these sums are added in float64 in a fixed order (`add`), so memory is K models and a few sums for any n.
-
     Args:
-        models: (K, P); left as it is.
-        weights: W (K, n); rows sum to at most 1. A row of zeros leaves its model unchanged.
+        models: the models before aggregation, (K, P).
+        weights: the aggregation weights W, (K, n); rows sum to at most 1. A row of zeros leaves its model unchanged.
 
     Example:
         >>> import torch
@@ -239,20 +246,22 @@ class Aggregator:
         self._added = torch.zeros(len(models), 1, dtype=torch.float64)
 
     def partial_sum(self, clients: Tensor, ends: Tensor) -> PartialSum:
-        """Return the weighted sums of the ``ends`` (u, P) of ``clients`` (u,), by model; any thread may call this."""
+        """Return the weighted sums by model of the parameters ``ends`` (u, P) of ``clients`` (u,). Any thread may call
+        this.
+        """
         weights = self._weights[:, clients]
         moved = torch.nonzero(weights.any(dim=1)).flatten()
         return moved, (weights[moved].to(ends) @ ends).cpu(), weights[moved].sum(dim=1, keepdim=True)
 
     def add(self, partial: PartialSum) -> None:
-        """Add a partial sum; the order of calls decides the last bits."""
+        """Add a partial sum; the order of calls decides the last bits of the result."""
         moved, ends, weights = partial
         for k, end, weight in zip(moved.tolist(), ends, weights, strict=True):
             self._ends[k].add_(end)
             self._added[k].add_(weight)
 
     def result(self) -> Tensor:
-        """(K, P), the moved models, a new tensor."""
+        """Return a new tensor (K, P) of the aggregated models."""
         moved = torch.empty(self._models.shape)
         # Row by row, or three times all models would be in memory in float64.
         for row, model, added, end in zip(moved, self._models, self._added, self._ends, strict=True):
@@ -261,15 +270,15 @@ class Aggregator:
 
 
 def averaging_weights(assignment: Tensor, weights: Tensor, clusters: int) -> Tensor:
-    """W of averaging within clusters: each client counts in its cluster's model in proportion to its weight.
+    """Return the aggregation weights that average each cluster's clients in proportion to ``weights``.
 
     Args:
-        assignment: (n,) int64, each client's cluster.
-        weights: (n,) at least 0, dimensionless: all ones for equal shares, or numbers of examples.
-        clusters: K, their number.
+        assignment: each client's cluster, (n,) int64.
+        weights: each client's weight, at least 0, such as 1 or its number of examples, (n,).
+        clusters: the number of clusters K.
 
     Returns:
-        (K, n) float64; each row sums to 1, or to 0 for a cluster without clients.
+        The weights, (K, n) float64; each row sums to 1, or to 0 for a cluster without clients.
 
     Example:
         >>> import torch
@@ -299,11 +308,11 @@ class _LocalTensors:
     clusters: Tensor
 
     def hide(self, clients: Tensor, rows: Tensor) -> Tensor:
-        """Return the ``rows`` (u, P) of ``clients`` (u,) with the server's values in these places."""
+        """Return the ``rows`` (u, P) of ``clients`` (u,) with the server's values in the personal tensors."""
         return self._replace(rows, self.models[self.clusters[clients]].to(rows)) if self.slices else rows
 
     def restore(self, rows: Tensor, trained: Tensor) -> Tensor:
-        """``rows`` (u, P) with the values of ``trained`` (u, P) in these places."""
+        """Return ``rows`` (u, P) with the values of ``trained`` (u, P) in the personal tensors."""
         return self._replace(rows, trained) if self.slices else rows
 
     def _replace(self, rows: Tensor, values: Tensor) -> Tensor:
@@ -342,9 +351,9 @@ class _Receiver:
     def received(
         self, clients: Tensor, ends: Tensor, seeds: Tensor, client_filter: UpdateFilter | None = None
     ) -> _Update:
-        """Return the update of ``clients`` (u,) whose training ended at ``ends`` (u, P), or (u, R) with a step rule.
+        """Return the update of ``clients`` (u,) whose training ended at ``ends``, (u, P) or (u, R) with a step rule.
 
-        It is called on the threads that trained them.
+        The training threads call this method.
         """
         sent, partial, recorded = ends, None, None
         if self.aggregator is not None:

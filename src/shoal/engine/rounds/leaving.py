@@ -1,4 +1,4 @@
-"""Clients that leave a federation for good, and the protocol of what is done with the models then."""
+"""Clients that leave a federation, and the protocol of methods that make its models forget them."""
 
 import logging
 import time
@@ -23,13 +23,13 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Leaving:
-    """Clients that leave, as a forgetting method sees them.
+    """Clients that leave, the input of a forgetting method.
 
     Args:
-        training: the run's training; the leavers stay until its last round.
-        state: the state after that round.
-        leavers: (m,) int64, positions of the clients that leave now.
-        seconds: wall time of `history`, by the name "history".
+        training: the run's training, in which the leavers take part until their last round.
+        state: the state after the leavers' last round.
+        leavers: the positions of the clients that leave now, (m,) int64.
+        seconds: wall time of `history`, under the key "history".
 
     Example:
         >>> import shoal.toy
@@ -56,32 +56,32 @@ class Leaving:
 
     @property
     def gone(self) -> Tensor:
-        """Positions of the leavers and of all that left before them."""
+        """The positions of the leavers and of all clients that left earlier."""
         presence = self.training.presence
         assert presence is not None
         return torch.nonzero((presence.last <= self.state.round) & (presence.first <= presence.last)).flatten()
 
     @property
     def clusters(self) -> Tensor:
-        """(K,) bool, the models that the leavers trained."""
+        """A mask (K,) of the models that the leavers trained."""
         return (self.state.trained[self.leavers] > 0).any(dim=0)
 
     def staying(self, number: int) -> Tensor:
-        """Return the cohort (n,) of a past round without those who are `gone`."""
+        """Return the cohort (n,) of a past round without the clients in `gone`."""
         cohort = self.training.cohort(number)
         return cohort[~torch.isin(cohort, self.gone)]
 
     @property
     def past_rounds(self) -> range:
-        """The numbers of the rounds done."""
+        """The numbers of the completed rounds."""
         first = self.training.first_state
         return range(1 if first is None else first.round + 1, self.state.round + 1)
 
     def history(self, recorded: Collection[int] = ()) -> Iterator[tuple[State, RoundReport]]:
-        """Train the past again: the state that each past round trained from, and its report.
+        """Retrain the past rounds, and yield the state before each round and the round's report.
 
-        Nothing of it was stored, and on the same machine it is the past bit for bit. Rounds in ``recorded`` report
-        their updates.
+        On the same machine, the result is bit-identical to the original rounds. Reports of the rounds in ``recorded``
+        contain the clients' updates.
         """
         began, state = time.perf_counter(), self.training.start()
         for number in self.past_rounds:
@@ -96,7 +96,9 @@ class Leaving:
             LOG.warning("the past rounds, trained again, differ from the run, as on another machine")
 
     def departure(self, method: str, after: State, **figures: Any) -> Departure:  # noqa: ANN401
-        """Report a method's final state ``after``; ``figures`` are further fields of `Departure`."""
+        """Return the report of a forgetting method with final state ``after``; ``figures`` are further fields of
+        `Departure`.
+        """
         same = after.models.shape == self.state.models.shape
         return Departure(
             round=self.state.round + 1,
@@ -110,7 +112,7 @@ class Leaving:
         )
 
     def with_models(self, models: Tensor) -> State:
-        """Return the present state with other ``models`` (K, P); no risk is known of those that changed."""
+        """Return the present state with ``models`` (K, P); the risks of changed models become unknown."""
         changed = (models != self.state.models).any(dim=1)
         risks = torch.where(changed, UNKNOWN_RISK, self.state.risks)
         intervals = torch.where(changed[:, None], torch.nan, self.state.risk_intervals)
@@ -119,17 +121,20 @@ class Leaving:
 
 @runtime_checkable
 class Forgetting(Protocol):
-    """What is done with the models when clients leave; a frozen dataclass of settings, as `shoal.Exact`."""
+    """A method that makes models forget the clients that leave, such as `shoal.Exact`.
+
+    A frozen dataclass of settings implements this protocol.
+    """
 
     @property
     def name(self) -> str:
-        """Its name in a file."""
+        """The method's name in configuration files."""
         ...
 
     def check(self, algorithm: Algorithm, local: LocalSGD, release: Release | None) -> None:
-        """Raise `InputError` where it cannot forget in runs of these; ``local`` is with all defences."""
+        """Raise `InputError` if the method cannot forget in such a run; ``local`` has all defences applied."""
         ...
 
     def forget(self, leaving: Leaving) -> tuple[State, Departure]:
-        """Return the state with which the other clients continue, after `State.round` rounds, and the report."""
+        """Return the state with which the remaining clients continue, with an unchanged round, and the report."""
         ...

@@ -1,7 +1,7 @@
-"""A round whose clients are on other machines: the part of a client, and the part of the server.
+"""Rounds with clients on other machines, divided into the client's part and the server's part.
 
-Both parts call what `Training.round` calls: the algorithm's plan, the cohort's trainer, the algorithm's update. A
-client plans as the only client of its cohort; the server plans for all clients, from their replies.
+Both parts use the functions of a simulated round (`Training.round`). A client plans as the only client of its cohort,
+and the server plans for all clients from their replies.
 """
 
 from dataclasses import dataclass, replace
@@ -21,14 +21,16 @@ from shoal.engine.state import State
 
 @dataclass(frozen=True)
 class RemoteRounds:
-    """The parts of an algorithm's rounds on clients' machines and on the server.
+    """The parts of an algorithm's rounds that run on clients and on the server.
 
     Args:
-        client: runs on each client, from the offered models, risks and directives and the client's own tensors of the
-            state. The client's plan has one training with ``weights``, since a client sends one update.
-        server: runs on the server, from the updates, the clients' choices and their numbers of examples.
-        choice: decides which model a client trains: the "client", which is offered all; the "server", which offers it
-            one; or neither, where clients train for all models and send their "shares" (`ClientUpdate.best`).
+        client: the algorithm that runs on each client, given the offered models, risks and directives. Its plan has one
+            training with ``weights``, because a client sends one update.
+        server: the algorithm that runs on the server, given the updates, the clients' choices and their numbers of
+            examples.
+        choice: who assigns models to clients. With "client", clients choose among all models. With "server", the server
+            offers each client one model. With "shares", clients train all models and send how many of their examples
+            fit each model best (`ClientUpdate.best`).
     """
 
     client: Algorithm
@@ -38,22 +40,22 @@ class RemoteRounds:
 
 @runtime_checkable
 class RunsRemotely(Protocol):
-    """An algorithm whose rounds can be divided among several machines, so that it can be deployed."""
+    """An algorithm that can be deployed, because its rounds can be divided among several machines."""
 
     def remote_rounds(self) -> RemoteRounds:
-        """Return the part of each machine.
+        """Return the parts of the rounds that run on clients and on the server.
 
         Raises:
-            InputError: the algorithm, as it is set, needs more of a client in a round than one update.
+            InputError: with these settings, the algorithm needs more from a client per round than one update.
         """
         ...
 
 
 def remote_rounds(algorithm: Algorithm) -> RemoteRounds:
-    """Return the parts of an algorithm on several machines.
+    """Return the parts of an algorithm's rounds that run on clients and on the server.
 
     Raises:
-        InputError: the algorithm is not `RunsRemotely`, or not with its settings.
+        InputError: the algorithm cannot be deployed at all, or not with these settings.
 
     Example:
         >>> import shoal
@@ -63,7 +65,7 @@ def remote_rounds(algorithm: Algorithm) -> RemoteRounds:
     """
     require(
         isinstance(algorithm, RunsRemotely),
-        f"{type(algorithm).__name__} does not run on several machines: it has no method 'remote_rounds'",
+        f"{type(algorithm).__name__} cannot run on several machines, because it has no method 'remote_rounds'",
     )
     assert isinstance(algorithm, RunsRemotely)
     return algorithm.remote_rounds()
@@ -74,11 +76,11 @@ class ClientUpdate:
     """The reply of a client in a round.
 
     Args:
-        cluster: index of the offered model that it chose.
-        examples: number of its training examples.
-        end: (P,) float32, its parameters after local training.
-        best: (K,) int64, the number of its examples with the lowest loss on each offered model; None where the
-            algorithm does not need it.
+        cluster: the index of the offered model that the client chose.
+        examples: the number of the client's training examples.
+        end: the client's parameters after local training, (P,) float32.
+        best: the number of the client's examples with the lowest loss on each offered model, (K,) int64; ``None`` if
+            the algorithm does not need these numbers.
     """
 
     cluster: int
@@ -93,11 +95,11 @@ class ReceivedUpdates:
     """The replies of the n clients of a round, in the order of their ids.
 
     Args:
-        clients: (n,) int64, positions in the federation.
-        sizes: (n,) int64, examples per client.
-        best: (n, K) int64, the number of each client's examples with the lowest loss on each model; where clients sent
-            their cluster alone, all of them count for its model.
-        ends: (n, P) float32; or what gives the rows (u, P) at positions (u,), as from a file.
+        clients: the clients' positions in the federation, (n,) int64.
+        sizes: the number of examples per client, (n,) int64.
+        best: the number of each client's examples with the lowest loss on each model, (n, K) int64. A client that sent
+            only its cluster counts with all examples for the cluster's model.
+        ends: the clients' parameters, (n, P) float32, as a tensor or as `Rows` of a file.
     """
 
     clients: Tensor
@@ -108,18 +110,18 @@ class ReceivedUpdates:
 
 
 def client_round(training: Training, state: State, *, count_best: bool = False) -> tuple[ClientUpdate, State]:
-    """Return a client's part of the round after ``state``, the choice of a model and its training.
+    """Return a client's reply in the round after ``state``, and the state after the client's local training.
 
     Args:
-        training: a federation's training with this client alone, without the server's treatment of updates.
-        state: the offered models and their risks and directives, with the client's own tensors.
-        count_best: whether `ClientUpdate.best` is requested.
+        training: the training of a federation with only this client, without the server's treatment of updates.
+        state: the offered models, risks and directives, with the client's tensors.
+        count_best: whether the server requests `ClientUpdate.best`.
 
     Returns:
-        The client's reply, and the state with its own tensors after the round.
+        The client's reply, and the state with the client's new tensors.
 
     Raises:
-        InputError: training diverged, or the algorithm does not have each client send one update.
+        InputError: training diverged, or the algorithm does not request exactly one update per client.
 
     Example:
         >>> import torch, shoal.toy
@@ -144,7 +146,7 @@ def client_round(training: Training, state: State, *, count_best: bool = False) 
     cluster = int(plan.assignment[0])
     require(
         sum(training.weights is not None for training in plan.trainings) == 1,
-        "clients on other machines send one update each in a round, which this algorithm does not ask for",
+        "deployed clients must send exactly one update per round; choose another algorithm",
     )
     # The weighted mean of one client, whose weight is exactly 1, is what it sends, bit for bit.
     weights = torch.zeros(len(state.models), 1, dtype=torch.float64)
@@ -161,15 +163,17 @@ def client_round(training: Training, state: State, *, count_best: bool = False) 
 
 
 def server_plan(training: Training, state: State, clients: Tensor, sizes: Tensor, best: Tensor) -> RoundPlan:
-    """Return the server's knowledge of the plan of ``clients`` (n,) after ``state``; see `ReceivedUpdates`."""
+    """Return the plan of ``clients`` (n,) in the round after ``state``, as far as the server knows it.
+
+    ``sizes`` and ``best`` are described in `ReceivedUpdates`.
+    """
     return replace(training.algorithm.plan(state, _cohort(training, state, clients, sizes, best)), losses=None)
 
 
 def server_round(training: Training, state: State, received: ReceivedUpdates) -> tuple[State, RoundPlan]:
-    """Return the server's part of the round after ``state``: it merges the replies, and returns the new state and the
-    plan.
+    """Aggregate the replies of the round after ``state``, and return the new state and the plan.
 
-    Without clients only the round changes. Risks are not estimated yet (`Training.with_risks`).
+    Without clients, only the number of the round changes. `Training.with_risks` estimates the new risks afterwards.
     """
     if not len(received.clients):
         return replace(state, round=state.round + 1), RoundPlan(torch.empty(0, dtype=torch.int64), ())
@@ -183,20 +187,20 @@ def server_round(training: Training, state: State, received: ReceivedUpdates) ->
 def summed_round(
     training: Training, state: State, assignment: Tensor, sizes: Tensor, moves: Tensor
 ) -> tuple[State, RoundPlan]:
-    """Carry out the server's part of a round from sums over clusters alone.
+    """Return the new state and the plan of a round, computed from one sum of updates per cluster.
 
-    The federation's first n clients stand for the round's unknown clients, in the order of their clusters.
+    The federation's first n clients represent the round's unknown clients, in the order of their clusters.
 
     Args:
         training: the training of a federation with at least n clients.
         state: the state before the round.
-        assignment: (n,) int64, the clients' clusters.
-        sizes: (n,) int64, any numbers of examples whose sum per cluster is right.
-        moves: (K, P) float64, the mean update of each cluster's clients, weighted as the algorithm weighs them; 0 for a
-            cluster without clients.
+        assignment: the clients' clusters, (n,) int64.
+        sizes: numbers of examples whose sum per cluster is correct, (n,) int64.
+        moves: the mean update of each cluster's clients, with the algorithm's weights, (K, P) float64; 0 for a cluster
+            without clients.
 
     Raises:
-        InputError: the algorithm needs more of each update than the sum.
+        InputError: the algorithm needs individual updates.
     """
     count, clusters = len(assignment), len(state.models)
     if not count:
@@ -210,7 +214,7 @@ def summed_round(
     (sent,) = plan.trainings
     require(
         sent.weights is not None and sent.keep is None,
-        "the algorithm needs each client's update, but secure sums reveal none",
+        "secure aggregation hides each client's update, which this algorithm needs; choose another algorithm",
     )
     assert sent.weights is not None
     models = state.models.double() + sent.weights.sum(dim=1, keepdim=True) * moves

@@ -1,7 +1,4 @@
-"""What an algorithm sees and decides in a round: its cohort, the plan of local trainings, and the outcome.
-
-The outcome has the merged models, the updates that the server received, the deployed models and a report.
-"""
+"""The input of an algorithm's round (the cohort), its decisions (the plan), and the outcome."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -23,20 +20,19 @@ from shoal.engine.state import ClientVectors
 
 @dataclass(frozen=True, eq=False)
 class Cohort:
-    """The n clients of a round, as an algorithm sees them.
+    """The n clients of a round, the input of an algorithm.
 
     Args:
-        round: number of the round, from 1.
-        clients: (n,) int64, positions in the federation.
-        sizes: (n,) int64, examples per client.
-        preferences: thresholds and weights of risk, (n,) each.
-        local: local training in this round, at its learning rate.
+        round: the number of the round, from 1.
+        clients: the clients' positions in the federation, ordered by client id, (n,) int64.
+        sizes: the number of examples per client, (n,) int64.
+        preferences: each client's risk threshold and risk weights, n entries.
+        local: the local training in this round, at the round's learning rate.
         layout: the layout of a model's parameter vector.
-        scores: computes losses (n, K); see `losses`.
-        stream: the stream of the server's random draws in this round. Clients come in the order of their ids, so draws
-            by position do not depend on the order of clients in the federation.
-        example_scores: computes losses (m, K); see `example_losses`.
-        labels: (m,), the labels of all the clients' examples, client by client; (m, d) in a regression.
+        scores: the function behind `losses`.
+        stream: the stream of the server's random draws in this round.
+        example_scores: the function behind `example_losses`.
+        labels: the labels of all clients' examples, client by client, (m,), or (m, d) in a regression.
 
     Example:
         >>> import torch, shoal.toy
@@ -67,11 +63,11 @@ class Cohort:
         return len(self.clients)
 
     def losses(self, models: Tensor, examples: Literal["all", "batch"] = "all") -> Tensor:
-        """Return the mean loss of each model on each client's data: (K, P) -> (n, K) float64.
+        """Return the mean loss of each model on each client's data, (n, K) float64.
 
         Args:
-            models: (K, P).
-            examples: "all" of a client's own, or the first "batch" of this round's training.
+            models: the models' parameters, (K, P).
+            examples: "all" of a client's examples, or only the first "batch" of this round's training.
         """
         return self.scores(models, examples)
 
@@ -81,16 +77,16 @@ class Cohort:
 
     @property
     def owners(self) -> Tensor:
-        """(m,) int64, the client of each example, as a position among the n."""
+        """The cohort position of each example's client, (m,) int64."""
         return torch.repeat_interleave(torch.arange(len(self)), self.sizes)
 
     def means(self, values: Tensor) -> Tensor:
-        """Means per client of values per example: (m, d) -> (n, d) float64."""
+        """Return the mean of ``values`` (m, d) over each client's examples, (n, d) float64."""
         total = torch.zeros(len(self), values.shape[1], dtype=torch.float64)
         return total.index_add_(0, self.owners, values.double()) / self.sizes[:, None]
 
     def take(self, clients: Tensor) -> "Cohort":
-        """Return the cohort restricted to the clients at ``clients`` (u,)."""
+        """Return the cohort restricted to the clients at positions (u,)."""
         entries = entries_of(self.sizes, clients)
         return replace(
             self,
@@ -106,7 +102,7 @@ class Cohort:
 def chosen_losses(choice: Tensor, clusters: int) -> Tensor:
     """Return losses (n, K) float64 that are lowest for each client's ``choice`` (n,) int64.
 
-    With them and `neutral_preferences`, an algorithm in which clients choose assigns each client its choice.
+    With these losses and `neutral_preferences`, a client that chooses by its losses makes this choice.
 
     >>> chosen_losses(torch.tensor([1, 0]), clusters=2).tolist()
     [[1.0, 0.0], [0.0, 1.0]]
@@ -115,20 +111,20 @@ def chosen_losses(choice: Tensor, clusters: int) -> Tensor:
 
 
 def neutral_preferences(count: int) -> Preferences:
-    """Preferences of ``count`` clients that tolerate every risk and weigh none."""
+    """Return preferences of ``count`` clients that tolerate every risk and give risk no weight."""
     return Preferences(torch.ones(count, dtype=torch.float64), torch.zeros(count, dtype=torch.float64))
 
 
 @dataclass(frozen=True)
 class TrainingPhase:
-    """Some epochs of a local training, in which only some tensors are trained.
+    """Some epochs of a local training that train only some tensors.
 
-    A phase begins where the previous one ended, with its own batches and a new optimizer. Batch norm's statistics move
-    in every phase. `shoal.algorithms.FedRep` trains its head, then its body.
+    A phase starts from the previous phase's result, with new batches and a new optimizer. Every phase updates batch
+    norm's statistics.
 
     Args:
         epochs: the number of epochs, at least 1.
-        tensors: the trained tensors' names in the layout.
+        tensors: the names of the trained tensors in the layout.
     """
 
     epochs: int
@@ -140,28 +136,28 @@ class LocalTraining:
     """One local training of the n clients of a cohort.
 
     Args:
-        initial_params: (S, P) parameter vectors that clients start from; usually the models.
-        init_index: (n,) int64, the index of each client's initial parameters; or (n, S) float, the weights of a mixture
-            of them.
-        weights: W (K, n), the aggregation weights of the clients' results; None: nothing is sent to the server.
-        keep: maps updates (u, P) to what is kept of them (u, d); None: nothing is kept. The server keeps it where there
-            are ``weights``, otherwise the client.
-        linear_term: added to the gradient of every local step; None: none.
-        local: settings of local training; None: the run's.
-        participates: (n,) bool, the clients that train; None: all. The others send nothing: their ``weights`` must be
-            0, and 0 is kept of them.
-        example_weights: (m,) at least 0, of all clients' examples, client by client: a step minimises the mean over its
-            batch of weight times loss; None: all weigh 1. DP-SGD and defences that replace the loss are refused then.
-        phases: parts of the local training, in order, whose epochs add up to those of ``local``; empty: one part, which
-            trains all tensors.
-        shared: names of the tensors that are sent; None: all. The others are personal: the server receives the values
-            of its own model in their place, and ``keep`` is given the client's.
-        step_rule: the use of gradients in a local step; None: gradient descent, with ``linear_term``. With a rule,
-            rows of ``initial_params`` are the rule's (S, R); a client sends the first P of its R elements, and ``keep``
-            is given all.
+        initial_params: S parameter vectors that clients start from, usually the models, (S, P).
+        init_index: the index of each client's initial vector, (n,) int64; or the weights of a mixture of initial
+            vectors, (n, S) float.
+        weights: the aggregation weights W of the clients' results, (K, n); ``None`` sends nothing to the server.
+        keep: a function from updates (u, P) to the values to keep of each update, (u, d); ``None`` keeps nothing. The
+            values stay at the server if clients send updates, otherwise at each client.
+        linear_term: a term added to the gradient of every local step; ``None`` adds nothing.
+        local: the settings of local training; ``None`` uses the run's settings.
+        participates: a mask of the clients that train, (n,); ``None`` means that all clients train. Other clients must
+            have weight 0, and their kept values are 0.
+        example_weights: a weight per example, at least 0, client by client, (m,). A step minimises the batch's mean of
+            weight times loss. ``None`` gives all examples weight 1. Weights exclude DP-SGD and defences that replace
+            the loss.
+        phases: consecutive parts of the local training whose epochs add up to those of ``local``; empty for a single
+            part that trains all tensors.
+        shared: the names of the sent tensors; ``None`` sends all tensors. The server keeps its own values of the other
+            tensors, while ``keep`` receives the client's values.
+        step_rule: a replacement of the gradient step; ``None`` uses gradient descent. With a rule, rows of
+            ``initial_params`` have R elements, a client sends the first P elements, and ``keep`` receives all R.
 
     Raises:
-        InputError: a step rule beside a linear term or phases.
+        InputError: a step rule is combined with a linear term or phases.
 
     Example:
         >>> import torch
@@ -192,20 +188,20 @@ class LocalTraining:
     def __post_init__(self) -> None:
         require(
             self.step_rule is None or (self.linear_term is None and not self.phases),
-            "a step rule, as APFL's and Per-FedAvg's, takes no linear term and no phases",
+            "step_rule cannot be combined with linear_term or phases; remove them",
         )
 
     def participants(self) -> Tensor:
-        """(n,) bool, the clients that train."""
+        """Return the mask (n,) of the clients that train."""
         everyone = torch.ones(len(self.init_index), dtype=torch.bool)
         return everyone if self.participates is None else self.participates
 
     def initial_rows(self) -> Tensor:
-        """(n, P), the parameters that each client starts from; (n, R) with a step rule."""
+        """Return the initial parameters of each client, (n, P), or (n, R) with a step rule."""
         return gather_params(self.initial_params, self.init_index)
 
     def take(self, clients: Tensor, sizes: Tensor) -> "LocalTraining":
-        """Return the training of the clients at ``clients`` (u,); all n have ``sizes`` (n,) examples."""
+        """Return the training of the clients at positions (u,), given the ``sizes`` (n,) of all clients."""
         weights = self.example_weights
         return replace(
             self,
@@ -217,11 +213,11 @@ class LocalTraining:
         )
 
     def personal_slices(self, layout: Layout) -> list[slice]:
-        """Return the places in a vector (P,) of the tensors that are not shared."""
+        """Return the slices of a parameter vector (P,) that hold personal tensors."""
         return [] if self.shared is None else layout.slices({slot.name for slot in layout.slots} - self.shared)
 
     def shared_part(self, rows: Tensor, layout: Layout) -> Tensor:
-        """Return the sent part (u, P) of ``rows`` (u, P), or (u, R) with a step rule; 0 in personal tensors."""
+        """Return the sent part (u, P) of ``rows``, (u, P) or (u, R) with a step rule, with 0 in personal tensors."""
         part = rows[:, : layout.size].clone()
         for place in self.personal_slices(layout):
             part[:, place] = 0
@@ -233,9 +229,9 @@ class RoundPlan:
     """The plan of a cohort's round, decided before any training.
 
     Args:
-        assignment: (n,) int64, the cluster of each client.
-        trainings: local trainings, in order; all start from values known before the round.
-        losses: (n, K) float64, the losses that decided the assignment, for the record; None: none did.
+        assignment: the cluster of each client, (n,) int64.
+        trainings: the local trainings, in order; all start from values known before the round.
+        losses: the losses that decided the assignment, (n, K) float64; ``None`` if losses did not decide it.
     """
 
     assignment: Tensor
@@ -244,7 +240,7 @@ class RoundPlan:
     __repr__ = one_line
 
     def trainings_of_clients(self) -> list[list[LocalSGD | None]]:
-        """Return the distinct sequences of local trainings that clients take, as `LocalTraining.local`."""
+        """Return the distinct sequences of `LocalTraining.local` that clients perform."""
         participants = [training.participants() for training in self.trainings]
         sequences = torch.stack(participants, dim=1).unique(dim=0).tolist() if participants else []
         return [
@@ -253,9 +249,9 @@ class RoundPlan:
         ]
 
     def clusters(self, index: int) -> Tensor:
-        """(n,) int64, the cluster whose model each client moves in one of the trainings, and whose directives count.
+        """Return the cluster (n,) int64 whose model and directives each client uses in the training at ``index``.
 
-        This is the client's own model, unless clients send several updates; each of these moves a different model.
+        This is the client's assigned cluster, unless clients send several updates for different models.
         """
         weights = self.trainings[index].weights
         updates = sum(training.weights is not None for training in self.trainings)
@@ -267,10 +263,10 @@ class Aggregate:
     """The outcome of a round's local trainings.
 
     Args:
-        models: (K, P), moved by the aggregation weights of all trainings.
-        kept: per training the part of the updates that is kept (n, d), or None.
-        sent: per training the parameters (n, P) that clients sent, before the server's filter, or None; empty unless
-            they are recorded.
+        models: the models after aggregation, (K, P).
+        kept: for each training, the kept values of updates, (n, d), or ``None``.
+        sent: for each training, the parameters that clients sent, before the server's filter, (n, P), or ``None``;
+            empty if the round is not recorded.
     """
 
     models: Tensor
@@ -281,11 +277,11 @@ class Aggregate:
 
 @dataclass(frozen=True, eq=False)
 class PersonalModels:
-    """The models of n clients, made one by one, so that all need not be in memory at once; used as a tensor (n, P).
+    """The models of n clients, computed on access to save memory and indexed like a tensor (n, P).
 
     Args:
-        count: n.
-        rows: maps positions (u,) int64 among the n to models (u, P).
+        count: the number of clients n.
+        rows: a function from client positions (u,) int64 to models (u, P).
 
     Example:
         >>> import torch
@@ -301,7 +297,7 @@ class PersonalModels:
 
     @staticmethod
     def from_rows(rows: ClientVectors, clients: Tensor) -> "PersonalModels":
-        """Return the models of the clients at positions (n,) int64 of ``rows``."""
+        """Return the models at the positions ``clients`` (n,) int64 of ``rows``."""
         return PersonalModels(len(clients), lambda some: rows[clients[some]])
 
     def __len__(self) -> int:
@@ -322,7 +318,7 @@ class PersonalModels:
         return (self[client] for client in range(self.count))
 
     def tensor(self) -> Tensor:
-        """Return all models at once: (n, P)."""
+        """Return all models as one tensor, (n, P)."""
         return self.rows(torch.arange(self.count))
 
     def __repr__(self) -> str:
@@ -331,14 +327,14 @@ class PersonalModels:
 
 @dataclass(frozen=True, eq=False)
 class DeployedModels:
-    """The models that clients use after training, and that are attacked.
+    """The models that clients use after training, which final attacks target.
 
     Args:
-        models: (S, P): the K models of the clusters, or one personal model per client, possibly computed on access.
-        model: (n,) int64, the index of each client's model.
-        assignment: (n,) int64, the cluster of each client.
-        fine_tuning: local trainings that every client takes from its model, in order, on all its examples, without
-            sending anything; None: the run's. `Training.deployed_models` performs them.
+        models: the K models of the clusters or one personal model per client, (S, P).
+        model: the index of each client's model, (n,) int64.
+        assignment: the cluster of each client, (n,) int64.
+        fine_tuning: the local trainings that every client performs on its model after the last round, in order;
+            ``None`` in the sequence means the run's local training. `Training.deployed_models` performs them.
     """
 
     models: Tensor | PersonalModels
@@ -350,17 +346,17 @@ class DeployedModels:
 
 @dataclass(frozen=True, eq=False)
 class RoundUpdates:
-    """The view of an honest-but-curious server on a round: its models, and the update of each sender.
+    """An honest-but-curious server's view of a round: the models and each sender's update.
 
-    An update is what a client sent minus the model of its cluster: after the client's defences (also `LaplaceNoise`)
-    and before the server's own filter (`NormClipping`). So ``models[assignment] + updates`` are the parameters sent.
+    An update is the difference between the sent parameters and the model of the client's cluster. The client's defences
+    (such as `LaplaceNoise`) are already applied, but the server's filter (such as `NormClipping`) is not.
 
     Args:
-        round: number of the round, from 1.
-        clients: (n,) int64, ids of the senders; twice where an algorithm lets a client send two updates in a round.
-        assignment: (n,) int64, the cluster whose model each update is for.
-        models: (K, P) float32, before the round.
-        updates: (n, P) float32, on the CPU.
+        round: the number of the round, from 1.
+        clients: the ids of the senders, (n,) int64; an id appears twice if the algorithm requests two updates.
+        assignment: the cluster whose model each update changes, (n,) int64.
+        models: the models before the round, (K, P) float32.
+        updates: the updates, (n, P) float32, on the CPU.
 
     Example:
         >>> import shoal.toy
@@ -386,7 +382,7 @@ class RoundUpdates:
 
     @staticmethod
     def collect(number: int, models: Tensor, ids: Tensor, plan: RoundPlan, aggregate: Aggregate) -> "RoundUpdates":
-        """Return the updates of round ``number``, from what the clients with ``ids`` (n,) sent (`Aggregate.sent`)."""
+        """Return the updates of round ``number`` from the parameters that the clients with ``ids`` (n,) sent."""
         models = models.cpu()
         clients, assignment, updates = [ids[:0]], [ids[:0]], [models[:0]]
         for index, sent in enumerate(aggregate.sent):
@@ -401,24 +397,23 @@ class RoundUpdates:
 
 @dataclass(frozen=True, eq=False)
 class Departure:
-    """Clients that left for good before a round, and how the models were made to forget them.
+    """Clients that left before a round, and how the models forgot them.
 
     Args:
-        round: the number of the first round without them.
-        clients: (m,) int64, their positions in the federation.
-        before: (K, P) float32, the models that the leavers still trained.
-        after: (K, P) float32, the models with which training continues.
+        round: the number of the first round without the clients.
+        clients: the clients' positions in the federation, (m,) int64.
+        before: the models before forgetting, (K, P) float32.
+        after: the models with which training continues, (K, P) float32.
         method: the name of the forgetting method, such as "exact".
-        client_rounds: local trainings for forgetting, in units of one client's training in one round.
-        full_client_rounds: local trainings for training all earlier rounds again without the leavers, in the same
-            units.
+        client_rounds: the number of local trainings performed for forgetting; one client in one round counts as 1.
+        full_client_rounds: the number of local trainings needed to retrain all earlier rounds without the clients.
         clusters: the number of models that changed.
-        choices: the number of choices that the other clients repeated.
-        changed_choices: the number of repeated choices that differ from those made with the leavers.
-        megabytes: the size of what a server must store to forget this way, in units of 10^6 bytes.
-        seconds: wall time of the method.
-        history_seconds: wall time of training the earlier rounds again, which a server that stored them does not need.
-        cohorts: positions of the clients that trained for forgetting, round by round.
+        choices: the number of model choices that the other clients repeated.
+        changed_choices: the number of repeated choices that differ from the original choices.
+        megabytes: the size of what a server must store for the method, in units of 10^6 bytes.
+        seconds: the wall time of the method.
+        history_seconds: the wall time of retraining the earlier rounds, which a server that stored them would save.
+        cohorts: the positions of the clients that trained for forgetting, round by round.
     """
 
     round: int
@@ -443,12 +438,12 @@ class RoundReport:
     """The report of a round.
 
     Args:
-        cohort: (n,) int64, positions of the clients that took part.
+        cohort: the positions of the clients that took part, (n,) int64.
         plan: the round's plan.
-        risks_estimated: whether risks were estimated at the end of this round.
-        seconds: wall time of "choose", of "train" and its parts (`round_clock.TRAIN`), and of "red_team".
-        updates: the updates that the server received; None in a round that is not recorded (`Training.record_every`).
-        departure: the departure of the clients that left before this round, after they had trained; None: nobody left.
+        risks_estimated: whether risks were estimated after this round.
+        seconds: wall time of "choose", of "train" and its parts (`worker_pool.TRAIN`), and of "red_team".
+        updates: the updates that the server received; ``None`` if the round is not recorded (`Training.record_every`).
+        departure: the departure of the clients that left before this round; ``None`` if no client with training left.
     """
 
     cohort: Tensor
@@ -461,10 +456,10 @@ class RoundReport:
 
     @property
     def assignment(self) -> Tensor:
-        """(n,) int64, the cluster of each client."""
+        """The cluster of each client, (n,) int64."""
         return self.plan.assignment
 
     @property
     def losses(self) -> Tensor | None:
-        """(n, K) float64, the losses that decided the assignment; None where none did."""
+        """The losses that decided the assignment, (n, K) float64; ``None`` if losses did not decide it."""
         return self.plan.losses

@@ -1,4 +1,4 @@
-"""The rounds of a federation: offer, choose, train, merge."""
+"""The rounds of a federation, in which clients choose models, train, and send updates that the server aggregates."""
 
 import logging
 import time
@@ -52,7 +52,7 @@ from shoal.engine.worker_pool import RoundClock
 LOG = logging.getLogger(__name__)
 
 _BLOCK = 2**24
-"""Numbers of the personal models that are fine-tuned together: 64 MiB."""
+"""Elements of the personal models that are fine-tuned together (64 MiB)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,22 +61,22 @@ class Training:
 
     Args:
         federation: the clients.
-        algorithm: the algorithm, which decides the model that each client trains, and how models move.
+        algorithm: the federated algorithm.
         local: the local training before any defence.
         engine: the engine, with the federation's data prepared (`Engine.prepare`).
         stream: the root of the run's random streams.
-        participation: fraction of the clients that take part in a round, in [0, 1] (`Federation.cohort_size`).
-        risk_estimator: the estimator of the models' risks; None: they stay unknown.
-        update_filter: the server's filter of every update; None: none.
-        client_filter: every honest client's filter of its update before sending; None: none.
-        defenses: changes of local training, applied in order, for each cluster in each round.
-        malicious_clients: clients with their own way of training; None: all clients are honest.
-        coordinator: the rule that turns each estimate of risks into directives; None: no directives.
-        release: the rule that replaces the models after every round, or averages them; None: the models stay.
-        record_every: rounds between reports with the updates that the server received; 0: none has them.
-        first_state: models, and any further parts of a `State`, that `start` takes over; None: nothing.
-        presence: the clients that are present in each round; None: all, always.
-        forgetting: the method of forgetting clients that leave; None: the other clients continue with the same models.
+        participation: the fraction of clients that take part in a round, in [0, 1] (`Federation.cohort_size`).
+        risk_estimator: the estimator of the models' risks; ``None`` leaves risks unknown.
+        update_filter: the server's filter of every update; ``None`` applies no filter.
+        client_filter: the honest clients' filter of every sent update; ``None`` applies no filter.
+        defenses: the defences of local training, in order of application.
+        malicious_clients: the clients that replace local training; ``None`` means that all clients are honest.
+        coordinator: the rule that turns each risk estimate into directives; ``None`` sets no directives.
+        release: the rule that replaces the models after every round; ``None`` keeps the models.
+        record_every: the number of rounds between reports with the received updates; 0 records no updates.
+        first_state: the models and further parts of a `State` that `start` takes over; ``None`` takes over nothing.
+        presence: the rounds in which each client is present; ``None`` means that all clients are always present.
+        forgetting: the method of forgetting clients that leave; ``None`` continues with the same models.
 
     Example:
         >>> import shoal.toy
@@ -113,14 +113,14 @@ class Training:
     def __post_init__(self) -> None:
         object.__setattr__(self, "participation", plain(self.participation))
         number = isinstance(self.participation, int | float)
-        require(number, f"'participation' must be a number in [0, 1]; got {self.participation!r}")
-        require(0 <= self.participation <= 1, f"'participation' must be in [0, 1]; got {self.participation:g}")
+        require(number, f"'participation' must be a number in [0, 1] (got {self.participation!r})")
+        require(0 <= self.participation <= 1, f"'participation' must be in [0, 1] (got {self.participation:g})")
 
     def start(self) -> State:
         """Return the state before the first round.
 
         Raises:
-            InputError: `first_state` has a different number of models than the algorithm begins with.
+            InputError: `first_state` does not have the algorithm's initial number of models.
         """
         state = self.algorithm.init(self.engine, self.federation, self.local, self.stream("init"))
         if self.coordinator is not None:
@@ -131,28 +131,31 @@ class Training:
         return state if self.first_state is None else state.warm_start(self.first_state)
 
     def take(self, clients: Tensor) -> "Training":
-        """Return the training of the clients at positions (n,) int64 alone, who are all there in every round.
+        """Return the training of the clients at positions (n,) int64, all of them present in every round.
 
-        With `State.take` it trains and measures who is there in a round: ``training.take(training.present(number))``.
+        Use it together with `State.take` to train the clients that are present in one round.
         """
         return replace(self, federation=self.federation.take(clients), presence=None, first_state=None)
 
     def present(self, number: int) -> Tensor:
-        """Positions (n,) int64 of the clients that are there in round ``number``."""
+        """Return the positions (n,) int64 of the clients that are present in round ``number``."""
         return torch.arange(len(self.federation)) if self.presence is None else self.presence.present(number)
 
     def with_newcomers(self, state: State) -> State:
-        """``state`` of the federation's first n clients, extended by the algorithm's first state of all further ones.
+        """Return ``state`` extended from the first n clients of the federation to all clients.
+
+        The new clients' tensors come from the algorithm's first state.
 
         Raises:
             InputError: the state has more clients than the federation, or tensors that the first state does not have.
         """
         had, now = len(state.assignment), len(self.federation)
-        require(had <= now, f"a state of {had} clients needs a federation of at least as many; this one has {now}")
+        require(had <= now, f"a state of {had} clients needs a federation of at least {had} clients (got {now})")
         first = self.algorithm.init(self.engine, self.federation, self.local, self.stream("init"))
         unknown = sorted((*(state.clients.keys() - first.clients), *(state.personal.keys() - first.personal)))
         require(
-            not unknown, f"the algorithm's first state must say of newcomers what this one says of clients: {unknown}"
+            not unknown,
+            f"the algorithm's first state lacks the clients' tensors {unknown}; use the algorithm that made this state",
         )
         never = torch.zeros(now - had, state.trained.shape[1], dtype=torch.int64)
         clients = {name: torch.cat([rows, first.clients[name][had:].to(rows)]) for name, rows in state.clients.items()}
@@ -169,16 +172,17 @@ class Training:
         )
 
     def rounds(self, state: State, upto: int) -> Iterator[tuple[State, RoundReport]]:
-        """Train from ``state`` until ``upto`` rounds are done; yields each round's state and report."""
+        """Train from ``state`` until ``upto`` rounds are completed, and yield each round's state and report."""
         while state.round < upto:
             state, report = self.round(state)
             yield state, report
 
     def round(self, state: State) -> tuple[State, RoundReport]:
-        """One round; ``state`` is left as it is. Clients that leave before it are forgotten first.
+        """Return the state after one more round and the round's report. Clients that leave are forgotten before the
+        round.
 
         Raises:
-            InputError: training diverged; the sentence names round, client and learning rate.
+            InputError: training diverged; the message names the round, the client and the learning rate.
         """
         if self.presence is None:
             return self._round(state)
@@ -221,16 +225,16 @@ class Training:
         clock: RoundClock | None = None,
         record: bool = False,
     ) -> tuple[State, RoundPlan, Aggregate]:
-        """Return the round after ``state`` of the clients at ``clients`` (n,), at least one, before risks are
-        estimated.
+        """Return the new state, plan and aggregate of one round with the clients at positions (n,), before risk
+        estimation.
 
         Args:
             state: the state before the round.
-            clients: their positions, in the order of their ids.
-            choice: (n,) int64, the models that the clients choose, whatever their losses say; None: their own choices.
-                It binds algorithms whose clients choose by a mean loss.
-            clock: a clock for the time of each part.
-            record: whether `Aggregate.sent` is kept.
+            clients: the positions of at least one client, in the order of the client ids.
+            choice: prescribed model choices, (n,) int64; ``None`` lets clients choose. This affects only algorithms
+                whose clients choose by mean loss.
+            clock: a clock of the round's parts.
+            record: whether the aggregate contains `Aggregate.sent`.
         """
         clock = clock or RoundClock()
         with clock.part("choose"):
@@ -253,7 +257,7 @@ class Training:
         return after, plan, aggregate
 
     def with_risks(self, after: State) -> tuple[State, bool]:
-        """``after`` a round with new risks and directives, where they are due in it; and whether they were."""
+        """Return ``after`` with new risks and directives if an estimate is due, and whether it was due."""
         estimator, number = self.risk_estimator, after.round
         if estimator is None or estimator.every == 0 or number % estimator.every:
             return after, False
@@ -270,7 +274,7 @@ class Training:
         return after, True
 
     def cohort(self, number: int) -> Tensor:
-        """Positions (n,) of a round's clients, ordered by id, on which the draw depends; possibly none."""
+        """Return the positions (n,) of a round's randomly drawn clients, ordered by client id; possibly empty."""
         if self.presence is not None:
             present = self.present(number)
             return present[self.take(present).cohort(number)]
@@ -287,13 +291,13 @@ class Training:
         return torch.argsort(self.federation.ids)
 
     def cohort_of(self, state: State, clients: Tensor) -> Cohort:
-        """Return the clients at ``clients`` (n,) in the round after ``state``, as the algorithm sees them."""
+        """Return the cohort of the clients at positions (n,) in the round after ``state``."""
         shards = self.federation.clients_in_round(state.round + 1).take(clients)
         first_batch = partial(self.local.first_batch, shards, self.federation.ids[clients], self.batches(state))
         return self._cohort(state, clients, shards, first_batch, state.round + 1)
 
     def final_cohort(self, state: State) -> Cohort:
-        """Return all clients with all their examples, after the last round."""
+        """Return the cohort of all clients with all their examples, after the last round."""
         shards = self.federation.clients
         cohort = self._cohort(state, torch.arange(len(self.federation)), shards, lambda: shards, state.round)
         losses = cache(lambda: cohort.losses(state.models))
@@ -303,7 +307,7 @@ class Training:
         )
 
     def deployed_models(self, state: State) -> tuple[DeployedModels, Tensor]:
-        """Return the models in use after the last round, and each client's loss (N,) float64 on its examples."""
+        """Return the models in use after the last round, and each client's mean loss on its examples, (N,) float64."""
         cohort = self.final_cohort(state)
         deployed = self.algorithm.deployed_models(state, cohort)
         if deployed.fine_tuning:
@@ -318,9 +322,9 @@ class Training:
         return deployed, losses
 
     def local_of(self, state: State, cluster: int, local: LocalSGD | None = None) -> LocalSGD:
-        """Local training of a cluster's clients in the round after ``state``, with all defences, at its learning rate.
+        """Return the local training of a cluster's clients in the round after ``state``, with all defences applied.
 
-        ``local`` are settings before the defences; None: the run's.
+        ``local`` is the local training before the defences; ``None`` uses the run's local training.
         """
         directive = {name: float(values[cluster]) for name, values in state.directives.items()}
         cluster_round = ClusterRound(state.round + 1, cluster, float(state.risks[cluster]), directive)
@@ -330,12 +334,12 @@ class Training:
         return changed.at_round(state.round + 1)
 
     def local_of_clusters(self, state: State) -> tuple[LocalSGD, ...]:
-        """Local training of each of the K clusters in the last round, with all defences; for shadow models."""
+        """Return the local training of each of the K clusters in the last round, with all defences applied."""
         last = replace(state, round=max(0, state.round - 1))
         return tuple(self.local_of(last, k) for k in range(len(state.models)))
 
     def batches(self, state: State) -> Stream:
-        """Return the stream of the batches of the round after ``state``."""
+        """Return the random stream of the batches of the round after ``state``."""
         return self.stream("round", state.round + 1, "batches")
 
     def _fine_tuned(self, state: State, deployed: DeployedModels) -> DeployedModels:
@@ -390,9 +394,9 @@ class Training:
     def merged(
         self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate, adversary: Tensors | None = None
     ) -> State:
-        """Return the state after a round whose trainings are done: the server's part.
+        """Return the state after the server has processed the outcome of a round's trainings.
 
-        ``adversary`` is `State.adversary` after it; None: unchanged.
+        ``adversary`` is the new `State.adversary`; ``None`` keeps the old one.
         """
         assignment = state.assignment.clone()
         assignment[cohort.clients] = plan.assignment
@@ -412,7 +416,7 @@ class Training:
         return replace(after, trained=trained)
 
     def trainer(self, state: State, clients: Tensor) -> CohortTrainer:
-        """Return the trainer of the clients at ``clients`` (n,) in the round after ``state``."""
+        """Return the trainer of the clients at positions (n,) in the round after ``state``."""
         return CohortTrainer(
             engine=self.engine,
             shards=self.federation.clients_in_round(state.round + 1).take(clients),

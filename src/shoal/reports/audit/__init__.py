@@ -1,1 +1,1 @@
-"""An audit's report: one HTML page."""
+"""The pages of audits."""

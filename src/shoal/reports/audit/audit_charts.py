@@ -1,4 +1,4 @@
-"""The figures of an audit's page: what each attack finds, and how exposed single records are."""
+"""The figures of an audit's page."""
 
 from collections.abc import Mapping, Sequence
 from math import isnan, nan
@@ -26,7 +26,7 @@ POINTS = 200
 
 
 def drawn_groups(groups: Mapping[str, Sequence[Finding]]) -> list[str]:
-    """The most exposed groups, in the order of the audit, which is that of their styles."""
+    """Return the most exposed groups, in the order of the audit."""
     exposed = [finding.group for finding in most_exposed(attempts[0] for attempts in groups.values())][:MOST_GROUPS]
     return [name for name in groups if name in exposed]
 
@@ -34,12 +34,13 @@ def drawn_groups(groups: Mapping[str, Sequence[Finding]]) -> list[str]:
 def by_view(
     found: Sequence[Finding], views: Sequence[str] = VIEWS, metric: str = "balanced accuracy"
 ) -> plot.Figure | None:
-    """A dot with its interval for the attack that decides, by view and group; None where nothing was measured.
+    """Draw the deciding attack's accuracy with its interval, by view and group, or return ``None`` without a
+    measurement.
 
     Args:
         found: one finding per view and group.
         views: the views, from top to bottom.
-        metric: what the ``accuracy`` of findings is.
+        metric: the name of the metric in ``Finding.accuracy``.
     """
     names = [*dict.fromkeys(finding.group for finding in found)]
     if not names:
@@ -88,16 +89,16 @@ def _words(finding: Finding) -> str:
 
 
 def chance_share(exposure: NDArray[np.float64], references: int) -> NDArray[np.float64]:
-    """The largest share of records that would have at least an ``exposure`` above 0.5 by chance if none were exposed.
+    """Return the largest fraction of records that reach an ``exposure`` above 0.5 by chance if no record is exposed.
 
-    A record's exposure is Phi(d / 2), see `record_exposure`. Over R + 1 models, half of them trained on the record,
-    d sqrt(R + 1) / 2 of a record that is not exposed has Student's t-distribution, of R + 3 degrees of freedom or more.
+    A record's exposure is Phi(d / 2); see `record_exposure`. For a record that is not exposed, d sqrt(R + 1) / 2 has
+    Student's t-distribution with at least R + 3 degrees of freedom, if half of the R + 1 models trained on the record.
     """
     return stdtr(references + 3, -np.sqrt(references + 1) * ndtri(exposure))
 
 
 def chance_exposure(references: int) -> float:
-    """The exposure that at most 5 in 100 records would have by chance if none were exposed.
+    """Return the exposure that at most 5 % of the records exceed by chance if no record is exposed.
 
     >>> round(chance_exposure(16), 2)
     0.66
@@ -106,12 +107,12 @@ def chance_exposure(references: int) -> float:
 
 
 def exposure_of_records(records: pd.DataFrame, names: Sequence[str], references: int) -> plot.Figure | None:
-    """The share of each group's members whose exposure is at least a given value; None where no exposure is known.
+    """Draw the fraction of each group's members with at least a given exposure, or return ``None`` if exposures are
+    unknown.
 
     Args:
-        records: `Audit.records`.
-        names: the names of the groups to draw, in the order of their styles.
-        references: R, the number of reference models.
+        names: the names of the groups.
+        references: the number R of reference models.
     """
     members = records[records["member"].astype(bool) & records["exposure"].notna()]
     of_group = {

@@ -1,4 +1,4 @@
-"""An audit's report: one HTML page that holds everything it shows. The same audit gives the same bytes."""
+"""The page of an audit: one self-contained, reproducible HTML file."""
 
 from collections.abc import Callable, Mapping, Sequence
 from math import inf, isinf, isnan, log, nan
@@ -82,18 +82,16 @@ def audit_page(
     run: str | None = None,
     directory: Path | None = None,
 ) -> str:
-    """The page, in HTML; nothing on it is fetched from elsewhere. What was not measured is shown as a dash.
+    """Render the page of an audit; values that were not measured are shown as dashes.
 
     Args:
-        audit: what attackers find.
-        title: the page's title.
-        stated: "epsilon", "delta" and "bound.*" of differential privacy, where the run has them.
-        pictures: (channels, height, width) uint8 of records, by their names; the others are listed without.
-        kind_of_data: what a record is, in the plural.
-        warnings: sentences without a full stop, above the answer.
-        gates: a sentence for each limit that was set on the figures, and whether it holds.
-        run: the address of the run's page; None: there is none.
-        directory: the directory of a run whose configuration can be rerun; None: the audit has no such run.
+        stated: the run's "epsilon", "delta" and "bound.*" of differential privacy, if known.
+        pictures: images of records by the record's name, (channels, height, width) uint8.
+        kind_of_data: a plural noun for records, such as "images".
+        warnings: warnings above the answer, as sentences without a full stop.
+        gates: a sentence per limit set by the user, and whether the limit is met.
+        run: the address of the run's page, or ``None``.
+        directory: the directory of a run with a configuration that can be rerun, or ``None``.
     """
     found, by_name, everything = (
         findings(audit.attacks), every_attack(audit.attacks, "group"), every_attack(audit.attacks, "all")
@@ -217,10 +215,10 @@ _CONTRADICTION = (
 
 
 def exceeds_stated(audit: Audit, stated: Mapping[str, float]) -> bool:
-    """Whether the empirical epsilon contradicts the stated one.
+    """Return whether the audit's empirical epsilon contradicts the stated epsilon.
 
-    A guarantee at a delta holds at every larger one; where the stated delta is the larger, nothing is contradicted.
-    Without a stated delta, it is taken for that of the audit.
+    A guarantee also holds for every larger delta. If the stated delta is larger than the audit's delta, the result is
+    false. A missing stated delta is assumed to equal the audit's delta.
     """
     return stated.get("delta", audit.delta) <= audit.delta and audit.empirical_epsilon > stated.get("epsilon", inf)
 

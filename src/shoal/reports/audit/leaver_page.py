@@ -1,4 +1,4 @@
-"""The page of the audit of a client that left: the answer, attacks by view, and those who stay."""
+"""The page of the audit of a client that left."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -128,7 +128,12 @@ def _by_view(flat: Mapping[str, Any], title: str) -> Sequence[plot.Figure]:
 
 
 def leaver_page(flat: Mapping[str, Any], notes: Sequence[str] = ()) -> str:
-    """The page; ``flat`` has the keys of audit.json, ``notes`` are sentences on gates and records."""
+    """Render the page.
+
+    Args:
+        flat: the keys and values of audit.json.
+        notes: sentences about limits and records.
+    """
     found = headlines(flat)
     lead = [("warning", note) for note in notes]
     figures = {(_title(name, view), _VIEWS[view]): key for name, (view, key) in _attacks(flat).items()}

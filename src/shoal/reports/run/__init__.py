@@ -1,1 +1,1 @@
-"""The report of one run."""
+"""The page of one run."""

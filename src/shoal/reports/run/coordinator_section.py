@@ -1,4 +1,4 @@
-"""The section of a run's page on its coordinator: what it asked of which cluster, and whether that was enough."""
+"""The section about the coordinator in a run's page."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,11 +16,10 @@ TARGET_LINE: Any = {"color": "#222222", "linewidth": 1.0, "linestyle": "-"}
 
 
 def coordinator_section(coordinator: LimitController, rounds: pd.DataFrame) -> Section | None:
-    """The section on a run's coordinator; None where rounds.csv says nothing about the coordinator.
+    """Create the section about a run's coordinator, or return ``None`` if rounds.csv has no directives.
 
     Args:
-        coordinator: the run's coordinator; its knobs need not be known.
-        rounds: one row per round and cluster, as in rounds.csv.
+        rounds: the rows of rounds.csv, with one row per round and cluster.
     """
     if "over_limit" not in rounds:
         return None
@@ -54,7 +53,7 @@ def _method(coordinator: LimitController) -> str:
 
 
 def directive_name(column: str) -> str:
-    """A directive in words, by its column.
+    """Return a directive's name in words, from its column in rounds.csv.
 
     >>> directive_name("directive.shorter_training")
     'shorter training'

@@ -1,4 +1,4 @@
-"""What a run directory says beside its numbers: how the run was made, and which updates it holds."""
+"""Descriptions of a run and of its recorded updates."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -19,12 +19,12 @@ from shoal.models.model import NegativeLoss
 
 
 def metric_of_task(task: str | None) -> str:
-    """What a run by configuration reports as accuracy."""
+    """Return the name of the metric that a configured run reports as accuracy."""
     return metric_name(NegativeLoss(squared_error)) if task == "regression" else ACCURACY
 
 
 def title_with_base(algorithm: Any) -> str:  # noqa: ANN401 - any algorithm
-    """An algorithm's name in text, a wrapper's after that of its base: "IFCA, one-shot start"."""
+    """Return an algorithm's title; a wrapper's title follows the title of its base, as in "IFCA, one-shot start"."""
     base, own = getattr(algorithm, "base", None), title_of(algorithm)
     if base is None:
         return own
@@ -33,26 +33,24 @@ def title_with_base(algorithm: Any) -> str:  # noqa: ANN401 - any algorithm
 
 @dataclass(frozen=True)
 class RunDescription:
-    """How a run was made.
+    """The description of a run, for its page.
 
     Args:
-        algorithm: its name in a file.
-        dataset: the name of the data.
-        seed: the seed of everything random.
-        groups: the names of the groups, also those without clients.
-        attack: the membership attack's name in a file.
-        estimator: the red team's estimator.
+        groups: the groups by name, including groups without clients.
+        attack: the membership attack's name in a configuration.
         settings: the text of config.toml.
-        property_attack: the settings of an attack on rounds; None where there is none, or they are not known.
-        attack_table: the name of such an attack's table, and the columns that it always has; None: there is none.
-        metric: the name of the models' measure, "accuracy" or a model's own.
-        kind: what the examples are, in the plural: images, texts, rows, or just examples.
-        coordinator: the coordinator that steered the run, perhaps without its knobs; None: none did.
-        data_name: the name of the user's own file or folder; "": the run used ``dataset``.
-        task: the label to learn and the property to infer, as ``MAIN/PROPERTY``; None: the data have only one of each.
-        metrics: the metrics of the user's own measurements.
-        examples: the hash of the federation, `shoal.data.fingerprint`; "": unknown.
-        algorithm_title: the algorithm's name in text.
+        property_attack: the settings of a property attack, or ``None`` if there is no such attack or its settings are
+            unknown.
+        attack_table: the name of the property attack's table and the table's required columns, or ``None`` without such
+            an attack.
+        kind: a plural noun for examples, such as "images".
+        coordinator: the coordinator that steered the run, or ``None``.
+        data_name: the name of the user's file or folder; an empty string means that the run used ``dataset``.
+        task: the label to learn and the property to infer, as ``MAIN/PROPERTY``, or ``None`` if the data have one
+            task.
+        metrics: the metrics of user-defined measurements.
+        examples: the hash of the federation by `shoal.data.fingerprint`; an empty string means unknown.
+        algorithm_title: the algorithm's title in text.
     """
 
     algorithm: str
@@ -76,12 +74,12 @@ class RunDescription:
 
     @property
     def title(self) -> str:
-        """The title of a page: the algorithm, the data by their own name, and the seed."""
+        """The title of the page, with the algorithm, the data and the seed."""
         comma = "," * (", " in self.algorithm_title)
         return f"{self.algorithm_title}{comma} on {self.data_name or self.dataset}, seed {self.seed}"
 
     def with_algorithm(self, algorithm: Any) -> "RunDescription":  # noqa: ANN401 - any algorithm
-        """The description of the same run with another algorithm."""
+        """Return a copy of the description with another algorithm."""
         config = parse_config(tomllib.loads(self.settings), "config.toml")
         section = replace(config.algorithm, value=algorithm)
         changed = RunDescription.of(replace(config, algorithm=section))
@@ -89,7 +87,7 @@ class RunDescription:
 
     @staticmethod
     def of(config: Config) -> "RunDescription":
-        """That of a run by configuration."""
+        """Describe a configured run."""
         partition, section = config.data.partition, config.property_attack
         return RunDescription(
             algorithm=config.algorithm.name,
@@ -118,10 +116,10 @@ class RunDescription:
 
 @dataclass(frozen=True)
 class RecordedUpdates:
-    """The clients' updates that a run directory holds.
+    """The clients' recorded updates in a run directory.
 
     Args:
-        rounds: numbers of the recorded rounds, in order; at least one.
+        rounds: the numbers of the recorded rounds, in order; at least one.
         size: the total size of the recorded files, in bytes.
     """
 
@@ -131,7 +129,7 @@ class RecordedUpdates:
 
     @property
     def sentence(self) -> str:
-        """Which rounds are recorded, and how large they are.
+        """A sentence about the recorded rounds and their size.
 
         >>> RecordedUpdates((5, 10), 1_250_000).sentence
         'What the server received from each client is recorded in 2 rounds from 5 to 10: 1.2 MB in the folder updates.'

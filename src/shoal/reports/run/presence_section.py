@@ -1,4 +1,4 @@
-"""The section on clients that left and joined: when, and what it took to forget them."""
+"""The section about clients that left or joined in a run's page."""
 
 import pandas as pd
 
@@ -9,11 +9,11 @@ from shoal.reports.table import ReportTable, heads, row
 
 
 def presence_section(metrics: Metrics, presence: pd.DataFrame) -> Section:
-    """The section on clients that left or joined.
+    """Create the section about clients that left or joined.
 
     Args:
         metrics: the metrics of the whole run, by their keys in `summary.json`.
-        presence: one row per client of an event, as in presence.csv.
+        presence: the rows of presence.csv.
     """
     columns = ["first_round", "last_round", "cluster"]
     numbers = presence[columns].astype(float)
@@ -29,7 +29,7 @@ def presence_section(metrics: Metrics, presence: pd.DataFrame) -> Section:
 
 
 def event_marks(presence: pd.DataFrame | None) -> dict[int, str]:
-    """What happens before a round, by its number, such as "2 leave".
+    """Return labels of events, such as "2 leave", by the first round after the event.
 
     >>> event_marks(pd.DataFrame({"first_round": [1, 4, 1], "last_round": [3, None, 3]}))
     {4: '2 leave, 1 joins'}

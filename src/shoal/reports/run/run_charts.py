@@ -1,4 +1,4 @@
-"""A run's figures: accuracy, risk and cluster sizes over rounds, limits against exposure, and ROC curves."""
+"""The figures of a run's page: accuracy, risk, cluster sizes, limits and ROC curves."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from math import isnan, nan
@@ -62,9 +62,11 @@ def accuracy_by_group(
     metric: str = ACCURACY,
     marks: Mapping[int, str] | None = None,
 ) -> plot.Figure | None:
-    """Each group's accuracy with the models that its clients chose; None if never measured.
+    """Draw each group's accuracy over rounds, or return ``None`` if accuracy was never measured.
 
-    ``kind`` is what examples are, ``metric`` what the run reports as accuracy; ``marks`` are of `rounds_chart`.
+    Args:
+        rounds: the rows of rounds.csv, with one row per round and cluster.
+        kind: a plural noun for examples, such as "images".
     """
     rounds, curves = _evaluated(rounds), []
     for g, group in enumerate(groups):
@@ -98,7 +100,9 @@ def risk(
     kind: str = "images",
     marks: Mapping[int, str] | None = None,
 ) -> plot.Figure | None:
-    """The red team's estimates and the measured exposure of the final models; None if there is neither."""
+    """Draw the red team's risk estimates over rounds and the final models' exposure, or return ``None`` without
+    either.
+    """
     shaded = estimated and "risk_low" in rounds and bool(rounds["risk_low"].notna().any())
     shown = rounds if estimated else rounds.assign(risk=nan)
     curves = curves_by_cluster(shown, "risk", *(("risk_low", "risk_high") if shaded else ()))
@@ -140,14 +144,13 @@ def _called(rounds: pd.DataFrame) -> list[str]:
 
 
 def cluster_sizes(rounds: pd.DataFrame, groups: Sequence[str], at_end: Mapping[int, int]) -> plot.Figure:
-    """The clients that trained each cluster's model, by group unless clients have rows of several; a panel per cluster.
+    """Draw the number of clients that trained each cluster's model, one panel per cluster.
 
-    A diamond marks the clients that chose the cluster after the last round.
+    Colours show groups, unless clients have rows of several groups. Diamonds mark cluster sizes after the last round.
 
     Args:
-        rounds: one row per round and cluster.
-        groups: those with clients.
-        at_end: clients of each cluster after the last round.
+        rounds: the rows of rounds.csv, with one row per round and cluster.
+        at_end: the number of clients of each cluster after the last round.
     """
     last = int(rounds["round"].max())
     titles = [f"cluster {k}: {n} client{'s' * (n != 1)}" for k, n in at_end.items()]
@@ -189,9 +192,10 @@ def cluster_sizes(rounds: pd.DataFrame, groups: Sequence[str], at_end: Mapping[i
 
 
 def violations(clients: pd.DataFrame, groups: Sequence[str]) -> plot.Figure | None:
-    """Each client's limit against the measured exposure of its models; None if nothing was measured.
+    """Draw each client's exposure against the client's limit, or return ``None`` if exposure was not measured.
 
-    ``clients`` has the columns of `with_limits`.
+    Args:
+        clients: the table of `with_limits`.
     """
     judged = clients.dropna(subset=["exposure", "threshold"])
     if judged.empty:
@@ -244,9 +248,10 @@ def _name(client: Mapping[Hashable, Any]) -> str:
 
 
 def roc_figure(roc: pd.DataFrame, groups: Sequence[str], *, configured: bool = False) -> plot.Figure | None:
-    """The attack's ROC curves by group, both axes logarithmic; None if there is none.
+    """Draw the attack's ROC curves by group on logarithmic axes, or return ``None`` without curves.
 
-    ``configured`` says that it is the configured attack, where a page is about others too.
+    Args:
+        configured: whether to name the attack as the configured attack.
     """
     curves = roc.dropna(subset=["fpr", "tpr"])
     curves = curves[curves["group"].isin(groups) & (curves["non_members"] == "group")]
@@ -287,14 +292,12 @@ def roc_figure(roc: pd.DataFrame, groups: Sequence[str], *, configured: bool = F
 
 
 def plot_rounds(rounds: pd.DataFrame, summary: Summary, metric: str = ACCURACY) -> NDArray[Any]:
-    """Draw three axes over the rounds, in a figure of their own; clusters differ by colour and by dashes.
+    """Draw accuracy, exposure and cluster sizes over the rounds, in a new figure.
 
-    Accuracy is the share of held-out examples that are right, or the mean of the run's metric; exposure is the balanced
-    accuracy of the membership attack: lines are the red team's estimates, where it made any, and diamonds what was
-    measured on the final models.
+    Lines of exposure are the red team's estimates, and diamonds are measurements on the final models.
 
     Returns:
-        (3,) axes: accuracy or the metric, exposure, clients.
+        Three axes, (3,): accuracy or the run's metric, exposure, and clients.
     """
     from matplotlib import pyplot as plt  # noqa: PLC0415 - pages do without it
 

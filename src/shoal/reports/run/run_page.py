@@ -1,4 +1,4 @@
-"""A run's report: one HTML page that holds everything it shows. The same run gives the same bytes."""
+"""The page of a run: one self-contained, reproducible HTML file."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -50,12 +50,16 @@ def run_page(
     audit: pd.DataFrame | None = None,
     warnings: Sequence[str] = (),
 ) -> str:
-    """The page, in HTML; nothing on it is fetched from elsewhere. A metric that is missing is shown as a dash.
+    """Render the page of a run; missing metrics are shown as dashes.
 
-    ``samples`` are (B, channels, height, width) images of each group, empty where the data are not images. The frames
-    are rounds.csv, clients.csv, roc.csv, with a property attack property.csv, and with events presence.csv;
-    ``recorded`` are the updates in the run's directory, and ``audit`` the rows of audit.csv there, if there are some;
-    ``warnings`` are sentences that were said while it ran. ``directory`` is that of the run; None: there is none.
+    ``rounds``, ``clients``, ``roc``, ``updates``, ``presence`` and ``audit`` are the rows of rounds.csv, clients.csv,
+    roc.csv, property.csv, presence.csv and audit.csv.
+
+    Args:
+        samples: images by group, (B, channels, height, width) uint8; empty for other data.
+        directory: the run's directory, or ``None``.
+        recorded: the recorded updates in the run's directory, or ``None``.
+        warnings: warnings logged during the run.
     """
     view = RunView.of(run, summary, rounds, clients)
     groups, marks = view.groups, event_marks(presence)
@@ -180,7 +184,7 @@ CANARIES = (
 
 
 def canary_section(metrics: Metrics) -> Section:
-    """The section on the canaries of a run, whose ``metrics`` have their keys in `summary.json`."""
+    """Create the section about a run's canaries, from metrics by their key in `summary.json`."""
     members, non_members = (metrics.get(f"canaries.{kind}", 0) for kind in ("members", "non_members"))
     rows = []
     for key in (key for key in CANARIES if key in metrics):

@@ -1,4 +1,4 @@
-"""A finished run as its page shows it, and its tables: a metric per row, named as in the table of metrics."""
+"""The tables of a run's page."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -52,13 +52,11 @@ EXCEEDED, UNCERTAIN, WITHIN_LIMIT, UNKNOWN = "exceeded", "uncertain", "within", 
 
 @dataclass(frozen=True, eq=False)
 class RunView:
-    """A finished run.
+    """A finished run with its tables.
 
     Args:
-        run: how it was made.
-        summary: its metrics.
-        rounds: one row per round and cluster.
-        clients: one row per client, with the columns of `with_limits`.
+        rounds: the rows of rounds.csv, with one row per round and cluster.
+        clients: the table of `with_limits`, with one row per client.
     """
 
     run: RunDescription
@@ -68,56 +66,56 @@ class RunView:
 
     @staticmethod
     def of(run: RunDescription, summary: Summary, rounds: pd.DataFrame, clients: pd.DataFrame) -> "RunView":
-        """The view of a run whose ``clients`` are the rows of clients.csv."""
+        """Create the view of a run from the rows of rounds.csv and clients.csv."""
         if strongest_attacks(summary):
             clients = clients.assign(attack=clients["attack"].map(attack_title))
         return RunView(run, summary, rounds, with_limits(clients))
 
     @cached_property
     def groups(self) -> list[str]:
-        """Those with clients."""
+        """The names of the groups with clients."""
         present = {*self.clients["group"], *(name for name, own in self.summary.by_group.items() if "exposure" in own)}
         return [name for name in self.run.groups if name in present]
 
     @property
     def clusters(self) -> int:
-        """K, the number of models."""
+        """The number K of models."""
         return int(self.rounds["cluster"].max()) + 1
 
     @property
     def at_end(self) -> dict[int, int]:
-        """Clients of each cluster after the last round."""
+        """The number of clients of each cluster after the last round."""
         return {k: int((self.clients["cluster"] == k).sum()) for k in range(self.clusters)}
 
     @property
     def estimated(self) -> bool:
-        """Whether the red team ever estimated a risk."""
+        """Whether the red team estimated a risk in any round."""
         return bool((self.rounds["risk"].fillna(0.5) != 0.5).any())
 
     @property
     def limited(self) -> bool:
-        """Whether a client set a limit; the page leaves out limits that were drawn at random."""
+        """Whether any client set a limit, rather than drawing limits at random."""
         return int(self.summary.overall.get("thresholds_drawn", 0)) < len(self.clients)
 
     @property
     def references(self) -> int:
-        """The number of reference federations; 0: the configured attack decides."""
+        """The number of reference federations; 0 means that the configured attack decides."""
         return int(self.summary.overall.get("references", 0))
 
     @property
     def non_members(self) -> Metrics:
-        """Those of each group."""
+        """The number of non-members of each group."""
         by_group = self.summary.by_group
         return {name: by_group.get(name, {}).get("non_members", nan) for name in self.groups}
 
     def metric(self, key: str) -> Metric:
-        """The metric of a key, as this run reports it."""
+        """Return the metric of a key, with the names that this run uses."""
         declared = {metric.key: metric for metric in self.run.metrics}
         return metric_of(key, measured=self.run.metric, declared=declared, attack_title=attack_title)
 
 
 def accuracies_by_attack(metrics: Metrics) -> dict[str, float]:
-    """Each attack's balanced accuracy on a group by the attack's title, the strongest first.
+    """Return each attack's balanced accuracy on a group by the attack's title, the strongest first.
 
     >>> accuracies_by_attack({"mia": 0.6, "mia_by_gap": 0.55, "mia_by_rmia_offline": 0.6})
     {'offline RMIA': 0.6, 'gap': 0.55}
@@ -129,16 +127,16 @@ def accuracies_by_attack(metrics: Metrics) -> dict[str, float]:
 
 
 def strongest_attacks(summary: Summary) -> dict[str, str]:
-    """The title of the attack that decides about each group; nothing where only the configured attack was measured."""
+    """Return the title of each group's deciding attack, or nothing if only the configured attack was measured."""
     return {one.group: one.title for one in run_findings(summary) if one.attack}
 
 
 def with_limits(clients: pd.DataFrame) -> pd.DataFrame:
-    """The rows of clients.csv with what they say of limits, in further columns.
+    """Add columns about limits to the rows of clients.csv.
 
-    - ``over``: whether the limit is exceeded at 95 % confidence.
-    - ``margin``: how far the limit is exceeded by the lower end of the exposure's interval, negative below it.
-    - ``limit``: one of `EXCEEDED`, `UNCERTAIN` (above the limit by a point estimate alone), `WITHIN_LIMIT`, `UNKNOWN`.
+    - ``over``: whether the exposure is above the limit at 95 % confidence.
+    - ``margin``: the lower end of the exposure's interval minus the limit.
+    - ``limit``: one of `EXCEEDED`, `UNCERTAIN` (only the point estimate is above the limit), `WITHIN_LIMIT`, `UNKNOWN`.
     """
     threshold, exposure, over = clients["threshold"], clients["exposure"], clients["exceeded"].fillna(0) > 0
     above = (exposure > threshold) | (clients["violated"].fillna(0) > 0)
@@ -148,7 +146,8 @@ def with_limits(clients: pd.DataFrame) -> pd.DataFrame:
 
 
 def gain_text(metrics: Metrics, baseline: str, unit: str = "", than: str = "") -> str:
-    """What clusters gain over a baseline, with the 95 % interval; "" without it.
+    """Describe the accuracy gained or lost by clusters against a baseline, or return an empty string without the
+    baseline.
 
     >>> ends = {"baseline.local.low": -0.03, "baseline.local.high": -0.01}
     >>> gain_text({"baseline.local.difference": -0.02, **ends}, "local", " in accuracy", "local training")
@@ -168,7 +167,7 @@ def gain_text(metrics: Metrics, baseline: str, unit: str = "", than: str = "") -
 
 
 def baseline_table(summary: Summary, metric: str = ACCURACY) -> ReportTable | None:
-    """The run's clusters and the alternatives to them, for all clients and by group; None without alternatives."""
+    """Create the table that compares clusters with baselines, or return ``None`` without baselines."""
     form = metric_format(metric)
     overall = {**summary.overall, "accuracy": summary.overall.get("baseline.clusters.accuracy", nan)}
     rows = {"all clients": overall} | {name: of for name, of in summary.by_group.items() if BASELINE in of}
@@ -192,7 +191,7 @@ def baseline_table(summary: Summary, metric: str = ACCURACY) -> ReportTable | No
 
 
 def group_table(view: RunView) -> ReportTable:
-    """One column per group with clients."""
+    """Create the table of metrics with one column per group."""
     groups, clients = view.groups, view.clients
     values = [view.summary.by_group.get(group, {}) for group in groups]
     non_members = [view.non_members.get(group, nan) for group in groups]
@@ -203,7 +202,7 @@ def group_table(view: RunView) -> ReportTable:
 
 
 def by_attack(view: RunView) -> ReportTable | None:
-    """One column per group, a row an attack; None without reference federations."""
+    """Create the table of attacks with one column per group, or return ``None`` without reference federations."""
     by_group = {group: accuracies_by_attack(view.summary.by_group.get(group, {})) for group in view.groups}
     titles = dict.fromkeys(title for accuracies in by_group.values() for title in accuracies)
     if not titles:
@@ -229,7 +228,7 @@ def by_attack(view: RunView) -> ReportTable | None:
 
 
 def cluster_table(view: RunView) -> ReportTable:
-    """One column per cluster, as chosen after the last round; the risk only where it was ever estimated."""
+    """Create the table of metrics with one column per cluster."""
     clients, clusters = view.clients, range(view.clusters)
 
     def counts(frame: pd.DataFrame) -> list[str]:
@@ -249,7 +248,9 @@ def cluster_table(view: RunView) -> ReportTable:
 
 
 def overall(view: RunView) -> ReportTable | None:
-    """Fairness between the groups, how clusters relate to them, and what differential privacy guarantees; if any."""
+    """Create the table of run-wide metrics, such as fairness and differential privacy, or return ``None`` without
+    metrics.
+    """
     metrics = view.summary.overall
     fair = any(key in metrics for key in FAIRNESS)
     shown = _shown([*FAIRNESS, *GROUPING], [metrics], view)
@@ -349,7 +350,7 @@ COLUMNS: dict[str, tuple[str, Callable[[float], str] | None]] = {
 
 
 def client_table(view: RunView) -> ReportTable:
-    """The clients, the furthest over the limit first; its caption says what it leaves out and how to read it."""
+    """Create the table of clients, sorted by the exposure above the limit."""
     clients, metric = view.clients, view.run.metric
     order = ["over", "margin"] if view.limited else ["accuracy"]
     clients = clients.sort_values([*order, "client"], ascending=[*[False] * len(order), True], na_position="last")

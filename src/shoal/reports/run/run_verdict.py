@@ -1,4 +1,4 @@
-"""A run's summary in sentences: what is said of exposure and accuracy rests on 95 % intervals."""
+"""A run's summary in sentences."""
 
 from collections.abc import Sequence
 from math import nan
@@ -29,10 +29,8 @@ def answer(summary: Summary, kind: str = "images", metric: str = ACCURACY, audit
     finding, the property attack, limits, differential privacy. A line that does not apply is left out.
 
     Args:
-        summary: the run's summary.
-        kind: the kind of the examples, in the plural.
-        metric: the name of the figure that the run reports as accuracy.
-        audited: the findings of the run's audit, which replace those of the run's own attack.
+        kind: a plural noun for examples, such as "images".
+        audited: the findings of the run's audit, which replace the findings of the run's configured attack.
     """
     if not _complete(summary):
         return INCOMPLETE
@@ -52,9 +50,10 @@ def answer(summary: Summary, kind: str = "images", metric: str = ACCURACY, audit
 
 
 def notes(summary: Summary, *, found: bool = True) -> list[str]:
-    """Sentences on limits that clients set and on differential privacy, without full stops.
+    """Return sentences about clients' limits and differential privacy, without full stops.
 
-    ``found`` is whether the exposure that the run's own attack found stands beside them.
+    Args:
+        found: whether the page also shows the exposure measured by the configured attack.
     """
     if not _complete(summary):
         return [INCOMPLETE.removesuffix(".")]
@@ -67,7 +66,7 @@ def _complete(summary: Summary) -> bool:
 
 
 def accuracy_sentence(summary: Summary, kind: str = "images", metric: str = ACCURACY) -> str:
-    """A run's accuracy, overall and by group; the arguments are those of `answer`."""
+    """Describe a run's accuracy, overall and by group; see `answer` for the arguments."""
     overall, by_group = summary.overall, of_groups(summary, "accuracy")
     form, name = metric_format(metric), "Test accuracy" if metric == ACCURACY else f"Mean {metric} on held-out {kind}"
     groups = f" ({', '.join(f'{form(value)} for {group}' for group, value in by_group.items())})"
@@ -79,7 +78,7 @@ MOST_GROUPS = 3
 
 
 def clustering_verdict(summary: Summary, metric: str = ACCURACY) -> str:
-    """One sentence on whether clusters pay, for all clients and for each group; "" without baselines.
+    """Describe whether clusters improve accuracy over baselines, or return an empty string without baselines.
 
     >>> figures = {"baseline.fedavg.difference": 0.031, "baseline.fedavg.low": 0.012, "baseline.fedavg.high": 0.05}
     >>> clustering_verdict(Summary(overall=figures))
@@ -99,7 +98,7 @@ def clustering_verdict(summary: Summary, metric: str = ACCURACY) -> str:
 
 
 def cluster_number_text(summary: Summary) -> str:
-    """One sentence on the number of clusters where it was chosen; "" where it was given.
+    """Describe how the number of clusters was chosen, or return an empty string if the user chose the number.
 
     >>> cluster_number_text(Summary(overall={"auto.clusters": 2, "auto.loss.1": 0.9, "auto.loss.2": 0.5}))
     "The number of clusters was chosen by clients' held-out losses: 2 (0.9 with 1, 0.5 with 2)."
@@ -113,7 +112,7 @@ def cluster_number_text(summary: Summary) -> str:
 
 
 def limits(summary: Summary) -> str:
-    """How many clients' limits are exceeded: at 95 % confidence, where the run has intervals, and by point estimate."""
+    """Describe how many clients' limits are exceeded, at 95 % confidence and by point estimate."""
     overall, violations = summary.overall, int(summary.overall["violations.total"])
     exceeded = int(overall.get("exceeded.total", 0))
     several = "clients exceed their limits" if exceeded > 1 else "clients exceeds its limit"
@@ -127,7 +126,7 @@ def limits(summary: Summary) -> str:
 
 
 def of_groups(summary: Summary, metric: str) -> dict[str, float]:
-    """A metric by group, where it is defined."""
+    """Return a metric's defined values by group."""
     return {group: metrics[metric] for group, metrics in summary.by_group.items() if metric in metrics}
 
 
@@ -167,10 +166,9 @@ def _epsilon(summary: Summary, *, found: bool) -> list[str]:
 
 
 def property_sentences(summary: Summary) -> list[str]:
-    """The outcome of a property attack, without full stops; nothing without one.
+    """Describe the outcome of a property attack in sentences without full stops, if there was an attack.
 
-    The counterfactual pairs decide: an update and the same with the victim's examples of the other kind. If the attack
-    is right about all updates, but not shown to be right about these, that comes first.
+    The counterfactual pairs decide the outcome; see `property_summary`.
     """
     overall = summary.overall
     if "property.auc" not in overall:

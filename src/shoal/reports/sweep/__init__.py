@@ -1,1 +1,1 @@
-"""The report of a sweep: tables, figures and one page; `report.py` writes them all."""
+"""The report of a sweep."""

@@ -1,7 +1,6 @@
-"""The [tables], [figures] and [labels] of a sweep's file, checked against its axes, and the metrics that they name.
+"""The tables, figures and labels of a sweep's file.
 
-Every axis with more than one setting must be displayed, held at one setting (`where`) or averaged over (`average`) in
-each table and figure; otherwise runs of different settings would be mixed silently.
+Each table and figure must display, fix (`where`) or average over (`average`) every axis with more than one setting.
 """
 
 import re
@@ -29,7 +28,7 @@ Axes = Mapping[str, Sequence[Value]]
 
 @settings
 class Selection:
-    """The keys that tables and figures share; `y` names columns of results.csv."""
+    """The common keys of tables and figures, where `y` names columns of results.csv."""
 
     y: Annotated[list[str], Field(min_length=1)]
     title: str = ""
@@ -40,7 +39,7 @@ class Selection:
 
 @settings
 class TableSpec(Selection):
-    """[tables.NAME]: a cell is a mean and its spread over seeds. The metrics of `y` stand inside the axes."""
+    """A table [tables.NAME] of means over seeds and their standard deviations."""
 
     rows: list[str] = field(default_factory=list)
     columns: list[str] = field(default_factory=list)
@@ -48,13 +47,13 @@ class TableSpec(Selection):
 
     @property
     def displayed(self) -> tuple[str, ...]:
-        """The axes of its rows and columns."""
+        """The axes displayed in rows and columns."""
         return (*self.rows, *self.columns)
 
 
 @settings
 class FigureSpec(Selection):
-    """[figures.NAME]: one panel per metric over the axis `x`, with the settings of `by` side by side."""
+    """A figure [figures.NAME], with one panel per metric over the axis `x` and one series per setting of `by`."""
 
     kind: Literal["boxes", "bars", "lines"] = field(kw_only=True)
     x: str = field(kw_only=True)
@@ -66,7 +65,7 @@ class FigureSpec(Selection):
 
     @property
     def displayed(self) -> tuple[str, ...]:
-        """Its axes, `by` before `x`."""
+        """The displayed axes, `by` before `x`."""
         return (self.x,) if self.by is None else (self.by, self.x)
 
 
@@ -75,7 +74,10 @@ Displayed = TableSpec | FigureSpec
 
 @settings
 class ReportSpec:
-    """[tables], [figures] and [labels] together. Labels name axes, their settings, groups, and metrics."""
+    """The sections [tables], [figures] and [labels] of a sweep's file.
+
+    Labels name axes, settings, groups and metrics.
+    """
 
     tables: dict[str, TableSpec] = field(default_factory=dict)
     figures: dict[str, FigureSpec] = field(default_factory=dict)
@@ -83,19 +85,22 @@ class ReportSpec:
 
 
 def read_report_spec(document: Mapping[str, Any], axes: Axes, where: str) -> ReportSpec:
-    """The checked tables and figures of a sweep's file, which ``where`` names in error sentences.
+    """Read and check the tables, figures and labels of a sweep's file.
+
+    Args:
+        where: the name of the file in error messages.
 
     Raises:
-        InputError: an unknown axis or setting, or an axis that is neither displayed, held nor averaged over.
+        InputError: an axis or a setting is unknown, or an axis is neither displayed, fixed nor averaged over.
     """
     spec = parse(ReportSpec, document, where)
     for kind, specs in (("tables", spec.tables), ("figures", spec.figures)):
         for name, displayed in specs.items():
             require(
                 bool(name) and all(letter.isalnum() or letter in "-_." for letter in name) and name[0] != ".",
-                f"{where}: '{kind}.{name}' becomes a file's name, so it must be letters, digits, '-', '_' and '.'",
+                f"{where}: '{kind}.{name}' must have a name of letters, digits, '-', '_' and '.'",
             )
-            require(len(name.encode()) <= 200, f"{where}: '{kind}.{name}' is too long for a file's name")
+            require(len(name.encode()) <= 200, f"{where}: '{kind}.{name}' must have a name of at most 200 bytes")
             with said_of(f"{where}: '{kind}.{name}'"):
                 _check_axes(displayed, axes)
     return spec
@@ -103,7 +108,7 @@ def read_report_spec(document: Mapping[str, Any], axes: Axes, where: str) -> Rep
 
 @contextmanager
 def said_of(subject: str) -> Iterator[None]:
-    """Begin the sentence of an `InputError` with ``subject``."""
+    """Prefix the message of an `InputError` with ``subject``."""
     try:
         yield
     except InputError as error:
@@ -115,17 +120,17 @@ def _check_axes(spec: Displayed, axes: Axes) -> None:
     for axis in used:
         hint = suggest(axis, axes) if axes else "it varies nothing"
         require(axis in axes, f"the sweep does not vary '{axis}'; {hint}")
-        require(used.count(axis) == 1, f"'{axis}' is named twice; show it, hold it by 'where', or 'average' over it")
+        require(used.count(axis) == 1, f"'{axis}' is used twice; display, fix or average the axis")
     for axis, value in spec.where.items():
         same = any(setting == value and isinstance(setting, bool) == isinstance(value, bool) for setting in axes[axis])
         settings = ", ".join(map(str, axes[axis]))
-        require(same, f"'where' holds '{axis}' at {value!r}, but the sweep has it at {settings}")
+        require(same, f"'where.{axis}' must be one of {settings} (got {value!r})")
     for key in spec.y:
         require(spec.y.count(key) == 1, f"'y' has '{key}' twice")
     for axis in axes:
         require(
             axis in used or len(axes[axis]) == 1,
-            f"the sweep also varies '{axis}'; show it, hold it by 'where', or 'average' over it",
+            f"'{axis}' also varies in the sweep; display the axis, fix it by 'where', or 'average' over it",
         )
 
 
@@ -137,7 +142,7 @@ _KEY = re.compile(
 
 
 def split_column(name: str) -> tuple[str, str]:
-    """The key of a metric in the table, and whose it is, in words; empty for a metric of no family, or of nobody.
+    """Return the metric's key and the name of the group or model that a column of results.csv measures.
 
     >>> split_column("mia.far.north"), split_column("clusters.3.mia")
     (('mia', 'far.north'), ('mia', 'model 3'))
@@ -155,7 +160,7 @@ def split_column(name: str) -> tuple[str, str]:
 
 
 def metric_at(key: str) -> Metric:
-    """The metric of a column.
+    """Return the metric of a column of results.csv.
 
     >>> metric_at("mia_by_rmia_offline.few").name, metric_at("seconds.total").label
     ('MIA accuracy, offline RMIA', 'time (s)')
@@ -164,12 +169,12 @@ def metric_at(key: str) -> Metric:
 
 
 def format_value(value: float, key: str, decimals: int | None = None) -> str:
-    """A value of the metric ``key`` with its decimals and a true minus sign; a dash for NaN."""
+    """Format a value of the metric ``key``, with a dash for NaN."""
     return metric_at(key).plain(value, decimals)
 
 
 def format_estimate(mean: float, spread: float, n: int, key: str, seeds: int) -> str:
-    """A mean over ``n`` seeds with its spread, and with ``n`` where that is not all ``seeds``.
+    """Format a mean over ``n`` seeds with its standard deviation; ``n`` is shown if some seeds have no value.
 
     >>> format_estimate(0.8123, 0.0101, 4, "accuracy.overall", seeds=5)
     '0.812 ± 0.010 (n = 4)'
@@ -179,7 +184,7 @@ def format_estimate(mean: float, spread: float, n: int, key: str, seeds: int) ->
 
 
 def reason(key: str) -> str:
-    """Why a finished run does not have the metric ``key``.
+    """Return the reason why a finished run has no value of the metric ``key``.
 
     >>> reason("larger.tpr_at_fpr_0.01"), reason("mia.few")
     ('too few non-members', 'no value')
@@ -188,7 +193,7 @@ def reason(key: str) -> str:
 
 
 def groups_in(columns: Iterable[str]) -> set[str]:
-    """The groups with clients in the columns of results.csv: each has its violations.
+    """Return the groups with clients, from the columns of results.csv.
 
     >>> groups_in(["violations.far.north", "violations.total", "mia.few"])
     {'far.north'}
@@ -197,9 +202,13 @@ def groups_in(columns: Iterable[str]) -> set[str]:
 
 
 def require_shown(shown: ReportSpec, groups: Collection[str], further: Collection[str] = ()) -> None:
-    """Raise `InputError` where a table or figure asks for a metric that no run with these ``groups`` can have.
+    """Check that a run can have every metric of the tables and figures.
 
-    ``own`` are keys of the user's own metrics, or other columns that the results have.
+    Args:
+        further: keys of user-defined metrics, or further columns of the results.
+
+    Raises:
+        InputError: no run can have a requested metric.
     """
     for kind, specs in (("tables", shown.tables), ("figures", shown.figures)):
         for name, spec in specs.items():
@@ -218,10 +227,10 @@ def _require_metric(key: str, groups: Collection[str], further: Collection[str])
     if metric not in _OF_ALL and not is_declared(metric):
         nearby = suggest(key, [*METRICS, *_OF_ALL]), suggest(metric, METRICS)
         hints = [hint for hint in nearby if hint.startswith("did")]
-        raise InputError(f"no run has the metric '{key}'; {(*hints, 'docs/files.md has them')[0]}")
+        raise InputError(f"no run has the metric '{key}'; {(*hints, 'docs/files.md lists the metrics')[0]}")
     require(
         group is None or group in groups,
-        f"no run has the metric '{key}', since none has the group '{group}'; {suggest(str(group), groups)}",
+        f"no run has the metric '{key}', because no run has the group '{group}'; {suggest(str(group), groups)}",
     )
 
 
@@ -239,21 +248,21 @@ AXES = {
 
 @dataclass(frozen=True)
 class Labels:
-    """Names for a sweep: its own labels first, then the usual names, then the key itself."""
+    """Names for axes, settings and metrics of a sweep: the sweep's labels, or else default names, or else the key."""
 
     labels: Mapping[str, str]
 
     def axis(self, name: str) -> str:
-        """The name of an axis."""
+        """Return the name of an axis."""
         return self.labels.get(name) or AXES.get(name, name)
 
     def setting(self, value: Value) -> str:
-        """The name of a setting; true and false as TOML writes them."""
+        """Return the name of a setting."""
         text = str(value).lower() if isinstance(value, bool) else str(value)
         return self.labels.get(text) or algorithm_title(text)
 
     def key(self, name: str) -> str:
-        """The name of a metric of results.csv or rounds.csv.
+        """Return the name of a metric of results.csv or rounds.csv.
 
         >>> labels = Labels({"far": "far away"})
         >>> labels.key("accuracy.overall"), labels.key("tpr_at_fpr_0.01.far"), labels.key("smaller.mia")
@@ -268,7 +277,7 @@ class Labels:
         return ", ".join(filter(None, (metric_at(name).label, owner_name)))
 
     def selection(self, spec: Selection, axes: Axes) -> list[str]:
-        """Sentences on what is held and what is averaged over."""
+        """Describe the fixed axes and the averaged axes in sentences."""
         sentences = []
         if spec.where:
             held = ", ".join(f"{self.axis(axis)} = {self.setting(value)}" for axis, value in spec.where.items())

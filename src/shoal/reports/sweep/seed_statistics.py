@@ -1,4 +1,4 @@
-"""Means over the seeds of a sweep, and their spread."""
+"""Means and standard deviations over the seeds of a sweep."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ SeedValues = NDArray[np.float64]
 
 
 class SeedMeans(NamedTuple):
-    """Means over seeds, their spread, and how many seeds have a value, as arrays of one shape."""
+    """Means over seeds, standard deviations, and numbers of seeds with a value, as arrays of equal shape."""
 
     mean: SeedValues
     spread: SeedValues
@@ -29,9 +29,8 @@ class SeedStatistics:
     """The finished runs of a sweep, arranged by setting and seed.
 
     Args:
-        results: one row per finished run: ``run``, one column per axis, ``seed``, and one column per metric.
-        axes: what the sweep varies.
-        seeds: the seeds of each setting.
+        results: one row per finished run, with the columns ``run`` and ``seed``, one column per axis and one per
+            metric.
     """
 
     results: pd.DataFrame
@@ -39,10 +38,10 @@ class SeedStatistics:
     seeds: Sequence[int]
 
     def rows(self, spec: Displayed) -> NDArray[np.int64]:
-        """(seeds, displayed settings, settings averaged over) the row of each run; -1 where it is not finished.
+        """Return the row of each run in ``results``, (seeds, displayed settings, averaged settings); -1 marks
+        unfinished runs.
 
-        Settings are in the order of their product, the last axis fastest. Axes that are neither displayed nor held are
-        averaged over.
+        The last axis varies fastest.
         """
         by, where = spec.displayed, spec.where
         rest = [axis for axis in self.axes if axis not in by]
@@ -54,19 +53,19 @@ class SeedStatistics:
         return rows.reshape(len(self.seeds), places, -1)
 
     def by_seed(self, values: SeedValues, spec: Displayed) -> SeedValues:
-        """(seeds, displayed settings, ...) the mean of ``values`` (runs, ...) over the settings averaged over.
+        """Average ``values`` (runs, ...) over the averaged settings, to (seeds, displayed settings, ...).
 
-        It is NaN where one of these runs is missing: a mean over fewer settings would be another quantity.
+        A mean is NaN if any of its runs is missing.
         """
         missing = np.full((1, *values.shape[1:]), np.nan)
         return np.concatenate([values, missing])[self.rows(spec)].mean(axis=2)
 
     def metrics_by_seed(self, spec: Displayed) -> SeedValues:
-        """(seeds, displayed settings, metrics) the metrics of ``spec``, NaN where a run has none."""
+        """Return the metrics of ``spec``, (seeds, displayed settings, metrics); missing metrics are NaN."""
         return self.by_seed(self._values(spec), spec)
 
     def undefined(self, spec: Displayed) -> NDArray[np.int64]:
-        """(displayed settings, metrics) how many finished runs of a place do not have a metric of ``spec``."""
+        """Count the finished runs without a metric of ``spec``, (displayed settings, metrics)."""
         lacks = np.concatenate([np.isnan(self._values(spec)), np.zeros((1, len(spec.y)), dtype=bool)])
         return lacks[self.rows(spec)].sum(axis=(0, 2))
 
@@ -76,7 +75,9 @@ class SeedStatistics:
 
 
 def estimate(values: SeedValues) -> SeedMeans:
-    """The means of ``values`` (seeds, ...) over seeds, NaN left out, and their standard deviation, NaN below two seeds.
+    """Compute means and standard deviations of ``values`` (seeds, ...) over seeds, ignoring NaN.
+
+    The standard deviation is NaN with fewer than two seeds.
 
     >>> result = estimate(np.array([1.0, 3.0, np.nan]))
     >>> float(result.mean), float(result.spread), int(result.n)
@@ -89,7 +90,7 @@ def estimate(values: SeedValues) -> SeedMeans:
 
 
 def metrics_in(frame: pd.DataFrame, besides: Iterable[str]) -> list[str]:
-    """The columns of numbers, other than ``besides``, that have a value."""
+    """Return the numeric columns with at least one value, except the columns ``besides``."""
     columns = frame.drop(columns=list(besides), errors="ignore").dropna(axis="columns", how="all")
     return [str(name) for name in columns.select_dtypes("number")]
 
@@ -99,9 +100,12 @@ LEAST_ALIKE = 6
 
 
 class Difference(NamedTuple):
-    """The mean over n seeds of (setting - other setting), with Student's 95 % interval for ``tests`` of them at once.
+    """The mean difference between two settings over paired seeds, with Student's 95 % interval.
 
-    Without a second seed its ends are NaN. ``same``: no seed differs.
+    Args:
+        low, high: the ends of the interval, or NaN with fewer than two seeds.
+        same: whether the settings are equal on every seed.
+        tests: the number of differences for which the intervals hold simultaneously.
     """
 
     key: str
@@ -114,7 +118,7 @@ class Difference(NamedTuple):
 
     @staticmethod
     def of(by_seed: SeedValues, key: str, tests: int = 1) -> "Difference":
-        """The difference of the metric ``key`` in values (seeds,), NaN where a setting has none."""
+        """Estimate the mean of differences (seeds,) of the metric ``key``, ignoring NaN."""
         known = by_seed[~np.isnan(by_seed)]
         n, mean = len(known), float(known.mean()) if len(known) else nan
         same = n > 1 and not known.any()
@@ -122,18 +126,21 @@ class Difference(NamedTuple):
 
     @property
     def shown(self) -> bool:
-        """Whether the interval leaves out 0; where all seeds differ by the same, their equal signs must be rare."""
+        """Whether the difference is significant.
+
+        Differences that are equal on all seeds are significant only with at least `LEAST_ALIKE` seeds.
+        """
         return (self.low > 0 or self.high < 0) and (self.low < self.high or self.n >= LEAST_ALIKE)
 
     @property
     def interval(self) -> str:
-        """Its ends; empty where there are none."""
+        """The ends of the interval as text, or an empty string without an interval."""
         ends = [] if isnan(self.low) else [self.low, self.high]
         return " to ".join(signed_difference(end, self.key) for end in ends)
 
     @property
     def text(self) -> str:
-        """Within a cell: the difference with its interval, or that it is not decided."""
+        """The difference with its interval, or "not decided", for a table cell."""
         if self.n == 0:
             return ""
         if self.same:
@@ -143,7 +150,12 @@ class Difference(NamedTuple):
 
 
 class Best(NamedTuple):
-    """The setting of the best mean, its difference to each other one, the next best first, and their means."""
+    """The setting with the best mean, compared with every other setting.
+
+    Args:
+        others: the difference to every other setting by name, the next best first.
+        means: the mean of every setting, by name.
+    """
 
     setting: str
     mean: float
@@ -152,10 +164,10 @@ class Best(NamedTuple):
 
     @staticmethod
     def of(by_seed: SeedValues, names: Sequence[str], key: str, better: str | None) -> "Best | None":
-        """The best of the settings called ``names`` by values (seeds, settings); None where fewer than two have any.
+        """Find the best setting from values (seeds, settings), or return ``None`` if fewer than two settings have
+        values.
 
-        Differences are on the side of the best, with intervals that hold for all of them at once, since the best is
-        chosen among them (Bonferroni).
+        The intervals of the differences are simultaneous (Bonferroni).
         """
         sign = -1 if better == "lower" else 1
         means = {i: float(np.nanmean(column)) for i, column in enumerate(by_seed.T) if not np.isnan(column).all()}
@@ -168,23 +180,23 @@ class Best(NamedTuple):
 
     @property
     def untold(self) -> list[str]:
-        """The settings that it is not shown to differ from."""
+        """The settings without a significant difference from the best setting."""
         return [name for name, difference in self.others.items() if not difference.shown]
 
     @property
     def same(self) -> bool:
-        """Whether no seed tells any two settings apart."""
+        """Whether all settings are equal on every seed."""
         return all(difference.same for difference in self.others.values())
 
 
 def signed_difference(value: float, key: str) -> str:
-    """A difference of the metric ``key`` with its sign."""
+    """Format a difference of the metric ``key`` with its sign."""
     text = format_value(value, key)
     return text if value <= 0 or float(text) == 0 else f"+{text}"
 
 
 def called(name: str) -> str:
-    """A setting within a sentence, in quotation marks where it would read as a part of it.
+    """Return a setting's name for use in a sentence, with quotation marks if needed.
 
     >>> called("IFCA"), called("none"), called("noise 1, clipped")
     ('IFCA', "'none'", "'noise 1, clipped'")

@@ -1,4 +1,4 @@
-"""A sweep's figures: what they consist of; boxes, bars and lines over the settings of an axis, a panel per metric."""
+"""The figures of a sweep: boxes, bars and lines over the settings of an axis, with one panel per metric."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -57,30 +57,32 @@ class FigureData:
 
     @property
     def seeds(self) -> str:
-        """How many there are, in words."""
+        """A phrase with the number of seeds."""
         count = len(self.statistics.seeds)
         return f"{count} seed{'' if count == 1 else 's'}"
 
     def settings(self, axis: str | None) -> list[str]:
-        """The names of an axis' settings; one empty name where the figure has no such axis."""
+        """Return the names of an axis' settings, or one empty name without an axis."""
         return [""] if axis is None else [self.labels.setting(value) for value in self.statistics.axes[axis]]
 
     def series(self) -> list[str]:
-        """The settings of `by`, with the name of the axis where they are numbers, which say little alone."""
+        """Return the names of the settings of `by`; numeric settings are preceded by the name of the axis."""
         by, names = self.spec.by, self.settings(self.spec.by)
         if by is None or all(isinstance(value, str) for value in self.statistics.axes[by]):
             return names
         return [f"{self.labels.axis(by)}\N{NO-BREAK SPACE}{name}" for name in names]
 
     def missing(self) -> np.ndarray:
-        """(metrics, settings of the figure's axes) why a place without values has none."""
+        """Reasons for missing values, (metrics, settings of the figure's axes)."""
         done = (self.statistics.rows(self.spec) >= 0).all(axis=2).any(axis=0)
         return np.array([np.where(done, reason(key), "no run") for key in self.spec.y])
 
     def caption(self, reading: str, n: Iterable[int]) -> str:
-        """The file's own caption, how to read the figure, and what is held, averaged over or missing.
+        """Create the caption from the user's caption, a reading guide, and notes on fixed, averaged and missing
+        settings.
 
-        ``n`` are the seeds behind the figure's places.
+        Args:
+            n: the numbers of seeds behind the figure's values.
         """
         spec, n = self.spec, list(n)
         sentences = [spec.caption, reading, *self.labels.selection(spec, self.statistics.axes)]
@@ -96,7 +98,7 @@ class FigureData:
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """One panel of a figure; those of one ``scale`` share their y axis."""
+    """A panel of a figure; panels with equal ``scale`` share their vertical axis."""
 
     title: str
     y_label: str
@@ -106,9 +108,12 @@ class Panel:
 
 @dataclass(frozen=True, eq=False)
 class Content:
-    """What a figure consists of: panels of a ``width`` in inches, a legend, how to read it, its numbers in words.
+    """The content of a figure.
 
-    ``finding`` is what it shows, for its title.
+    Args:
+        rows: the panels, by row.
+        description: the figure's numbers in words.
+        finding: the figure's result, for its title.
     """
 
     rows: Sequence[Sequence[Panel]]
@@ -120,12 +125,12 @@ class Content:
 
     @property
     def columns(self) -> int:
-        """The most panels side by side."""
+        """The largest number of panels in a row."""
         return max(map(len, self.rows))
 
 
 def in_rows(panels: Sequence[T], most: int) -> list[Sequence[T]]:
-    """Panels in rows of at most ``most``, with as few empty places as so many rows allow.
+    """Arrange panels in rows of at most ``most`` panels and nearly equal length.
 
     >>> in_rows("abcd", 3), in_rows("abcdefg", 3)
     (['ab', 'cd'], ['abc', 'def', 'g'])
@@ -135,7 +140,7 @@ def in_rows(panels: Sequence[T], most: int) -> list[Sequence[T]]:
 
 
 def paint(figure: MplFigure, content: Content, data: FigureData) -> None:
-    """Draw panels and legend on an empty figure."""
+    """Draw the panels and the legend on an empty figure."""
     spec, handles, scales = data.spec, list(content.handles), dict[str, Axes]()
     if spec.level is not None:
         handles.append(plot.chance_key(data.labels.setting(spec.level)))
@@ -160,13 +165,12 @@ def paint(figure: MplFigure, content: Content, data: FigureData) -> None:
 class Chart:
     """The values of a figure over the settings of an axis.
 
-    In this file p, b and i number the metrics (one panel each), the settings of `by`, and those of `x`.
+    The indices p, b and i number the metrics, the settings of `by` and the settings of `x`.
 
     Args:
-        data: the figure.
-        values: (metrics, settings of `by`, settings of `x`, seeds), NaN where there is none.
-        result: (metrics, settings of `by`, settings of `x`) their estimates.
-        notes: (metrics, settings of `by`, settings of `x`) on missing seeds; empty where all have a value.
+        values: the values, (metrics, settings of `by`, settings of `x`, seeds), or NaN if missing.
+        result: the means over seeds, (metrics, settings of `by`, settings of `x`).
+        notes: notes on missing seeds, (metrics, settings of `by`, settings of `x`), or an empty text.
     """
 
     data: FigureData
@@ -176,7 +180,7 @@ class Chart:
 
     @classmethod
     def of(cls, data: FigureData) -> "Chart":
-        """The values of a figure."""
+        """Compute the values of a figure."""
         by_seed = data.statistics.metrics_by_seed(data.spec)
         shape = (len(data.settings(data.spec.by)), len(data.settings(data.spec.x)))
         values = by_seed.reshape(len(by_seed), *shape, -1).transpose(0, 3, 1, 2)
@@ -192,7 +196,7 @@ class Chart:
 
 
 def sweep_figure(name: str, data: FigureData) -> plot.Figure:
-    """The figure that ``data`` describe."""
+    """Create the requested figure."""
     content = chart_content(data)
     title = f"{data.spec.title}: {content.finding}" if data.spec.title else capitalize(content.finding)
     size = (content.columns * content.width, len(content.rows) * HEIGHT)
@@ -201,7 +205,7 @@ def sweep_figure(name: str, data: FigureData) -> plot.Figure:
 
 
 def chart_content(data: FigureData) -> Content:
-    """The content of a figure of boxes, bars or lines."""
+    """Create the content of a figure with boxes, bars or lines."""
     chart, spec, panels = Chart.of(data), data.spec, []
     draw = _draw_lines if spec.kind == "lines" else _draw_categories
     for p, key in enumerate(spec.y):
@@ -221,7 +225,7 @@ def chart_content(data: FigureData) -> Content:
 
 
 def fill_style(i: int) -> dict[str, Any]:
-    """The fill of setting number ``i``, distinguished by a paler colour and a hatch."""
+    """Return the fill of setting ``i``, with a pale colour and a hatch."""
     strength = _STRENGTHS[i % len(_STRENGTHS)]
     face = tuple(1 - strength * (1 - part) for part in to_rgb(plot.cluster_style(i).color))
     return {"facecolor": face, "edgecolor": "black", "hatch": _HATCHES[i % len(_HATCHES)], "linewidth": 0.9}

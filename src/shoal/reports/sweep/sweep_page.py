@@ -1,4 +1,4 @@
-"""A sweep's report: tables and figures as files, and a page of them, of what was run and of what is missing."""
+"""The report of a sweep: a page, with tables and figures as files."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -48,13 +48,15 @@ def write_sweep_report(
     missing: Missing,
     source: str,
 ) -> Path:
-    """Write tables, figures and report.html of a sweep into its directory; returns the path of the page.
+    """Write tables, figures and report.html of a sweep into its directory, and return the path of the page.
 
-    ``results`` are those of `SeedStatistics`, and ``source`` is the text of the sweep's file. Each file is whole or
-    absent. Files of tables and figures that are no longer in ``spec``, or that no run supports yet, are removed.
+    Files are written atomically. Files of tables and figures that the sweep no longer requests are removed.
+
+    Args:
+        results: the finished runs, as in `SeedStatistics`.
 
     Raises:
-        InputError: no run can have a metric of a table or figure. Nothing is written then.
+        InputError: no run can have a requested metric; no file is changed.
     """
     labels, statistics = Labels(spec.labels), SeedStatistics(results, axes, seeds)
     tables, figures = [], []
@@ -99,7 +101,7 @@ def sweep_page(
     missing: Missing,
     source: str,
 ) -> str:
-    """The page, in HTML. Its links lead to files beside it: ``tables/``, ``figures/``, ``runs/``, results.csv."""
+    """Render the page as HTML, with links to results.csv and the folders ``tables/``, ``figures/`` and ``runs/``."""
     labels, results = Labels(spec.labels), statistics.results
     lead = [("", _summary(statistics, len(missing), labels))]
     if results.empty:

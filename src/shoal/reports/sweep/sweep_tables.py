@@ -1,4 +1,4 @@
-"""A sweep's answer, which setting is best and who is exposed, and its tables: means and spreads over seeds."""
+"""The answer and the tables of a sweep."""
 
 import re
 from collections import Counter
@@ -56,14 +56,12 @@ COSTS = ("epsilon", "seconds.total")
 
 @dataclass(frozen=True, eq=False)
 class Settings:
-    """The settings of one axis that varies, side by side; of a sweep without one, all runs together.
+    """The settings of one axis, compared with each other; a sweep without a varied axis has one setting.
 
     Args:
-        statistics: the statistics of the finished runs.
-        labels: the names of axes, settings and metrics.
         keys: the metrics to compare.
-        exposure: the MIA accuracy of the group that is most exposed over all runs; "": no run was attacked.
-        axis: the axis that has these settings; None: no axis varies.
+        exposure: the key of the MIA accuracy on the most exposed group; an empty string means that no run was attacked.
+        axis: the axis with these settings, or ``None`` if no axis varies.
     """
 
     statistics: SeedStatistics
@@ -74,7 +72,7 @@ class Settings:
 
     @staticmethod
     def of(statistics: SeedStatistics, spec: ReportSpec, labels: Labels) -> "Settings":
-        """Those of the first axis that varies, of a sweep that shows ``spec``."""
+        """Return the settings of the first axis that varies."""
         groups, results = _groups(statistics), statistics.results
         accuracy = results.reindex(columns=[f"accuracy.{group}" for group in groups]).mean().dropna()
         exposure = results.reindex(columns=[f"mia.{group}" for group in groups]).mean().dropna()
@@ -97,16 +95,20 @@ class Settings:
 
     @property
     def further(self) -> list[str]:
-        """The other axes that vary."""
+        """The remaining axes that vary."""
         return [axis for axis in axes_that_vary(self.statistics) if axis != self.axis]
 
     @property
     def names(self) -> list[str]:
-        """The settings in words."""
+        """The names of the settings."""
         return [*map(self.labels.setting, self.statistics.axes[self.axis])] if self.axis else ["every run"]
 
     def by_seed(self, keys: Sequence[str], where: Mapping[str, Value] | None = None) -> SeedValues:
-        """(seeds, settings, metrics) the metrics at ``where`` on the further axes; None: averaged over these."""
+        """Return metrics (seeds, settings, metrics) for fixed settings of the remaining axes.
+
+        Args:
+            where: the settings of the remaining axes, or ``None`` to average over the remaining axes.
+        """
         rows = [] if self.axis is None else [self.axis]
         average = self.further if where is None else []
         return self.statistics.metrics_by_seed(
@@ -115,12 +117,12 @@ class Settings:
 
 
 def axes_that_vary(statistics: SeedStatistics) -> list[str]:
-    """The axes with more than one setting."""
+    """Return the axes with more than one setting."""
     return [name for name, values in statistics.axes.items() if len(values) > 1]
 
 
 def default_figure(settings: Settings) -> dict[str, FigureSpec]:
-    """The figure of a sweep whose file asks for none: accuracy and exposure over the first axis that varies."""
+    """Return the default figure of a sweep: accuracy and exposure over the first axis that varies."""
     if settings.axis is None:
         return {}
     y = [key for key in settings.keys if key.startswith(("accuracy.", "mia."))][:MOST_PANELS]
@@ -129,7 +131,7 @@ def default_figure(settings: Settings) -> dict[str, FigureSpec]:
 
 
 def sweep_headlines(settings: Settings) -> list[Headline]:
-    """On every axis, which setting is best and which exposes least, and who is exposed in which runs."""
+    """Create the headlines: the best and the least exposed setting per axis, and the runs with exposed groups."""
     return [answer for of_axis in settings.by_axis for answer in _headlines(of_axis, first=settings.axis)]
 
 
@@ -208,7 +210,7 @@ def _verdict(run: Mapping[Hashable, Any], group: str, groups: int) -> Verdict:
 
 
 def settings_table(settings: Settings) -> ReportTable:
-    """A row for each setting: means, and below them the difference to the first setting."""
+    """Create a table with one row per setting: means, and below each mean the difference from the first setting."""
     labels, rows = settings.labels, []
     conditions = [*product(*(settings.statistics.axes[axis] for axis in settings.further))]
     if not settings.further:
@@ -256,7 +258,7 @@ def _settings_note(settings: Settings) -> str:
 
 
 def about_views(statistics: SeedStatistics) -> str:
-    """Whose exposure the runs measure; empty where they do not say."""
+    """Describe the view of the measured exposure, or return an empty string if the results name no view."""
     views = [*statistics.results["view"].unique()] if "view" in statistics.results else []
     whom = join_words([BY[view] for view in views])
     if len(views) > 1:
@@ -265,10 +267,10 @@ def about_views(statistics: SeedStatistics) -> str:
 
 
 def sweep_table(name: str, spec: TableSpec, statistics: SeedStatistics, labels: Labels) -> ReportTable:
-    """The table that ``spec`` describes.
+    """Create the requested table.
 
-    Its stubs say what a row is about, and are faded where they and all to their left repeat the row above. Its
-    ``values`` have a row per cell, in reading order: the settings, ``key``, ``mean``, ``sd`` and ``n``.
+    Leading cells that repeat the row above are faded. The table's ``values`` have one row per cell: the settings,
+    ``key``, ``mean``, ``sd`` and ``n``.
     """
     # A single metric needs no row or column of its own.
     key_in_rows = spec.y_in == "rows" and len(spec.y) > 1
