@@ -13,7 +13,7 @@ def two_groups(*, beta: float = 0.5, threshold: float = 0.65) -> tuple[Federatio
     """Return four clients in two groups, with two examples each, a linear classifier and five large local steps.
 
     The labels of the last two clients are swapped. One model for all clients is correct on half of the examples, and
-    one model per group is correct on all examples. The test and shadow examples are those of the first client.
+    one model per group is correct on all examples. The test and shadow examples are the first client's examples.
 
     Args:
         beta, threshold: the preferences of every client.

@@ -51,7 +51,7 @@ PRIVATE = LocalSGD(gradient_privacy=DPSGD(1.0, 1.0))
 WITH_RISKS, LOCAL = 1, LocalSGD(steps=2, batch_size=4, learning_rate=0.1)
 
 CHECKED = [
-    *((each, local, 0, rf"^{each.title} needs plain SGD in local training: ")
+    *((each, local, 0, rf"^{each.title} needs plain SGD")
       for each in (shoal.Scaffold(), shoal.APFL(), shoal.PerFedAvg()) for local in NOT_PLAIN),
     (shoal.FedRep(), LocalSGD(epochs=1), 0, r"'body_epochs', 1 \(got 1\)$"),
     (shoal.FedRep(), LocalSGD(steps=4), 0, r"\(got steps = 4\)$"),
@@ -96,11 +96,11 @@ def test_what_is_near_to_it_is_not(algorithm, local, risk_period):
 
 IN_A_ROUND = [
     *((shoal.FedProx(base, 0.1), {}, sentence) for base, sentence in (
-        (shoal.Scaffold(), "linear term"), (shoal.PerFedAvg(), "^a step rule, .*, takes no linear term"))),
+        (shoal.Scaffold(), "linear term"), (shoal.PerFedAvg(), "^step_rule cannot be combined"))),
     *((rule(base), {}, f"^{rule.__name__}'s 'base'")
       for rule in (shoal.CoordinateMedian, shoal.TrimmedMean, shoal.MultiKrum)
       for base in (shoal.FedSoft(2), shoal.FedEM(), shoal.CFL(), shoal.Scaffold())),
-    *((shoal.FedEM(2), {"defenses": (each,)}, "leave") for each in (DPSGD(1.0, 0.5), Mixup(0.4), Flooding(0.3))),
+    *((shoal.FedEM(2), {"defenses": (each,)}, "remove") for each in (DPSGD(1.0, 0.5), Mixup(0.4), Flooding(0.3))),
     (shoal.RDPCFL(4), {"participation": 0.5}, r"^R-DPCFL .*\(got \d\)$"),
     *((kind(7), {}, r"'clusters' .* 6 \(got 7\)")
       for kind in (shoal.FeSEM, shoal.OneShotClustering)),

@@ -120,9 +120,9 @@ def test_a_key_is_a_metric_of_the_run_a_group_or_a_cluster(key: str, expected: M
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"key": "worst client"}, "a metric's key has no spaces; got 'worst client'"),
-        ({"key": "worst", "format": "percentage"}, "'format' must be 'percent', .* or 'number'; got percentage"),
-        ({"key": "worst", "scopes": "group client"}, "'scopes' must be 'run', 'group', 'model' or 'round'; got client"),
+        ({"key": "worst client"}, "got 'worst client'"),
+        ({"key": "worst", "format": "percentage"}, "'format'.*got percentage"),
+        ({"key": "worst", "scopes": "group client"}, "'scopes'.*got client"),
     ],
 )
 def test_a_metric_that_no_page_could_show_is_refused(settings, sentence):

@@ -158,7 +158,7 @@ def test_an_optimizer_of_torch_is_a_table(where, tmp_path):
     # Tuples as PyTorch has them and lists as TOML does are the same options.
     options = {"betas": (0.9, 0.99), "amsgrad": True}
     assert resolve(config, load_data(config.data)).config.engine.backend == "loop"
-    with pytest.raises(InputError, match=r"\[engine\]: backend 'vmap' trains by SGD alone"):
+    with pytest.raises(InputError, match=r"\[engine\]: backend 'vmap' cannot train"):
         build(replace(config, engine=EngineSettings(backend="vmap")))
     expected = LocalSGD(steps=2, batch_size="all", optimizer=TorchOptimizer("Adam", options))
     assert (config.algorithm.value.local if own else config.local) == expected

@@ -99,13 +99,13 @@ def test_installed_names_are_listed_and_suggested(packages, capsys):
     [
         (
             "[shoal.algorithms]\nsticky = other:Sticky\n",
-            "'sticky' and 'other' both call something 'sticky'",
+            "'sticky' and 'other' both define 'sticky'",
         ),
         (
             "[shoal.algorithms]\nfedavg = other:FedAvg\n",
-            "'shoal' and 'other' both call something 'fedavg'",
+            "'shoal' and 'other' both define 'fedavg'",
         ),
-        ("[shoal.sources]\ndigits = other:load\n", "'shoal' and 'other' both call something 'digits'"),
+        ("[shoal.sources]\ndigits = other:load\n", "'shoal' and 'other' both define 'digits'"),
     ],
 )
 def test_a_name_that_is_taken_twice_names_both_packages(packages, points, sentence):

@@ -117,7 +117,7 @@ seeds = [0]
 def test_a_sweep_refuses_a_coordinator_that_cannot_steer_before_any_run_is_started(toy_sweep, tmp_path):
     text = 'base = "base.toml"\nseeds = [0]\n[grid]\n"red_team.every" = [2, 0]\n'
     sweep = read_sweep(toy_sweep(tmp_path, text, algorithm__name="ifca", coordinator={"l2": 0.1}))
-    with pytest.raises(InputError, match=r"red_team.every = 0, seed 0: coordinator: 'every' of the red team"):
+    with pytest.raises(InputError, match=r"red_team.every = 0, seed 0: coordinator: red_team.every"):
         plan_runs(sweep)
 
 

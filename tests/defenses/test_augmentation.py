@@ -177,9 +177,7 @@ def test_images_alone_can_be_transformed(build):
         simulate(table, model, FedAvg(), LOCAL, rounds=1, defenses=[Augmentation()])
     # Where nobody said what the examples are, the engine finds it out.
     local = replace(LOCAL, augmentation=Augmentation())
-    with pytest.raises(
-        InputError, match=re.escape("augmentation is of images (channels, height, width); got inputs of shape (5,)")
-    ):
+    with pytest.raises(InputError, match=re.escape("(got inputs of shape (5,))")):
         ends_of(model, table, local)
 
 

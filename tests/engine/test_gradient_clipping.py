@@ -329,7 +329,7 @@ class Branching(nn.Linear):
     [
         (lambda: nn.Linear(4, 3), None),
         (lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), None),
-        (lambda: Centred(4, 3), "what it gives for an example depends on the others of the batch"),
+        (lambda: Centred(4, 3), "depends on the other examples"),
         (lambda: Branching(4, 3), "PyTorch says: It looks like you"),
         (lambda: nn.Linear(5, 3), None),
     ],

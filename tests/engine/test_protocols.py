@@ -261,10 +261,10 @@ def test_newcomers_have_the_first_state_and_others_keep_theirs(mlp, build):
         training = Training(engine.prepare(federation), Ditto(FedAvg()), LOCAL, engine, Stream(5))
         first, joined = training.start(), training.with_newcomers(before)
         after, _ = training.round(joined)
-        with pytest.raises(InputError, match=r"^a state of 6 clients needs a federation of at least as .* has 4$"):
+        with pytest.raises(InputError, match=r"^a state of 6 clients .*got 4"):
             replace(training, federation=few).with_newcomers(joined)
         strange = replace(before, clients={"other": torch.zeros(4)})
-        with pytest.raises(InputError, match=r"^the algorithm's first state must say of newcomers .*: \['other'\]$"):
+        with pytest.raises(InputError, match=r"first state lacks .*\['other'\]"):
             training.with_newcomers(strange)
     assert joined.assignment.tolist() == [*before.assignment.tolist(), -1, -1]
     assert torch.equal(joined.personal["ditto"].tensor()[:4], before.personal["ditto"].tensor())

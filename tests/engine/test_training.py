@@ -89,7 +89,7 @@ def term_of(federation, model) -> LinearTerm:
 @pytest.mark.parametrize("name", list(LOCALS) + list(OPTIMIZERS))
 def test_a_linear_term_is_added_to_the_gradient(model, build, name, backend):
     if name in OPTIMIZERS and backend == "vmap":
-        with pytest.raises(InputError, match="trains by SGD alone"):
+        with pytest.raises(InputError, match=r"torch\.optim"):
             trained(model, build(), OPTIMIZERS[name], backend=backend)
         return
     federation, local = build(), (LOCALS | OPTIMIZERS)[name]
@@ -294,7 +294,7 @@ def test_shared_tensors_are_trained_in_all_their_places(build, backend):
 def test_batch_norm_refuses_a_batch_of_one_in_one_sentence():
     x, y = torch.rand(5, 4), torch.tensor([0, 1, 0, 1, 0])
     model = Model(lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)))
-    with pytest.raises(InputError, match=r"last batch has one example.*batch_size"):
+    with pytest.raises(InputError, match=r"local\.batch_size"):
         trained(model, Federation.from_tensors([(x, y)], test=(x, y)), LocalSGD(epochs=1, batch_size=2))
 
 
@@ -347,19 +347,19 @@ def require_plain(local):
 
 
 WRONG = [
-    (LocalSGD, {"epochs": 1, "steps": 1}, "either epochs or steps"),
+    (LocalSGD, {"epochs": 1, "steps": 1}, "epochs and steps"),
     (LocalSGD, {"epochs": 0}, "'epochs"),
     (LocalSGD, {"batch_size": 0}, "'batch_size"),
-    (LocalSGD, {"momentum": 0.9, "optimizer": ADAM}, "'momentum' belongs to SGD"),
+    (LocalSGD, {"momentum": 0.9, "optimizer": ADAM}, "local.momentum"),
     *((LocalSGD, {name: value}, f"'{name}'") for name, values in (
         ("learning_rate", (0.0, float("nan"))), ("decay", (1.5,)), ("weight_decay", (-1.0,)), ("momentum", (1.0,)),
         ("clip_norm", (0.0,))) for value in (*values, "0.5", True)),
     *((LocalSGD, {"share": share}, "'share'") for share in (0.0, -0.5, 1.5)),
     (TorchOptimizer, {"name": "Adamm"}, "torch.optim has no optimizer 'Adamm'; did you mean 'Adam'?"),
     (TorchOptimizer, {"name": "LBFGS"}, "torch.optim has no optimizer 'LBFGS'"),
-    (TorchOptimizer, {"name": "Adam", "options": {"lr": 0.1}}, "'options' must not have 'lr'"),
+    (TorchOptimizer, {"name": "Adam", "options": {"lr": 0.1}}, "'options' must not contain 'lr'"),
     (TorchOptimizer, {"name": "Adam", "options": {"mu": 0.1}}, "torch.optim.Adam cannot be made"),
-    (TorchOptimizer, {"name": "Adam", "options": {"betas": [2.0, 0.9]}}, "torch.optim.Adam cannot be made: Invalid"),
+    (TorchOptimizer, {"name": "Adam", "options": {"betas": [2.0, 0.9]}}, "torch.optim.Adam rejects"),
     (Engine, {"model": Model(lambda: nn.Linear(4, 2)), "threads": 0}, "'threads'"),
     *((require_plain, {"local": LocalSGD(**more)}, "it needs plain SGD in local training")
       for more in ({"momentum": 0.5}, {"clip_norm": 1.0}, {"optimizer": ADAM}, {"tensors": frozenset({"output.bias"})},

@@ -47,7 +47,7 @@ def engine():
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
 def test_an_absent_client_trains_nothing_weighs_nothing_and_changes_nothing(algorithm, engine):
     if any(getattr(part, "membership_barrier", "") for part in shoal.engine.with_bases(algorithm)):
-        with pytest.raises(InputError, match="which events cannot change"):
+        with pytest.raises(InputError, match="clients cannot leave or join"):
             Simulation(FEDERATION, MODEL, algorithm, LOCAL, ROUNDS, events=EVENTS, red_team=TEAM)
         return
     rounds = trained(training(engine, algorithm))

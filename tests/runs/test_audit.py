@@ -139,7 +139,7 @@ def test_an_audit_by_two_processes_of_which_one_is_killed_goes_on_and_is_that_of
     with monkeypatch.context() as patched, workers_are_forks():
         patched.setattr("shoal.runs.progress.LiveBar.reference_federations", killing)
         assert main(["audit", str(out), *arguments]) == 1
-    assert re.fullmatch("shoal: a worker process was ended from outside, .*\n", capsys.readouterr().err)
+    assert re.fullmatch("shoal: a worker process was killed, .*\n", capsys.readouterr().err)
     stored = {path.name: path.stat().st_mtime_ns for path in (out / "references").glob("*.safetensors")}
     assert 0 < len(stored) < 5
     with workers_are_forks():

@@ -202,5 +202,5 @@ def test_without_test_examples_like_the_training_examples_there_is_nothing_to_ex
     x = torch.zeros(4, 1, 6, 6)
     zeros, ones = torch.zeros(4, dtype=torch.int64), torch.ones(4, dtype=torch.int64)
     federation = Federation.from_tensors([(x, zeros), (x, zeros)], test=(x, ones), classes=3)
-    with pytest.raises(InputError, match=r"at least two training examples .*; got 0"):
+    with pytest.raises(InputError, match=r"at least 2 training examples .*got 0"):
         simulate(federation, mlp, FedAvg(), LOCAL, rounds=1, reference_federations=2)

@@ -89,16 +89,16 @@ def test_a_start_of_which_the_training_is_not_known_is_refused(tmp_path):
     begun = simulated(rounds=3)
     saved = begun.save(tmp_path / "begun")
     for start in (shoal.load(saved), replace(begun, simulation=None, engine=None)):
-        with pytest.raises(InputError, match="before 'start', and a directory does not say how it was trained"):
+        with pytest.raises(InputError, match="must retrain 'start'"):
             simulated(rounds=1, start=start, reference_federations=2)
     more = simulated(rounds=1, start=shoal.load(saved))
-    with pytest.raises(InputError, match="must begin before 'start'"):
+    with pytest.raises(InputError, match=r"retrain (a )?'start'"):
         more.audit(references=2)
     audit = more.audit(references=0)
     assert audit.members > 0
     assert any("may have been trained on there" in note for note in audit.notes)
     further = simulated(rounds=1, start=more)
-    with pytest.raises(InputError, match="must begin before 'start'"):
+    with pytest.raises(InputError, match=r"retrain (a )?'start'"):
         further.audit(references=2)
 
 
@@ -108,7 +108,7 @@ def test_other_clients_than_in_the_start_are_refused_where_not_all_take_part():
     for clients in (federation(5), federation().take(torch.tensor([1, 0, 2, 3, 4, 5]))):
         assert simulated(rounds=1, start=begun, federation=clients, reference_federations=2).summary.clients >= 5
         some = {"rounds": 1, "start": begun, "federation": clients, "participation": 0.5}
-        with pytest.raises(InputError, match=r"need participation = 1, .*; got 0\.5"):
+        with pytest.raises(InputError, match=r"participation = 1 .*got 0\.5"):
             simulated(**some, reference_federations=2)
         with pytest.raises(InputError, match="need participation = 1"):
             simulated(**some).audit(references=2)
@@ -116,7 +116,7 @@ def test_other_clients_than_in_the_start_are_refused_where_not_all_take_part():
 
 def test_a_start_on_the_same_examples_in_another_form_is_refused():
     begun = simulated(rounds=3, federation=federation(move=0.5))
-    with pytest.raises(InputError, match="none of the clients' examples is among those"):
+    with pytest.raises(InputError, match="none of the clients' examples"):
         simulated(rounds=1, start=begun, reference_federations=2)
 
 

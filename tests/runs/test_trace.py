@@ -194,7 +194,7 @@ def test_what_is_wrong_with_a_round_is_one_sentence_with_its_file(written):
         ({"models": whole["models"][1:]}, rf"'models' must be floats of shape \(K, {size}\) "),
         ({"parameters": whole["parameters"][:2]}, "'parameters' must have 3 rows"),
         ({"clients": np.array([0.0, 5.0, 8.0])}, "'clients' must be an array of 3 integers"),
-        ({"clients": np.array([0, 5, 5])}, "'clients' must be different clients, .* client 5 has 2"),
+        ({"clients": np.array([0, 5, 5])}, "'clients' must hold .* client 5"),
         ({"clients": np.array([0, 5, 6])}, "client 6 has no records"),
         ({"assignment": np.array([0, 1, 0])}, "'assignment' must be model numbers"),
         ({"assignment": np.array([0, 0])}, "'assignment' must be an array of 3 integers"),

@@ -245,7 +245,7 @@ def test_a_sweep_of_which_a_worker_is_killed_says_so_and_goes_on_when_started_ag
 
     watch = SimpleNamespace(started=lambda _: None, run_ended=kill)
 
-    with workers_are_forks(), pytest.raises(ShoalError, match="a worker process was ended from outside"):
+    with workers_are_forks(), pytest.raises(ShoalError, match="a worker process was killed"):
         run_sweep(read_sweep(written), tmp_path / "out", workers=Workers(jobs=2), watch=watch)
     outcome = run_sweep(read_sweep(written), tmp_path / "out")
     assert (outcome.finished, outcome.failed) == (4, {})

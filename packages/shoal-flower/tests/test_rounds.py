@@ -21,7 +21,7 @@ from shoal_flower.server.server_app import round_rows
     ("algorithm", "words"),
     [
         (Scaffold(), r"Scaffold does not run on several machines.*use one of .*FedAvg"),
-        (FedOpt(FedEM()), "FedEM does not run on several machines: it has no method 'remote_rounds'"),
+        (FedOpt(FedEM()), "FedEM cannot run on several machines"),
         (HypCluster(start="farthest-first"), 'must be "random"'),
         (FedSoft(selection=3), "'selection' must be removed"),
         (IFCA(redraw=Redraw()), "'redraw' must be removed"),

@@ -44,7 +44,7 @@ class Query:
 
     @staticmethod
     def offline(outputs: Tensor, labels: Tensor, reference: Tensor | None, loss: Loss = cross_entropy) -> "Query":
-        """Return a query for reference models that were trained on none of the examples."""
+        """Return a query with reference models that trained on none of the query's examples."""
         reference_member = None if reference is None else torch.zeros(reference.shape[:2], dtype=torch.bool)
         return Query(outputs, labels, reference, reference_member, loss)
 
@@ -129,7 +129,7 @@ class Records:
 
     @staticmethod
     def empty() -> "Records":
-        """Return an object with zero records, for an attack without a fit."""
+        """Return zero records, for an attack that needs no shadow models."""
         nothing = torch.empty(0, dtype=torch.int64)
         return Records(torch.empty(0, 0), nothing, nothing.bool(), nothing, nothing)
 

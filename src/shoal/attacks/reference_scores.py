@@ -134,7 +134,7 @@ class ReferenceScores:
         return replace(self, reference=reference, reference_member=reference_member, population=population)
 
     def leave_one_out(self, r: int) -> "ReferenceScores":
-        """Return the scores with reference model r as the attacked model and the others as its reference models.
+        """Return the scores with reference model r as the attacked model and the remaining models as reference models.
 
         Raises:
             InputError: an index that no reference model has.

@@ -35,16 +35,16 @@ Names = NDArray[np.object_]
 REFERENCE_ATTACKS: tuple[ReferenceAttack, ...] = (
     LossScore(), DifficultyCalibration(), OfflineLiRA(), LiRA(), OfflineRMIA(), RMIA(), BaVarIA(),
 )  # fmt: skip
-"""The attacks of every audit on a matrix of scores."""
+"""The default attacks of an audit on scores."""
 
 CHOSEN_WITHOUT_REFERENCES = (RMIA.name, OfflineRMIA.name, DifficultyCalibration.name, LossScore.name)
-"""The order of choice of the deciding attack where reference models are too few to find the strongest."""
+"""The order of choice of the deciding attack with fewer than `MIN_TO_CHOOSE` reference models."""
 
 MIN_TO_CHOOSE = 4
-"""Reference models needed to choose the deciding attack by their scores."""
+"""The number of reference models needed to choose the deciding attack by strength."""
 
 MIN_OF_CELL = 50
-"""Scores of members, and of non-members, that a cell needs for a threshold of its own."""
+"""The numbers of members and of non-members that a cell needs for a separate threshold."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,14 +53,12 @@ class AuditRecords:
 
     Args:
         scores: the M records' scores on the attacked model and on reference models.
-        record: the records' names, (M,).
         client: the name of each record's client, (M,).
         group: the name of each client's group, (M,).
         all_models: the logit-scaled confidence of every cluster's model in each record, (M, K), or ``None`` if
             only one model is known.
         further: the results of attacks that need more than ``scores``, by their key in audit.json. A NaN score means
             that the attack has no score for the record.
-        omitted: the reasons for missing attacks, by the attack's key.
         notes: caveats about the records, as sentences without a full stop.
         pair: the pair number of each record, (M,), or ``None`` if the records are independent. A pair is a member and a
             non-member of one client.
@@ -113,8 +111,6 @@ class AttackedRecords:
     Args:
         attacks: the scored records of each attack, by the attack's key in audit.json.
         order: the attacks' keys, ordered by strength without knowledge of the attacked model's members.
-        references: the number R of reference models.
-        omitted: the reasons for missing attacks, by the attack's key.
     """
 
     attacks: Mapping[str, RecordTable]
@@ -277,7 +273,6 @@ def reference_thresholds(scores: Floats, left_out: Floats | None, trained: Bools
     gets a separate threshold, because scores may differ in scale between models and groups.
 
     Args:
-        scores: the attack's scores on the attacked model, (M,).
         left_out: the scores of `leave_one_out_scores`, (M, R), or ``None`` if there are no reference models.
         trained: the members of each reference model, (M, R).
         cells: arrays with the cell of each record, (M,) each, from coarse cells to fine cells.

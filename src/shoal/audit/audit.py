@@ -69,12 +69,9 @@ class Audit:
             "title" is the attack's title, or empty. "other_clients" is 1 if non-members may belong to other clients.
         records: a table with one row per record and the columns `RECORD_COLUMNS`, the most exposed record first. Each
             row holds the strongest attack's score and the result of `record_exposure`.
-        references: the number R of reference models.
-        members, non_members: the numbers of members and of non-members.
         empirical_epsilon: a lower bound, at 95 % confidence, on the epsilon of per-record (epsilon, delta)-differential
             privacy. The bound uses the attack that was chosen beforehand and assumes that the records are independent.
         delta: the delta of the empirical epsilon.
-        omitted: the reasons for missing attacks, by the attack's key.
         guesses: further keys and values of audit.json, from attacks that infer something other than membership.
         notes: caveats about the records, as sentences without a full stop.
     """
@@ -180,7 +177,7 @@ def audit_records(
 ) -> Audit:
     """Attack ``records`` with every attack that their scores allow.
 
-    No attack knows the attacked model's members, since thresholds come from `reference_thresholds`.
+    Thresholds come from `reference_thresholds`, without knowledge of the attacked model's members.
 
     Args:
         records: the attacked records, with at least two members and two non-members.
@@ -252,11 +249,7 @@ def _client_membership(attacked: AttackedRecords) -> dict[str, float]:
 
 
 def attack_table(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> pd.DataFrame:
-    """Create the table `Audit.attacks`.
-
-    Args:
-        titles: the attacks' titles, by the attack's key.
-    """
+    """Create the table `Audit.attacks`."""
     table = pd.DataFrame(rows, columns=[*ATTACK_COLUMNS])
     return table.assign(title=table["attack"].map(titles).fillna(""))
 
@@ -285,8 +278,6 @@ def scope_rows(
     """Create the rows of `Audit.attacks` for one scope, in the order of ``views``.
 
     Args:
-        scope: "all", "group", "model" or "client".
-        name: the name of the group, model or client.
         metrics: the attacks' metrics by key; the attack chosen beforehand comes first.
         views: the view that each attack needs, by the attack's key.
         order: `AttackedRecords.order`; by default the order of ``metrics``.
@@ -316,8 +307,7 @@ def attack_row(
 _AUC = re.compile(r"attacks\.([^.]+)\.(.+)\.auc")
 
 TWO_SIDED = (LiRA.name, BaVarIA.name)
-"""Attacks with two distributions, which scores of the wrong sign do not blind. They may be below chance by the numbers
-of IN and OUT scores alone (`leave_one_out_scores`)."""
+"""Attacks with two distributions, which a wrong sign of the scores does not weaken."""
 
 
 def wrong_sign(audit: Mapping[str, float | str]) -> dict[str, str]:
@@ -325,9 +315,6 @@ def wrong_sign(audit: Mapping[str, float | str]) -> dict[str, str]:
 
     The interval of the AUC holds for all attacks and groups at once (Bonferroni). Attacks on a client that left are
     excluded, because forgetting may make the client's examples less probable than non-members.
-
-    Args:
-        audit: the values of audit.json, by key.
 
     Returns:
         A description of the error by key of the AUC, the lowest AUC first.

@@ -31,10 +31,10 @@ CANARY_COLUMNS = ("client", "record", "model", "label", "true_label", "member", 
 """The columns of `canaries.csv`."""
 
 CLIENT_CANARY_COLUMNS = ("canaries", "canaries_found")
-"""The columns of `clients.csv` with canaries: how many each client trained on, and how many of them are found."""
+"""The columns of `clients.csv` with canaries: the numbers of trained canaries and of found canaries."""
 
 DELTA = 1e-5
-"""The delta of an audit where nothing else says one."""
+"""The default delta of an audit."""
 
 _STEPS = 128
 """Epsilons at which the probability is computed before the first crossing is refined."""
@@ -105,11 +105,9 @@ class OneRunAudit:
     """A lower bound on epsilon from guesses of the canaries that one training run used.
 
     Args:
-        epsilon: the lower bound, at least 0.
         delta: the delta of the tested (epsilon, delta).
         canaries: the number m of canaries.
         guesses: the number of guesses that gave the best bound.
-        correct: the number of correct guesses.
     """
 
     epsilon: float

@@ -42,13 +42,13 @@ from shoal.metrics import MembershipMetrics
 from shoal.metrics.intervals import Bools, Floats
 
 OUTPUTS_AT_ONCE = 2**22
-"""Outputs on test examples, in numbers, that are held at once, unless one model has more: 16 MiB."""
+"""The number of outputs on test examples per batch of models (16 MiB)."""
 
 PAIRS_AT_ONCE = 2**20
-"""Pairs of a client and a model that are looked at at once."""
+"""The number of pairs of a client and a model per batch."""
 
 ByAttack = dict[str, MembershipMetrics]
-"""Metrics of several attacks on the same records, the attack that was chosen beforehand first."""
+"""Metrics of several attacks on the same records, where the attack chosen beforehand comes first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,9 +58,7 @@ class FinalAttacks:
     Args:
         fits: the scores of the deployed models per fit, by the attack's name. The configured attack comes first.
         shared: the scores of the clusters' models per fit of the configured attack.
-        titles: the attacks' titles, by name.
         references: the records attacked with reference models, or ``None`` if there are no reference models.
-        view: the view that decides the run's exposure.
     """
 
     predictions: Predictions
@@ -252,7 +250,6 @@ def exposure_of_clients(by_model: Sequence[ByAttack], trainers: Bools, federatio
     is leaked. ``exceeded`` means that ``exposure_low`` is above the client's limit.
 
     Args:
-        by_model: the attacks' metrics, per deployed model.
         trainers: the clients that trained each model, (N, S).
     """
     decisions = [strongest(attacks) for attacks in by_model]

@@ -28,36 +28,36 @@ METRICS = {
     "tpr_at_fpr_0.01_per_record": "tpr_at_1_percent_fpr_per_record",
     "tpr_at_fpr_0.001": "tpr_at_01_percent_fpr",
 }
-"""The metrics of an audit by name, each with the field of `MembershipMetrics` that holds it, beside its interval's."""
+"""The metrics of an audit, with the fields of `MembershipMetrics` that hold their values."""
 
 FIELDS = {
     f"{metric}{end}": f"{field}{end.replace('.', '_')}".removeprefix("accuracy_")
     for metric, field in METRICS.items()
     for end in ("", ".low", ".high")
 } | {"members": "members", "non_members": "non_members", "exact": "exact", "accuracy.null_high": "null_high"}
-"""The columns of `Audit.attacks` that hold fields of `MembershipMetrics`, with these."""
+"""The columns of `Audit.attacks` that hold fields of `MembershipMetrics`, by column."""
 
 FALSE_POSITIVE_RATES = (0.01, 0.001)
-"""The rates at which true positive rates are given."""
+"""The false positive rates at which true positive rates are reported."""
 
 _NOT_MEASURED = Estimate()
 
 PROPERTY = "property"
-"""The attack of a finding that is on a property, not on records."""
+"""The attack's name in a finding of property inference."""
 
 MOST_NAMES = 2
-"""Groups named in a phrase; further groups are counted."""
+"""The number of groups that a phrase names; further groups are counted."""
 
 VERDICTS: tuple[Verdict, ...] = ("exposed", "above the limit", "not decided", "within the limit", "at chance")
-"""From the most exposed to the least. A finding without a limit is "exposed", "not decided" or "at chance"."""
+"""The verdicts, from the most exposed to the least exposed."""
 
 CERTAIN: tuple[Verdict, ...] = ("exposed", "above the limit")
 
 OTHERS = "non-members may be of other clients"
-"""Why a finding is not decided whose interval lies above chance."""
+"""The reason why a finding above chance is not decided."""
 
 BY: Mapping[str, str] = {"outsider": "an outsider", "client": "another client", "server": "the server"}
-"""Attackers by their views, within a sentence."""
+"""Names of attackers within a sentence, by view."""
 
 _DECLARED = [attack for attack in vars(shoal.attacks).values() if isinstance(attack, type) and hasattr(attack, "title")]
 
@@ -70,7 +70,7 @@ TITLES: Mapping[str, str] = {getattr(attack, "name"): getattr(attack, "title") f
     "source-inference-in-cluster": f"{SourceInference.title} in the cluster",
     "client-membership": "membership of clients",
 }
-"""Titles of attacks by their names in audit.json and in files, also of attacks without a class."""
+"""Titles of attacks, by name in audit.json."""
 
 
 def attack_title(name: str) -> str:
@@ -202,12 +202,9 @@ def rows_of(table: pd.DataFrame) -> list[dict[Hashable, Any]]:
 def headline(attacks: pd.DataFrame, view: View, scope: str = "all", name: str = "all") -> Mapping[Hashable, Any] | None:
     """Return the row of the attack that decides a scope's exposure to a view, or ``None`` if no attack was measured.
 
-    The candidates are all attacks that the view can carry out. `rank_attacks_for_view` chooses one without knowledge of
-    the attacked model's members, and `strongest` decides whether a different attack replaces the chosen one.
-
-    Args:
-        scope: "all", "group", "model" or "client".
-        name: the name of the group, model or client.
+    The candidates are all attacks that the view can carry out. `rank_attacks_for_view` chooses one attack without
+    knowledge of the attacked model's members, and `strongest` decides whether a different attack replaces the chosen
+    one.
     """
     rows = rows_of_view(attacks, view, scope, name)
     needed: dict[str, View] = {attack: row["view"] for attack, row in rows.items()}
@@ -243,9 +240,6 @@ def every_attack(attacks: pd.DataFrame, scope: str) -> dict[str, list[Finding]]:
     The attack that decides comes first; the remaining attacks follow by descending balanced accuracy, unmeasured
     attacks last. Intervals are simultaneous for all findings of groups or for all models; a client's interval stands
     alone.
-
-    Args:
-        scope: "all", "group", "model" or "client".
     """
     rows = attacks[attacks["scope"] == scope]
     alone = {"model": rows["name"].nunique(), "client": 1}.get(scope)
@@ -367,7 +361,6 @@ def exposure_summary(found: Sequence[Finding], *, unasked: bool = True) -> str:
     """Summarise which groups are exposed to which views, in one phrase per verdict.
 
     Args:
-        found: one finding per view and group.
         unasked: whether to list the views without a finding.
 
     >>> ends = {"few": Estimate(0.7, 0.6, 0.8), "many": Estimate(0.51, 0.49, 0.53)}

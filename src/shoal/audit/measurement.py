@@ -47,10 +47,8 @@ class FinishedTraining:
 
     Args:
         training: the training, with the federation and the engine.
-        deployed: the S models that clients use.
         losses: the loss of each client's model on the client's training examples, (N,).
         members: the clients that trained each deployed model.
-        attacks: the results of every attack on the deployed models.
         tables: further tables that measurements produce, by file name.
     """
 
@@ -182,7 +180,6 @@ def measurement(
 
     Args:
         name: the key in `summary.json`, or the common prefix of several keys.
-        title: the title in tables.
         metrics: the heading of each key in tables; by default one heading made from ``name`` and ``title``.
 
     Example:

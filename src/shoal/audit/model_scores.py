@@ -1,6 +1,6 @@
 """Model outputs and attack scores on training and test examples.
 
-Membership is known to the simulator only. Algorithms have no access to these scores, unless the red team's estimator is
+Membership is known to the simulator only. Algorithms have no access to membership, unless the red team's estimator is
 "audit". Test examples serve as non-members, weighted to the members' groups and labels.
 """
 
@@ -25,11 +25,11 @@ from shoal.models import ModelMetric
 from shoal.models.model import Loss, cross_entropy
 
 MAX_OUTPUTS = 2**24
-"""Numbers that are kept of what a model gives for training examples (64 MB) before those of members alone are."""
+"""The number of outputs on training examples per model (64 MB) above which only members' outputs are stored."""
 
 
 ROC_POINTS = 400
-"""Points kept of each ROC curve; more than a figure can show."""
+"""The number of points stored per ROC curve."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +76,6 @@ def evaluate_models(
     is stored for all evaluated examples.
 
     Args:
-        models: the models' parameters, (K, P).
         clients: the clients whose examples each model is evaluated on, (N, K) bool.
         records: the records that the attacks were fitted on, per model; see `with_references`.
         members: the clients whose examples are members of each model, (N, K) bool, or ``None`` for ``clients``.
@@ -341,7 +340,6 @@ class ModelScores:
         Each example is scored on the model that its client trained last.
 
         Args:
-            g: the number of the group.
             mix: the proportions of the groups among the non-members, (G,), or ``None`` for group g only.
         """
         shares = np.eye(len(self.federation.groups))[g] if mix is None else mix

@@ -13,10 +13,10 @@ _Prior = tuple[float, float]
 """Mean and shape of a distribution of variances; the mean is NaN or 0 without any."""
 
 DRAWS = 399
-"""Assignments that are drawn anew: the bound is the 380th of 399 largest values, so that its level is exact."""
+"""The number of random memberships; the 380th of 399 sorted maxima is an exact 95 % bound."""
 
 MIN_MODELS = 5
-"""Models, the attacked one too, from which on there are lower ends: a record's deviation has a freedom less by two."""
+"""The number of models, including the attacked model, needed for lower ends."""
 
 
 def record_exposure(

@@ -1,6 +1,6 @@
 """The table of attacked records, and the function that measures membership attacks.
 
-Property inference uses the same table; its "members" are the updates with the property.
+Property inference also uses `RecordTable`, where "members" are the updates with the property.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,10 +23,10 @@ SERVER: View = "server"
 """The views of an attacker, from the narrowest to the widest; `VIEWS` lists them."""
 
 CHOSEN_OF_VIEW: Mapping[View, str] = {CLIENT: "span-models", SERVER: "span"}
-"""The chosen attack of a view if at least half of its calls are exact."""
+"""The chosen attack of a view if the attack claims certainty for at least half of the predicted members."""
 
 JOINT_OF_VIEW: Mapping[View, str] = {CLIENT: "joint-models", SERVER: "joint"}
-"""The chosen attack of a view if no span is exact and its AUC is certainly above 0.5."""
+"""The chosen attack of a view if the exact attack is not chosen and the AUC is significantly above 0.5."""
 
 AGAINST_CLIENTS = "-others"
 """The suffix of attacks whose non-members are other clients' examples."""
@@ -42,15 +42,11 @@ class RecordTable:
         score: the attack's score, higher for members.
         member: whether the model was trained on the record.
         threshold: the score above which the attack predicts a member.
-        weight: the row's weight.
-        record: the name or number of the record.
         client: the name or number of the record's client; `NOBODY` means no client.
         group: the name or number of the client's group.
         model: the name or number of the attacked model or update.
-        attack: the attack's name.
         view: the narrowest `View` that can run the attack.
-        pair: the pair number of a member and a non-member; intervals allow for the dependence within pairs, or ``None``
-            if rows are independent.
+        pair: the pair number of each row, or ``None`` if rows are independent. A pair is a member and a non-member.
         exact: whether the attack claims certainty for the record.
         level: the level of `record_levels`, used for true positive rates with a threshold per record, or ``None`` if
             levels are unknown.
@@ -172,7 +168,6 @@ def matching_weights(wanted: NDArray[Any], stratum: Ints) -> Floats:
 
     Args:
         wanted: the total weight of each stratum, (S,).
-        stratum: the stratum of each record, (m,).
     """
     return (wanted / np.maximum(1, np.bincount(stratum, minlength=len(wanted))))[stratum]
 
@@ -204,11 +199,6 @@ def rank_attacks_for_view(
     attack of `CHOSEN_OF_VIEW`, if the attack claims certainty for most predicted members, and the joint attack of
     `JOINT_OF_VIEW`, if the AUC is significantly above 0.5. A candidate is chosen only if its AUC reaches the AUC of the
     narrower view's deciding attack; otherwise the narrower view's deciding attack is chosen.
-
-    Args:
-        needed: the narrowest view of each attack, by name.
-        order: the attacks' names, ordered by strength.
-        measured: the metrics of each attack, by name.
 
     Example:
         >>> import numpy as np
@@ -248,7 +238,7 @@ def strongest(attacks: Mapping[str, MembershipMetrics]) -> tuple[str, float]:
 
     By default the first measured attack decides, because the maximum over many attacks is above chance even without a
     leak. A different attack decides if the lower end of its AUC is above 0.5 and above the first attack's AUC. The
-    intervals are simultaneous for all attacks (`at_once`). Among several such attacks, the attack with the highest
+    intervals are simultaneous for all attacks (`at_once`). Of several such attacks, the attack with the highest
     lower end decides.
 
     Returns:

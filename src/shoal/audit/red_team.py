@@ -1,6 +1,6 @@
 """The red team: the server's attacks that estimate the exposure of each model's members during training.
 
-Source: IFCA-MIR, Algorithm 1 line 6 and Algorithm 2. The paper does not specify the data for the attack accuracy, so
+Source: IFCA-MIR, Algorithm 1 line 6 and Algorithm 2. IFCA-MIR does not specify the data for the attack accuracy, so
 `RedTeam` offers five estimators.
 """
 

@@ -1,7 +1,7 @@
 """Attacks of an honest-but-curious server on clients' updates.
 
-A client's update reveals the groups and labels of its examples. Non-members are weighted to the same mix as the
-client's members, so that recognising the mix is no advantage:
+A client's update reveals the groups and labels of its examples. Non-members are weighted to the mix of groups and
+labels of client i's members:
 
     weight of a non-member x = (members of i with x's group and label) / (non-members with x's group and label)
 
@@ -56,7 +56,7 @@ from shoal.metrics import MembershipMetrics
 from shoal.metrics.intervals import Bools, Floats, Ints
 
 UPDATE_ATTACKS: tuple[UpdateAttack, ...] = (FedMIALoss(), FedMIACosine(), GradCosine(), GradDifference())
-"""The attacks on updates that an audit asks."""
+"""The default attacks of an audit on updates."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +85,7 @@ class ScoredUpdates:
 
 
 AllAttacks = tuple[tuple[ReferenceAttack, ...], tuple[UpdateAttack, ...]]
-"""Attacks on a matrix of scores, and attacks on updates."""
+"""Attacks on scores, and attacks on updates."""
 
 
 def all_attacks(further: Sequence[object] = ()) -> AllAttacks:
@@ -125,8 +125,8 @@ class UpdateAudit:
 
     Args:
         unused: the metrics of members against records that no client trained on; these metrics decide the exposure.
-        other_clients: the metrics of members against other clients' records. FedMIA's null distribution contains the
-            owner's update for such records, which makes the attack look stronger.
+        other_clients: the metrics of members against other clients' records. FedMIA looks stronger against other
+            clients' records, because the null distribution contains the owner's update.
         by_client: the metrics of each client's members against records that no client trained on, by the client's id.
     """
 
@@ -211,7 +211,7 @@ WITHOUT_ROUNDS: Mapping[str, str] = dict.fromkeys(
     (ClusterIdentity().name, PreferenceInference().name),
     "needs recorded rounds, which the run has not (record.updates)",
 )
-"""Why an audit of a run without recorded rounds has no guesses from choices, by their names."""
+"""Reasons for missing guesses in an audit without recorded rounds, by name."""
 
 
 def audit_server(
@@ -227,13 +227,12 @@ def audit_server(
     accuracy of guessing each record's client, each client's group, and the half of the group with stricter limits.
 
     Args:
-        scores: the scores of the recorded rounds.
         preferences: the threshold and beta of each client, by the client's id, or ``None`` if preferences are
             unknown.
 
     Raises:
-        InputError: no record belongs to a recorded client, or no unused record has the group and label of such a
-            record.
+        InputError: no record belongs to a recorded client, or no unused record has the group and label of a recorded
+            client's record.
     """
     owned = scores.client >= 0
     require(bool(owned.any()), "no record belongs to a client with recorded updates")

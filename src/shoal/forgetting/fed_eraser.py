@@ -20,8 +20,8 @@ class FedEraser:
 
     A model starts from its initial parameters. The first stored round adds the mean update of the remaining clients. In
     each later stored round, the remaining clients train the rebuilt model for a fraction of their local epochs. With U
-    the mean of these clients' stored updates and V the mean of their new updates, each tensor of a model changes by
-    ``|U| V / |V|``, which has the new direction and the old length. A tensor with V = 0 does not change.
+    the mean of the remaining clients' stored updates and V the mean of their new updates, each tensor of a model
+    changes by ``|U| V / |V|``, which has the new direction and the old length. A tensor with V = 0 does not change.
 
     The result is an approximation of a run that never had the leaver, because the lengths of U come from training with
     the leaver. The cost is about ``ratio / interval`` of a full retraining.
@@ -56,7 +56,7 @@ class FedEraser:
     title: ClassVar[str] = "FedEraser"
 
     def check(self, algorithm: Algorithm, local: LocalSGD, release: Release | None) -> None:
-        """Raise `InputError` unless each model depends on its own clients alone and steps are not private."""
+        """Raise `InputError` for DP-SGD, for a release, and for models that depend on clients of other clusters."""
         require_approximable(self.name, algorithm, local, release)
 
     def forget(self, leaving: Leaving) -> tuple[State, Departure]:

@@ -39,8 +39,9 @@ class ProjectedGradientAscent:
     after ``epochs``.
 
     The method is approximate and does not remove the influence of the leaver's earlier updates. The leaver must stay
-    connected during the ascent. Ours: several leavers take their steps in turn, in each cluster that they trained.
-    Choose ``stop_distance`` for your network, because the default comes from the authors' code for a network for MNIST.
+    connected during the ascent. Ours: several leavers take steps in turn, each in every cluster that the leaver
+    trained. Choose ``stop_distance`` for your network, because the default comes from the authors' code for a network
+    for MNIST.
 
     Args:
         epochs: the largest number of passes over the leaver's data.
@@ -75,11 +76,11 @@ class ProjectedGradientAscent:
     title: ClassVar[str] = "Projected gradient ascent"
 
     def check(self, algorithm: Algorithm, local: LocalSGD, release: Release | None) -> None:
-        """Raise `InputError` unless each model depends on its own clients alone and steps are not private."""
+        """Raise `InputError` for DP-SGD, for a release, and for models that depend on clients of other clusters."""
         require_approximable(self.name, algorithm, local, release)
 
     def forget(self, leaving: Leaving) -> tuple[State, Departure]:
-        """Run the leavers' gradient ascent on the model of each cluster that they trained."""
+        """Run each leaver's gradient ascent on the models that the leaver trained."""
         now, training = leaving.state, leaving.training
         models, sent, spent = now.models.clone(), dict[tuple[int, int], tuple[float, Tensor]](), 0.0
         by_id = leaving.leavers[training.federation.ids[leaving.leavers].argsort()].tolist()

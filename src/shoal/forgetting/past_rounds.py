@@ -10,12 +10,12 @@ BYTES = 4
 
 
 def trains_clusters_alone(algorithm: Algorithm) -> bool:
-    """Return whether, for given choices, each model depends on its own clients alone (see `shoal.engine.Algorithm`)."""
+    """Return whether each model depends only on the clients that choose the model (see `shoal.engine.Algorithm`)."""
     return all(getattr(part, "trains_clusters_alone", False) for part in with_bases(algorithm))
 
 
 def require_approximable(name: str, algorithm: Algorithm, local: LocalSGD, release: Release | None) -> None:
-    """Raise `InputError` unless a method can change each cluster's model separately."""
+    """Raise `InputError` if a method cannot change each cluster's model separately."""
     require(
         trains_clusters_alone(algorithm),
         f"'{name}' needs an algorithm that trains each model on its cluster's clients alone "

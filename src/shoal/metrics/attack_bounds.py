@@ -28,7 +28,7 @@ from shoal.core.randomness import Stream
 from shoal.metrics.intervals import Bools, Estimate, Floats, Ints, clopper_pearson
 
 History = tuple[tuple[float, float, int], ...]
-"""The noise multiplier and the sampling rate of a step, and a number of such steps."""
+"""Steps of training, as triples (noise multiplier, sampling rate, number of steps)."""
 
 _LOSS, _MASS = 0.01, 1e-6
 """The error of the discretised privacy loss, and the probability of a larger one; both are added to the limit."""

@@ -235,7 +235,6 @@ def auc_interval(auc: float, members: float, non_members: float, confidence: flo
     The interval contains the areas t with ``|auc - t| <= z sqrt(V(t))``, where V is the variance for the true area t.
 
     Args:
-        auc: the estimated area.
         members, non_members: the effective numbers of members and of non-members.
 
     Source: Newcombe 2006, Statistics in Medicine 25:559-573, method 5; Hanley and McNeil 1982, Radiology 143:29-36.

@@ -24,7 +24,7 @@ from shoal.metrics.intervals import (
 )
 
 FALSE_POSITIVES = 3
-"""Fewest false positives for a true positive rate."""
+"""The smallest number of false positives for which a true positive rate is reported."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ TEXT_KEYS = ("algorithm", "dataset", "view")
 """Keys of `summary.json` whose values are not numbers."""
 
 RUN_KEYS = (*TEXT_KEYS, "seed", "rounds")
-"""Keys that say which run it is, and whose exposure its figures are (`shoal.data.preferences.View`)."""
+"""Keys that identify the run, and the view of the run's exposure."""
 
 _Owner = TypeVar("_Owner", bound=Hashable)
 
@@ -168,7 +168,6 @@ def split_key(key: str, groups: Collection[str] = ()) -> MetricKey:
     """Split a key of `summary.json` into its parts.
 
     Args:
-        key: a metric's key.
         groups: the names of groups with clients, needed only for keys with the names of two groups, such as
             ``mia_against_few.many``.
 

@@ -32,7 +32,6 @@ class ActivePropertyAttacker:
     `MaliciousClients`.
 
     Args:
-        client: the attacker's id.
         model: the network with the property head, and the loss on both tasks; see `active_property_attacker`.
         labels: the labels of the clients' training examples, (M,) int64. For an example with the property, the number
             of classes is added to the main label.
@@ -110,7 +109,6 @@ def active_property_attacker(
     """Create an active attacker that minimises ``alpha * main loss + (1 - alpha) * property loss``.
 
     Args:
-        federation: a federation with a property schedule.
         alpha: the weight of the main loss, in [0, 1] (the paper: 0.9).
         gamma, train_head: see `ActivePropertyAttacker`.
 

@@ -1,7 +1,7 @@
 """Property inference by a client, which detects the rounds where another client trains on examples with a property.
 
-The attacker receives the models before and after each round. Differences between these models are the aggregated
-updates. The attacker simulates aggregated updates with and without the property on its own examples
+The attacker receives the models before and after each round. An aggregated update is the difference between a model
+after and before a round. The attacker simulates aggregated updates with and without the property on its own examples
 (`simulated_updates.py`). A random forest is trained on the simulated updates (`update_table.py`). An active attacker
 also sends malicious updates (`active_attacker.py`).
 
@@ -44,7 +44,8 @@ class PropertyAttack:
         visible_models: "all" models, which IFCA sends to every client, or the attacker's "own" model of the round.
         simulate_every: the number of rounds between simulations.
         simulated_clients: the number of simulated local updates with the property per model. The number of local
-            updates without the property is equal, but at least three times the size of an aggregated update.
+            updates without the property is at least as large, and at least three times the size of an aggregated
+            update.
         simulated_updates: the number of simulated aggregated updates with the property per model, and the number
             without.
         aggregate_of: the number of local updates per simulated aggregated update. "cluster" means n // K - 1 for n

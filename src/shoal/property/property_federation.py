@@ -29,7 +29,7 @@ from shoal.data.preferences import equal_preferences
 from shoal.data.shifts import draw_owners
 
 ATTACKER, VICTIM = 0, 1
-"""Ids of the two clients; any would do, since examples are assigned to clients at random."""
+"""The ids of the attacker and of the victim."""
 
 _ATTEMPTS = 1_000
 _GROUPS = (Group("all", 1.0),)
@@ -45,8 +45,6 @@ class PropertySchedule:
     Args:
         has_property: a mask of the clients' examples, (M,) bool.
         test_has_property: a mask of the test examples, (M',) bool.
-        victim: the victim's id.
-        attacker: the attacker's id.
         period: the number of rounds between two rounds with the property.
     """
 
@@ -66,7 +64,6 @@ class PropertySchedule:
 
         Args:
             clients: the shards with all examples.
-            ids: the clients' ids, (N,) int64.
         """
         indices = [clients.indices_of(i) for i in range(len(clients))]
         for i in torch.nonzero(ids == self.victim).flatten().tolist():

@@ -27,7 +27,7 @@ WITHOUT, WITH = plot.LineStyle(plot.WITHIN, "", "o"), plot.LineStyle(plot.OVER, 
 """Marks of updates without the property and with it, which differ in shape and in colour."""
 
 MAX_POINTS = 1200
-"""Points that a panel shows; beyond, they hide each other and the page grows for nothing."""
+"""The number of points that a panel shows."""
 
 SAMPLE = f"A panel shows at most {MAX_POINTS:,} updates, the same share of either kind."
 
@@ -235,7 +235,7 @@ def draw_map(axes: Axes, points: pd.DataFrame) -> None:
 
 
 def draw_points(axes: Axes, updates: pd.DataFrame, x: str, y: str) -> None:
-    """Draw the same fraction of the updates with and without the property as points."""
+    """Draw updates as points, sampling updates with and without the property at equal rates."""
     for kind, style in ((0, WITHOUT), (1, WITH)):
         points = updates[updates["present"] == kind].sample(frac=min(1.0, MAX_POINTS / len(updates)), random_state=0)
         axes.plot(

@@ -29,8 +29,6 @@ class Auxiliary:
     """The attacker's examples for simulating updates.
 
     Args:
-        x: the inputs, (M, ...).
-        y: the labels, (M,).
         with_property: the indices of the examples with the property, int64.
         without_property: the indices of the examples without the property, int64.
     """
@@ -90,7 +88,6 @@ def local_updates(
 
     Args:
         model: the initial weights, (P,).
-        auxiliary: the examples, which each client samples without replacement.
         property_fractions: the fraction of examples with the property, for each of the n clients. A positive fraction
             gives the client at least one example with the property.
         size: the number of examples per client, at most the number that ``auxiliary`` has.

@@ -29,7 +29,7 @@ CONTROLS = 5
 """Forests trained on shuffled labels, each with a third of the trees; the control's AUC is the mean of theirs."""
 
 EARLY = 0.2
-"""Share of the rounds in the first t-SNE map, as in the paper's Figure 2: 1,000 of 5,000."""
+"""Fraction of the rounds in the first t-SNE map, as in the paper's Figure 2: 1,000 of 5,000."""
 
 PROPERTY_COLUMNS = ("round", "cluster", "clients", "present", "cosine")
 """The columns of `property.csv` that every run with a property attack has; scores only where updates were simulated."""

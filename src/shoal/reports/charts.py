@@ -122,9 +122,7 @@ class RoundPanel:
 
     Args:
         least: a range of values that the vertical axis must include.
-        level: the height of a horizontal line, or ``None`` for no line.
-        line: the style of the horizontal line.
-        measured: a final value per curve, drawn as a diamond on the right. NaN means no diamond.
+        measured: a final value per curve, drawn as a diamond on the right, or NaN for no diamond.
     """
 
     curves: Sequence[Curve]

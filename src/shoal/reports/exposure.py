@@ -43,7 +43,6 @@ def exposure_headlines(
     """Create the headlines that state which groups are exposed to which views, and suggest the next command.
 
     Args:
-        found: one finding per view and group.
         directory: the directory of a run with a configuration that can be rerun, or ``None``.
         audited: whether the findings come from an audit rather than from the run's configured attack.
     """
@@ -62,12 +61,7 @@ def exposure_headlines(
 
 
 def not_measured(found: Iterable[Finding], omitted: Mapping[str, str] = {}) -> dict[str, str]:
-    """Return the views without a finding, with the reason or the way to measure the view.
-
-    Args:
-        found: one finding per view and group.
-        omitted: `Audit.omitted`.
-    """
+    """Return the views without a finding, with the reason or the way to measure the view."""
     reasons: dict[str, str] = {view: omitted.get(CHOSEN_OF_VIEW.get(view, ""), "") for view in VIEWS}
     asked = {one.view for one in found}
     return {

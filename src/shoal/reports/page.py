@@ -17,7 +17,6 @@ class Picture:
     """An image with texts beside it.
 
     Args:
-        source: the image as a data URI.
         alt: a description of the image.
         strong, text, small: bold, plain and small texts beside the image.
     """
@@ -37,8 +36,6 @@ class Section:
         paragraphs: paragraphs of plain text or `markupsafe.Markup`.
         folded: a remark beside the title of a folded section; an empty string means that the section is not folded.
         pictures: a gallery, as triples of heading, text and images.
-        table: a table with its note.
-        code: text in a fixed-width font.
     """
 
     id: str

@@ -127,13 +127,7 @@ def legend(figure: MplFigure, handles: Sequence, columns: int = 3) -> None:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of a page.
-
-    Args:
-        image: the figure as an ``<svg>`` element.
-        svg, pdf: the contents of the figure's SVG and PDF files.
-        files: links to these files, as HTML.
-    """
+    """A figure of a page."""
 
     name: str
     title: str
@@ -145,11 +139,7 @@ class Figure:
 
 
 def draw_figure(name: str, title: str, caption: str, alt: str, draw: Draw, *, height: float = HEIGHT) -> Figure:
-    """Create a figure of a page.
-
-    Args:
-        alt: the figure's content in words, for screen readers.
-    """
+    """Create a figure of a page."""
     (svg,) = _render(draw, (WIDTH, height), "svg")
     return Figure(name, title, caption, _inline(svg, name, alt))
 

@@ -28,7 +28,6 @@ def protection_page(front: pd.DataFrame, found: Mapping[str, Any], sentences: Se
             exposed group, the name ``group`` of the most exposed group, ``epsilon`` and ``bound``, the limit on any
             attack. The first row is the unprotected federation. ``exposure`` is NaN for settings that were not
             attacked.
-        found: the entries of protection.json.
     """
     first, chosen, limit = str(front.index[0]), str(found["rung"]), float(found["limit"])
     price, whole = float(front["accuracy"].to_dict()[first]) - float(found["max_cost"]), front

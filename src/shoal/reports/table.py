@@ -19,7 +19,6 @@ class Cell:
         small: small text below ``text``, such as an interval.
         sort: the number to sort the column by, as text; an empty string means undefined.
         faded: whether the text is pale, because it repeats the cell above.
-        link: the address of a page or a file.
     """
 
     text: str
@@ -32,12 +31,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """The head of a column.
-
-    Args:
-        small: small text below the name.
-        number: whether the column holds numbers.
-    """
+    """The head of a column."""
 
     head: str
     small: str = ""
@@ -117,12 +111,7 @@ def metric_table(title: str, columns: Iterable[str], rows: Iterable[TableRow], n
 
 
 def metric_row(metric: Metric, *texts: str, remark: str = "", family: str = "") -> TableRow:
-    """Create the row of a metric.
-
-    Args:
-        metric: the metric, whose name and meaning fill the first cell.
-        family: a prefix to remove from the metric's name.
-    """
+    """Create the row of a metric."""
     return row(Cell(capitalize(metric.name.removeprefix(family)), metric.meaning + remark), *texts)
 
 

@@ -207,8 +207,8 @@ def test_a_task_or_a_folder_without_the_file_is_refused(dump, tmp_path):
     with pytest.raises(InputError, match=r"'score/author-11'.* did you mean"):
         load_yelp(dump, "score/author-11")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match=rf"'{tmp_path / 'empty'}' has no 'yelp_academic_dataset_review.json'"):
+    with pytest.raises(InputError, match=rf"'{tmp_path / 'empty'}.* 'yelp_academic_dataset_review.json'"):
         load_yelp(tmp_path / "empty")
     (tmp_path / "cut.gz").write_bytes(gzip.compress(dump.read_bytes())[:-20])
-    with pytest.raises(InputError, match=r"is truncated: its gzip stream ends too early"):
+    with pytest.raises(InputError, match="is truncated"):
         load_yelp(tmp_path / "cut.gz")

@@ -1,7 +1,7 @@
 """Label-only attacks, which query a model with changed inputs to measure how robust its predicted label is.
 
-A member keeps its label under more changes than a non-member. These attacks query new inputs, which a `Query` does not
-contain, so they are functions. The baseline is the gap attack, `shoal.attacks.queries.yeom.Gap`.
+A member keeps its label under more changes than a non-member. Label-only attacks are functions, because a `Query` does
+not contain changed inputs. The baseline is the gap attack, `shoal.attacks.queries.yeom.Gap`.
 
 Source: Choquette-Choo, Tramer, Carlini, Papernot 2021, ICML, arXiv:2007.14321, section 3 (data augmentation attack) and
 section 3.3 (decision boundary distance by random noise).
@@ -101,8 +101,8 @@ def boundary_distance(
     """Return the smallest noise level at which the model misclassifies each record, averaged over draws, (M,).
 
     A higher distance means more likely a member. Each draw is one noise direction for all records, scaled by each
-    level. A record that is misclassified without noise has distance 0. A draw without a misclassification counts twice
-    the largest level. The number of queries per record is ``draws`` times the number of levels, plus one.
+    level. A record that is misclassified without noise has distance 0. A draw without a misclassification counts as
+    twice the largest level. The number of queries per record is ``draws`` times the number of levels, plus one.
 
     Args:
         engine, model, x, y, rows: the arguments of `augmentation_votes`.

@@ -210,7 +210,7 @@ def discrete_laplace(epsilon: float, shape: tuple[int, ...], generator: np.rando
 
 
 def histograms(model: Tensor, shards: Shards, engine: Engine, others: Sequence[Tensor] | None = None) -> Counts:
-    """Count each owner's examples per bin of the loss, (n, B), or of the loss relative to the models ``others``."""
+    """Count each owner's examples per bin of the loss, or of the loss relative to the models ``others``, (n, B)."""
     edges = EDGES if others is None else RELATIVE_EDGES
     counts = np.zeros((len(shards), len(edges) + 1))
     if len(shards.indices):

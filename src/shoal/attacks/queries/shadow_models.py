@@ -1,8 +1,7 @@
-"""Shadow models, which the server trains on its own examples and whose members it therefore knows.
+"""Shadow models, which the server trains on its own examples to know the models' members.
 
-Many clients train a federated model over many rounds, so the model fits their examples differently from a model that
-one owner trains in one round. The "federated" training of shadow models imitates training by many clients over many
-rounds.
+A federated model, trained by many clients over many rounds, fits its members differently from a model that one owner
+trains in one round. The "federated" training of shadow models imitates training by many clients over many rounds.
 
 Source: Shokri et al. 2017, arXiv:1610.05820, section V-C (training of shadow models like the target); McMahan et al.
 2017, arXiv:1602.05629 ("federated" training); IFCA-MIR, Algorithm 2, lines 1 to 6 ("pooled" training).
@@ -48,8 +47,8 @@ class ShadowModels:
         warm_start: whether "pooled" training starts from the federation's model instead of random parameters.
         training: "pooled" or "federated". With "pooled", one owner trains the shadow model on all its examples for one
             round (IFCA-MIR). With "federated", as many owners as the cluster has clients train the shadow model by
-            federated averaging, from random parameters, for as many rounds as the run has done. The cost of every
-            "federated" estimate is that of the run so far, times the number of shadow models.
+            federated averaging, from random parameters, for as many rounds as the run has done. A "federated" estimate
+            costs as much as the run so far, multiplied by the number of shadow models.
 
     Example:
         >>> import shoal

@@ -44,8 +44,8 @@ class BaVarIA:
 
     Each density is the Student-t predictive distribution of the next IN or OUT score. A normal-inverse-gamma prior is
     fitted on the IN scores of all records, and another on the OUT scores. Records without IN or without OUT scores are
-    treated as in `LiRA`. If all scores of a record are equal within IN and within OUT, both counts are set to R / 2,
-    because unequal counts alone would reveal membership.
+    treated as in `LiRA`. If a record's IN scores are all equal and its OUT scores are all equal, each side counts as R
+    / 2 scores, because unequal counts alone would reveal membership.
 
     The fit of the prior is ours, not the paper's (`fit_prior`).
     """

@@ -23,9 +23,9 @@ class LiRA:
 
     The ratio is log N(score; mean_in, variance_in) - log N(score; mean_out, variance_out). With few reference models,
     all records share one variance for IN and one for OUT: the variance of scores around each record's mean
-    (`pooled_variances`). The paper's "fixed variance" is instead the variance of all scores, which includes the
-    difficulty of the records. If a record has no IN scores, its OUT scores plus the mean difference between IN and OUT
-    are used, and vice versa.
+    (`pooled_variances`). In the paper, the "fixed variance" is the variance of all scores, which includes the
+    difficulty of the records. For a record without IN scores, the attack shifts the OUT scores by the mean difference
+    between IN and OUT, and vice versa.
 
     Args:
         own_variance: the smallest number of reference models with which each record has separate variances.

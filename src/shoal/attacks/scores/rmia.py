@@ -25,10 +25,10 @@ TIE = 1e-6
 class RMIA:
     """The fraction of comparison records with a likelihood ratio of at most 1 / gamma times the scored record's ratio.
 
-    A record's likelihood ratio is its probability by the attacked model divided by its mean probability over reference
-    models, with IN and OUT weighted equally. The comparison records are the population records of the same attacked
-    model. Without a population, the comparison records are the other records of the same model, with the mean over OUT
-    scores. Without comparison records the fraction is 1/2.
+    A record's likelihood ratio is its probability under the attacked model divided by its mean probability under
+    reference models, with IN and OUT models weighted equally. The comparison records are the population records of the
+    same attacked model. Without a population, the comparison records are the other records of the same model, with the
+    mean over OUT scores. Without comparison records the fraction is 1/2.
 
     Ours: the likelihood ratio orders records with equal fractions, and changes a score by at most `TIE`.
 

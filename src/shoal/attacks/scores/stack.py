@@ -3,8 +3,8 @@
 The regression is fitted on reference models, whose members are known. Each reference model is attacked with the other
 reference models as its references.
 
-Source: stacked generalisation, Wolpert 1992, Neural Networks 5(2):241-259; with seven membership attacks,
-arXiv:2604.12737.
+Source: Wolpert 1992, Neural Networks 5(2):241-259 (stacked generalisation); arXiv:2604.12737 (a stack of seven
+membership attacks).
 """
 
 from dataclasses import dataclass

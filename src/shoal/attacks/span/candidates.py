@@ -17,7 +17,7 @@ _MIN_KNOWN = 20
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """Records whose membership is attacked.
+    """The candidate records of a membership attack.
 
     Args:
         x: the inputs of the M candidates, (M, ...).
@@ -31,8 +31,8 @@ class Candidates:
         client: the id of the client that may own each record, (M,) int64, for the joint attack.
         examples: the number of examples of each record's client, (M,) int64; a value of ``None`` means
             `Knowledge.examples`.
-        row: the client or cluster in whose row of the scores each record is scored, (M,) int64; -1 means no row.
-            ``None`` means that all records are scored in all rows.
+        row: the row of the scores, a client or a cluster, in which each record is scored, (M,) int64; -1 means no row.
+            With ``None``, all records are scored in all rows.
 
     Raises:
         InputError: no records, or columns of different lengths.
@@ -73,7 +73,7 @@ class Candidates:
 
     @property
     def strata(self) -> tuple[Ints, Ints]:
-        """The strata of candidates, (M, S), and of known non-members, (Z, S), coarse columns first; S is 0 for one
+        """The strata of candidates, (M, S), and of known non-members, (Z, S), coarse columns first, with S = 0 for one
         stratum.
         """
         known = 0 if self.known is None else len(self.known)
@@ -110,7 +110,8 @@ class SpanScores:
         threshold: the thresholds, (N, M) float64, NaN like ``score``. With an exact span, the threshold is between
             rounding and the residuals of non-members. Without an exact span, non-members exceed the threshold at the
             attack's false alarm rate.
-        exact: whether records lie in the span up to rounding, and no known non-member does by chance, (N,) bool.
+        exact: whether some records lie in the span up to rounding, and no known non-member lies in the span by chance,
+            (N,) bool.
         rank: the dimension of the span, (N,) int64; 0 without an update.
         known: the scores of the known non-members, (N, Z) float64, with NaN if a non-member was not scored.
         layer: the dense layer's name in the network.

@@ -1,8 +1,8 @@
 """The dense layers of a network: their slices of the parameter vector, and their inputs.
 
-A convolution with non-overlapping patches is a dense layer on each patch. Other layers are not attacked. For example, a
-3 x 3 kernel on c channels has 9 c inputs but hundreds of patches per image, so the span of its updates is the whole
-space.
+A convolution with non-overlapping patches is a dense layer on each patch. Layers of other types are not attacked. For
+example, a 3 x 3 kernel on c channels has 9 c inputs but hundreds of patches per image, so the span of its updates is
+the whole space.
 """
 
 import math
@@ -26,7 +26,7 @@ class DenseLayer:
 
     Args:
         name: the module's name in the network.
-        outputs, inputs: the weight's shape, (h, d). A convolution's d is the number of elements in a patch.
+        outputs, inputs: the weight's shape, (h, d). For a convolution, d is the number of elements in a patch.
         bias: whether the layer's bias is trained; a trained bias counts as one more input with the value 1.
     """
 
@@ -41,8 +41,8 @@ class DenseLayer:
         return self.inputs + self.bias
 
     def matrices(self, model: Model, vectors: Tensor) -> Tensor:
-        """Return the layer's weights in n parameter vectors (n, P), (n, h, d), or (n, h, d + 1) with the bias as last
-        column.
+        """Extract the layer's weights from parameter vectors (n, P), as (n, h, d) or, with a bias column, (n, h, d +
+        1).
         """
         prefix = f"{self.name}." if self.name else ""
         slots = {slot.name: slot for slot in model.layout.slots}
@@ -92,7 +92,7 @@ def _patch(module: nn.Module) -> tuple[int, ...] | None:
 def layer_inputs(
     model: Model, row: Tensor, layer: DenseLayer, x: Tensor, dtype: torch.dtype, y: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Compute `layer_factors` of one layer."""
+    """Compute the inputs and errors of one layer, as in `layer_factors`."""
     return layer_factors(model, row, [layer], x, dtype, y)[0]
 
 

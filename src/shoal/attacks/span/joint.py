@@ -256,7 +256,7 @@ class _Regression:
 
     @property
     def _halfway(self) -> bool:
-        """Whether gradients are taken half way to a move's end: not for a single step, nor with noise in the move."""
+        """Whether gradients are taken half way between a round's start and end, as for several steps without noise."""
         return not self.knowledge.noisy and self.knowledge.steps != 1
 
     def _lists(self, moves: Sequence[Move]) -> list[tuple[list[int], list[_Unknown]]]:

@@ -89,7 +89,7 @@ class Knowledge:
         return self.local.steps_of(self.examples)
 
     def decay_multiple(self, number: int) -> float | None:
-        """Return the factor kappa of round ``number``.
+        """Return the weight-decay factor kappa of round ``number``.
 
         A client's update is ``kappa w`` plus a combination of gradients. The factor kappa comes from the recursion of
         SGD with weight decay and without gradients of the loss, ``v <- momentum v + weight_decay theta + mu (theta -

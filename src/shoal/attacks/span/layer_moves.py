@@ -219,7 +219,7 @@ def _without_variates(matrices: Sequence[Tensor], moves: Sequence[Move], knowled
 def layer_information(
     layer: DenseLayer, moves: Sequence[LayerMove], *, noisy: bool, direct: bool
 ) -> tuple[bool, float]:
-    """Return a sort key that ranks layers by how informative they are.
+    """Return a sort key of a layer, larger for a more informative layer.
 
     The first element is whether the rank of the updates is below ``min(T (h - 1), d)``, which means that the span
     contains all inputs. If the first element is true, the second element is the fraction of the space outside the span,

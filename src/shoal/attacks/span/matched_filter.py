@@ -1,4 +1,4 @@
-"""A matched filter for a record's gradient in an update, if noise or too many records hide the span.
+"""A matched filter for a record's gradient in an update, for use if noise or a large number of records hides the span.
 
 An update of a dense layer is ``D = -rate sum_i e_i a_i' + noise``. The contributions of all other records to D are
 modelled by the second moments A of inputs and H of errors. Without the scored record, D has the covariance ``C = p H x
@@ -43,7 +43,7 @@ class Clutter:
         return Clutter(directions, of_inputs, directions, of_inputs).with_errors(errors)
 
     def with_errors(self, errors: Tensor) -> "Clutter":
-        """Replace the error moments by those of other errors, for example of another model."""
+        """Replace the error moments by the moments of ``errors``."""
         of_errors, directions = _second_moments(errors)
         return replace(self, errors=directions, of_errors=of_errors)
 

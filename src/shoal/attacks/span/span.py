@@ -9,8 +9,8 @@ score is
 
 If ``min(outputs x rounds, inputs)`` exceeds the number of distinct inputs in the sum, members have a score of 0, up to
 rounding, and other records have scores clearly below 0. The attack needs no shadow model. Clipping, momentum and
-aggregation weights do not change the span. Weight decay adds a multiple of W, which is subtracted
-(`Knowledge.decay_multiple`).
+aggregation weights do not change the span. Weight decay adds a multiple of W to an update, and the attack subtracts
+this multiple (`Knowledge.decay_multiple`).
 
 Source: the span check in "SPEAR: Exact Gradient Inversion of Batches in Federated Learning", Dimitrov, Baader, Müller,
 Vechev, NeurIPS 2024, arXiv:2403.03945; its use as a membership test in "ProjRes", arXiv:2604.21197. Ours: the extension

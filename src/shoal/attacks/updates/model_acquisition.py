@@ -6,8 +6,8 @@ first sybil sends honest updates. Later sybils send antiparallel updates, so CFL
 The paper does not define the sybils' order. In this implementation, each sybil uses all models that earlier sybils
 received (`SybilPaths`).
 
-The attacker sees only models. A received model that is equal in two rounds is no longer trained, so a split of its
-cluster follows.
+The attacker sees only models. If a sybil receives equal models in two rounds, the model is no longer trained and its
+cluster is being split.
 """
 
 import hashlib
@@ -99,7 +99,7 @@ class Acquisition:
     __repr__ = one_line
 
     def share(self, sybils: int | None = None, upto: int | None = None) -> float:
-        """Return the fraction of clusters whose model the first ``sybils`` sybils obtained until round ``upto``."""
+        """Return the fraction of clusters whose model the first ``sybils`` sybils obtained by round ``upto``."""
         obtained = {
             harvested.cluster
             for harvested in self.harvest

@@ -71,7 +71,7 @@ class SourceInference:
     among: Literal["federation", "cluster"] = "federation"
 
     def guess(self, scores: UpdateScores) -> Guesses:
-        """Guess the owner of every member, by each client's mean loss over its rounds.
+        """Guess the owner of every member from each client's mean loss over the client's rounds.
 
         Records with fewer than two possible owners are left out. A client's cluster is the cluster of its last recorded
         round.

@@ -5,12 +5,12 @@ t, with m_k the measurement of client k's update on x,
 
     score = mean over t of Phi((m_i - mu) / sigma),   mu, sigma^2 = mean and variance of m_k over k != i  (+ 1e-8)
 
-The variance is divided by the number of other clients, as in the authors' code. In contrast to the authors' code, every
-client is scored on the same records, and the other clients are only those that trained the same model in that round.
-Clients of other clusters would show which cluster fits a record, not which client trained on the record.
+The variance is the population variance, as in the authors' code. In contrast to the authors' code, every client is
+scored on the same records, and the other clients are only those that trained the same model in that round. Clients of
+other clusters would show which cluster fits a record, not which client trained on the record.
 
-The null distribution of another client's record includes the record's owner, which lowers the scores of such records.
-An audit therefore reports records of other clients separately from records that no client trained on.
+The null distribution of another client's record includes the record's owner, which lowers the record's score. An audit
+therefore reports records of other clients separately from records that no client trained on.
 
 **Gradient alignment.** In large models the gradients g = grad l(w; x) of different records are nearly orthogonal. A
 client's step D = w - w_k therefore aligns with the gradients of its records.

@@ -38,8 +38,6 @@ def by_view(
     measurement.
 
     Args:
-        found: one finding per view and group.
-        views: the views, from top to bottom.
         metric: the name of the metric in ``Finding.accuracy``.
     """
     names = [*dict.fromkeys(finding.group for finding in found)]
@@ -109,10 +107,6 @@ def chance_exposure(references: int) -> float:
 def exposure_of_records(records: pd.DataFrame, names: Sequence[str], references: int) -> plot.Figure | None:
     """Draw the fraction of each group's members with at least a given exposure, or return ``None`` if exposures are
     unknown.
-
-    Args:
-        names: the names of the groups.
-        references: the number R of reference models.
     """
     members = records[records["member"].astype(bool) & records["exposure"].notna()]
     of_group = {

@@ -128,12 +128,7 @@ def _by_view(flat: Mapping[str, Any], title: str) -> Sequence[plot.Figure]:
 
 
 def leaver_page(flat: Mapping[str, Any], notes: Sequence[str] = ()) -> str:
-    """Render the page.
-
-    Args:
-        flat: the keys and values of audit.json.
-        notes: sentences about limits and records.
-    """
+    """Render the page."""
     found = headlines(flat)
     lead = [("warning", note) for note in notes]
     figures = {(_title(name, view), _VIEWS[view]): key for name, (view, key) in _attacks(flat).items()}

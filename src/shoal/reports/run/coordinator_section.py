@@ -16,11 +16,7 @@ TARGET_LINE: Any = {"color": "#222222", "linewidth": 1.0, "linestyle": "-"}
 
 
 def coordinator_section(coordinator: LimitController, rounds: pd.DataFrame) -> Section | None:
-    """Create the section about a run's coordinator, or return ``None`` if rounds.csv has no directives.
-
-    Args:
-        rounds: the rows of rounds.csv, with one row per round and cluster.
-    """
+    """Create the section about a run's coordinator, or return ``None`` if rounds.csv has no directives."""
     if "over_limit" not in rounds:
         return None
     strengths = {column: rounds[column].fillna(0) for column in map(str, rounds) if column.startswith(DIRECTIVE_COLUMN)}

@@ -38,19 +38,14 @@ class RunDescription:
     Args:
         groups: the groups by name, including groups without clients.
         attack: the membership attack's name in a configuration.
-        settings: the text of config.toml.
         property_attack: the settings of a property attack, or ``None`` if there is no such attack or its settings are
             unknown.
         attack_table: the name of the property attack's table and the table's required columns, or ``None`` without such
             an attack.
-        kind: a plural noun for examples, such as "images".
-        coordinator: the coordinator that steered the run, or ``None``.
         data_name: the name of the user's file or folder; an empty string means that the run used ``dataset``.
         task: the label to learn and the property to infer, as ``MAIN/PROPERTY``, or ``None`` if the data have one
             task.
-        metrics: the metrics of user-defined measurements.
         examples: the hash of the federation by `shoal.data.fingerprint`; an empty string means unknown.
-        algorithm_title: the algorithm's title in text.
     """
 
     algorithm: str
@@ -119,7 +114,6 @@ class RecordedUpdates:
     """The clients' recorded updates in a run directory.
 
     Args:
-        rounds: the numbers of the recorded rounds, in order; at least one.
         size: the total size of the recorded files, in bytes.
     """
 

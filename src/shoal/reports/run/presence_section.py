@@ -9,12 +9,7 @@ from shoal.reports.table import ReportTable, heads, row
 
 
 def presence_section(metrics: Metrics, presence: pd.DataFrame) -> Section:
-    """Create the section about clients that left or joined.
-
-    Args:
-        metrics: the metrics of the whole run, by their keys in `summary.json`.
-        presence: the rows of presence.csv.
-    """
+    """Create the section about clients that left or joined."""
     columns = ["first_round", "last_round", "cluster"]
     numbers = presence[columns].astype(float)
     texts = [[DASH if not value >= 0 else f"{value:.0f}" for value in values] for values in numbers.to_numpy()]

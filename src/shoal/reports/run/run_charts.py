@@ -62,12 +62,7 @@ def accuracy_by_group(
     metric: str = ACCURACY,
     marks: Mapping[int, str] | None = None,
 ) -> plot.Figure | None:
-    """Draw each group's accuracy over rounds, or return ``None`` if accuracy was never measured.
-
-    Args:
-        rounds: the rows of rounds.csv, with one row per round and cluster.
-        kind: a plural noun for examples, such as "images".
-    """
+    """Draw each group's accuracy over rounds, or return ``None`` if accuracy was never measured."""
     rounds, curves = _evaluated(rounds), []
     for g, group in enumerate(groups):
         if {f"clients.{group}", f"accuracy.{group}"} <= set(rounds):
@@ -149,7 +144,6 @@ def cluster_sizes(rounds: pd.DataFrame, groups: Sequence[str], at_end: Mapping[i
     Colours show groups, unless clients have rows of several groups. Diamonds mark cluster sizes after the last round.
 
     Args:
-        rounds: the rows of rounds.csv, with one row per round and cluster.
         at_end: the number of clients of each cluster after the last round.
     """
     last = int(rounds["round"].max())
@@ -192,11 +186,7 @@ def cluster_sizes(rounds: pd.DataFrame, groups: Sequence[str], at_end: Mapping[i
 
 
 def violations(clients: pd.DataFrame, groups: Sequence[str]) -> plot.Figure | None:
-    """Draw each client's exposure against the client's limit, or return ``None`` if exposure was not measured.
-
-    Args:
-        clients: the table of `with_limits`.
-    """
+    """Draw each client's exposure against the client's limit, or return ``None`` if exposure was not measured."""
     judged = clients.dropna(subset=["exposure", "threshold"])
     if judged.empty:
         return None
@@ -248,11 +238,7 @@ def _name(client: Mapping[Hashable, Any]) -> str:
 
 
 def roc_figure(roc: pd.DataFrame, groups: Sequence[str], *, configured: bool = False) -> plot.Figure | None:
-    """Draw the attack's ROC curves by group on logarithmic axes, or return ``None`` without curves.
-
-    Args:
-        configured: whether to name the attack as the configured attack.
-    """
+    """Draw the attack's ROC curves by group on logarithmic axes, or return ``None`` without curves."""
     curves = roc.dropna(subset=["fpr", "tpr"])
     curves = curves[curves["group"].isin(groups) & (curves["non_members"] == "group")]
     if curves.empty:

@@ -57,9 +57,6 @@ def run_page(
 
     Args:
         samples: images by group, (B, channels, height, width) uint8; empty for other data.
-        directory: the run's directory, or ``None``.
-        recorded: the recorded updates in the run's directory, or ``None``.
-        warnings: warnings logged during the run.
     """
     view = RunView.of(run, summary, rounds, clients)
     groups, marks = view.groups, event_marks(presence)

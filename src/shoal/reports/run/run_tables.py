@@ -55,7 +55,6 @@ class RunView:
     """A finished run with its tables.
 
     Args:
-        rounds: the rows of rounds.csv, with one row per round and cluster.
         clients: the table of `with_limits`, with one row per client.
     """
 

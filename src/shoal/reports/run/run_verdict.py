@@ -29,7 +29,6 @@ def answer(summary: Summary, kind: str = "images", metric: str = ACCURACY, audit
     finding, the property attack, limits, differential privacy. A line that does not apply is left out.
 
     Args:
-        kind: a plural noun for examples, such as "images".
         audited: the findings of the run's audit, which replace the findings of the run's configured attack.
     """
     if not _complete(summary):

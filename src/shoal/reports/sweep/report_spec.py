@@ -87,9 +87,6 @@ class ReportSpec:
 def read_report_spec(document: Mapping[str, Any], axes: Axes, where: str) -> ReportSpec:
     """Read and check the tables, figures and labels of a sweep's file.
 
-    Args:
-        where: the name of the file in error messages.
-
     Raises:
         InputError: an axis or a setting is unknown, or an axis is neither displayed, fixed nor averaged over.
     """

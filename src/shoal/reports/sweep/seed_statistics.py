@@ -104,7 +104,6 @@ class Difference(NamedTuple):
 
     Args:
         low, high: the ends of the interval, or NaN with fewer than two seeds.
-        same: whether the settings are equal on every seed.
         tests: the number of differences for which the intervals hold simultaneously.
     """
 
@@ -154,7 +153,6 @@ class Best(NamedTuple):
 
     Args:
         others: the difference to every other setting by name, the next best first.
-        means: the mean of every setting, by name.
     """
 
     setting: str

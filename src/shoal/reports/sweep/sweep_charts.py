@@ -80,9 +80,6 @@ class FigureData:
     def caption(self, reading: str, n: Iterable[int]) -> str:
         """Create the caption from the user's caption, a reading guide, and notes on fixed, averaged and missing
         settings.
-
-        Args:
-            n: the numbers of seeds behind the figure's values.
         """
         spec, n = self.spec, list(n)
         sentences = [spec.caption, reading, *self.labels.selection(spec, self.statistics.axes)]
@@ -111,8 +108,6 @@ class Content:
     """The content of a figure.
 
     Args:
-        rows: the panels, by row.
-        description: the figure's numbers in words.
         finding: the figure's result, for its title.
     """
 

@@ -52,9 +52,6 @@ def write_sweep_report(
 
     Files are written atomically. Files of tables and figures that the sweep no longer requests are removed.
 
-    Args:
-        results: the finished runs, as in `SeedStatistics`.
-
     Raises:
         InputError: no run can have a requested metric; no file is changed.
     """

@@ -59,7 +59,6 @@ class Settings:
     """The settings of one axis, compared with each other; a sweep without a varied axis has one setting.
 
     Args:
-        keys: the metrics to compare.
         exposure: the key of the MIA accuracy on the most exposed group; an empty string means that no run was attacked.
         axis: the axis with these settings, or ``None`` if no axis varies.
     """
