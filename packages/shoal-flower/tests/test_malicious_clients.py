@@ -260,7 +260,7 @@ def test_examples_that_are_claimed_cost_the_server_nothing(tmp_path):
 def test_a_merged_model_that_is_not_finite_ends_the_run_before_it_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr("shoal_flower.server.server_rounds.server_round", diverged)
     federation = Federation(tmp_path / "run")
-    with pytest.raises(InputError, match="round 1: the merged model 0 has numbers that are NaN or infinite"):
+    with pytest.raises(InputError, match="round 1: the merged model 0 has NaN or infinite numbers"):
         federation.serve()
     assert load_checkpoint(federation.out / "checkpoint") is None
 
