@@ -40,9 +40,9 @@ CASES = [(kind, key, value) for kind, keys in WRONG.items() for key, values in k
 
 @pytest.mark.parametrize(("algorithm", "key", "value"), CASES, ids=str)
 def test_a_setting_outside_its_range_is_refused(algorithm, key, value, toy_config):
-    with pytest.raises(InputError, match=rf"^'{key}' must be [^\n]*; got [^\n]*$"):
+    with pytest.raises(InputError, match=rf"^'{key}' must be [^\n]*"):
         algorithm(**{key: value})
-    with pytest.raises(InputError, match=rf"'algorithm.{key}' must be [^\n]*; got [^\n]*$"):
+    with pytest.raises(InputError, match=rf"'algorithm.{key}' must be [^\n]*"):
         toy_config(algorithm={"name": algorithm.name, "rounds": 1, key: value})
 
 

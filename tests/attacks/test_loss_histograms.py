@@ -204,7 +204,7 @@ def test_hold_outs_are_needed(clustered, estimator):
     state, federation, engine = clustered
     nothing = [(federation.clients.x[:0], federation.clients.y[:0])] * 6
     bare = replace(federation, holdout=Shards.from_pairs(nothing))
-    with pytest.raises(InputError, match=f"^the '{estimator}' estimator needs hold-out examples .*; got none$"):
+    with pytest.raises(InputError, match=f"^the '{estimator}' estimator needs hold-out examples .*"):
         risks_of((state, bare, engine), RedTeam(1, estimator, Gap()))
 
 

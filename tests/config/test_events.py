@@ -41,7 +41,7 @@ def test_events_and_methods_are_read_written_and_read_again():
     [
         ([{"round": 3, "leav": [1]}], r"unknown key 'events\[0\].leav'; did you mean 'leave'\?"),
         ([{"round": 3}], "'leave'"),
-        ([{"round": 0, "leave": [1]}], r"'events\[0\].round' must be at least 1; got 0"),
+        ([{"round": 0, "leave": [1]}], r"'events\[0\].round' must be at least 1"),
         ([{"round": 5, "leave": [1]}], "must be"),
         ([{"round": 1, "join": [1]}], "must be"),
         ([{"round": 2, "leave": [9]}], "events: client '9' is not in the federation; known: 0, 1, 2, 3"),
@@ -50,7 +50,7 @@ def test_events_and_methods_are_read_written_and_read_again():
         ([{"round": 2, "leave": [1], "join": [1]}], "left for good in round 2"),
         ([{"round": 2, "join": [1]}, {"round": 3, "join": [1]}], "client '1'"),
         ([{"round": 4, "leave": [0, 1, 2, 3]}], "round 4"),
-        (3, "'events' must be a list; got 3"),
+        (3, "'events' must be a list"),
     ],
 )
 def test_events_that_cannot_be_are_refused_in_one_sentence(events, sentence, tmp_path):

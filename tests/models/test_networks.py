@@ -266,5 +266,5 @@ def test_a_network_of_other_inputs_is_refused(name: str, shape, sentence: str) -
 def test_sizes_that_a_network_does_not_have_are_refused() -> None:
     with pytest.raises(InputError, match="got 19"):
         VGG(depth=19)
-    with pytest.raises(InputError, match=r"'filters' must be a list of 3; got \(3, 4\)"):
+    with pytest.raises(InputError, match=r"'filters' must be a list of 3"):
         shoal.create_model("faces-cnn", FACES, filters=[3, 4])

@@ -179,8 +179,8 @@ def test_the_schedule_follows_the_victim_into_another_order():
             lambda: settings(alpha=None, min_examples=20),
             r"6 clients .*120 .*got \d\d",
         ),
-        (images(), lambda: settings(attacker_share=1.0), "'attacker_share' must be below 1.*; got 1.0"),
-        (images(), lambda: settings(period=1), "'period' must be at least 2; got 1"),
+        (images(), lambda: settings(attacker_share=1.0), "'attacker_share' must be below 1.*"),
+        (images(), lambda: settings(period=1), "'period' must be at least 2"),
     ],
 )
 def test_wrong_property_partitions_are_one_sentence(dataset, make_settings, sentence):

@@ -218,7 +218,7 @@ def test_a_simulation_in_python_records_too(mlp, build, tmp_path):
             simulate_with(federation, mlp, FedAvg(), local, out=out, resume=True, **PYTHON | other)
     for wrong, sentence in [
         ({"out": None}, "'record_updates' needs 'out'"),
-        ({"record_updates": -1}, "'record_updates' must be at least 0; got -1"),
+        ({"record_updates": -1}, "'record_updates' must be at least 0"),
         ({"max_megabytes": 0}, "'max_megabytes' must be at least 1"),
     ]:
         with pytest.raises(InputError, match=sentence):

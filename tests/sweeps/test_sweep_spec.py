@@ -231,7 +231,7 @@ BAD = {
         "'figures.f.kind' must be 'boxes'",
     ),
     "a figure over nothing": (SWEEP + '[figures.f]\nkind = "bars"\ny = ["x"]', "'figures.f.x' is missing"),
-    "a level that is none": (FIGURE + "level = nan", "'figures.f.level' must be a finite number; got nan"),
+    "a level that is none": (FIGURE + "level = nan", "'figures.f.level' must be a finite number"),
     "a name too long for a file": (SWEEP + f"[tables.{'a' * 201}]\ny = ['x']", "at most 200 bytes"),
     "a file's name that is none": (SWEEP + '[tables."a/b"]\ny = ["x"]', "'tables.a/b'"),
 }

@@ -47,10 +47,10 @@ def require(condition: bool, sentence: str) -> None:
     """Raise `InputError` with the message ``sentence`` unless ``condition`` holds.
 
     >>> require(1 > 0, "never seen")
-    >>> require(0.0 > 0, "'local.learning_rate' must be above 0; got 0.0")
+    >>> require(0.0 > 0, "'local.learning_rate' must be above 0 (got 0.0)")
     Traceback (most recent call last):
     ...
-    shoal.core.errors.InputError: 'local.learning_rate' must be above 0; got 0.0
+    shoal.core.errors.InputError: 'local.learning_rate' must be above 0 (got 0.0)
     """
     if not condition:
         raise InputError(sentence)
@@ -131,10 +131,10 @@ def require_instance(name: str, value: object, kind: type, how: str) -> None:
     >>> require_instance("out", 3, str, "such as 'runs/mine'")
     Traceback (most recent call last):
     ...
-    shoal.core.errors.InputError: 'out' must be a str, such as 'runs/mine'; got 3
+    shoal.core.errors.InputError: 'out' must be a str, such as 'runs/mine' (got 3)
     """
     article = "an" if kind.__name__[0] in "AEIOU" else "a"
-    require(isinstance(value, kind), f"'{name}' must be {article} {kind.__name__}, {how}; got {describe(value)}")
+    require(isinstance(value, kind), f"'{name}' must be {article} {kind.__name__}, {how} (got {describe(value)})")
 
 
 def integer(name: str, value: object, how: str, least: int | None = None) -> int:
@@ -146,12 +146,12 @@ def integer(name: str, value: object, how: str, least: int | None = None) -> int
     >>> integer("rounds", "3", "such as 30")
     Traceback (most recent call last):
     ...
-    shoal.core.errors.InputError: 'rounds' must be an integer, such as 30; got '3'
+    shoal.core.errors.InputError: 'rounds' must be an integer, such as 30 (got '3')
     """
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise InputError(f"'{name}' must be an integer, {how}; got {describe(value)}")
+        raise InputError(f"'{name}' must be an integer, {how} (got {describe(value)})")
     number = int(value)
-    require(least is None or number >= least, f"'{name}' must be at least {least}; got {number}")
+    require(least is None or number >= least, f"'{name}' must be at least {least} (got {number})")
     return number
 
 
@@ -164,11 +164,11 @@ def path_of(name: str, value: object) -> Path:
     >>> path_of("out", None)
     Traceback (most recent call last):
     ...
-    shoal.core.errors.InputError: 'out' must be a path, such as 'runs/mine'; got None
+    shoal.core.errors.InputError: 'out' must be a path, such as 'runs/mine' (got None)
     """
     if not isinstance(value, str | PathLike):
-        raise InputError(f"'{name}' must be a path, such as 'runs/mine'; got {describe(value)}")
-    require(value != "", f"'{name}' must be a path, such as 'runs/mine'; got ''")
+        raise InputError(f"'{name}' must be a path, such as 'runs/mine' (got {describe(value)})")
+    require(value != "", f"'{name}' must be a path, such as 'runs/mine' (got '')")
     require("\0" not in str(value), f"'{name}' must be a path without zero bytes (got {str(value)!r})")
     return Path(value)
 

@@ -89,7 +89,7 @@ def settings(cls: type[_Settings]) -> type[_Settings]:
     >>> Example(clusters=0)
     Traceback (most recent call last):
     ...
-    shoal.core.settings.FieldError: 'clusters' must be at least 1; got 0
+    shoal.core.settings.FieldError: 'clusters' must be at least 1 (got 0)
     """
     relations: Callable[[Any], None] | None = getattr(cls, "__post_init__", None)
 
@@ -136,7 +136,7 @@ class FieldError(InputError):
         first, *_ = self.errors = errors
         name = str(first["loc"][0])
         allowed = _allowed([error for error in errors if error["loc"][0] == name])
-        super().__init__(f"'{(names or {}).get(name, name)}' must be {allowed}; got {spell_value(first['input'])}")
+        super().__init__(f"'{(names or {}).get(name, name)}' must be {allowed} (got {spell_value(first['input'])})")
 
 
 def plain(value: object) -> object:
