@@ -119,5 +119,5 @@ def test_arrays_and_images_that_are_blown_up_are_refused(tmp_path, monkeypatch):
         large = tarfile.TarInfo("data_batch_1.bin")
         large.size = 2000
         archive.addfile(large, io.BytesIO(bytes(2000)))
-    with pytest.raises(InputError, match="more than 1,000 bytes, decompressed"):
+    with pytest.raises(InputError, match="1,000 bytes"):
         load_cifar10(tmp_path / "c.tar.gz")

@@ -163,7 +163,7 @@ def test_groups_of_one_data_set_have_separate_shifts() -> None:
 
 
 BAD = {
-    "three angles": ({"rotation": (0.0, 10.0, 20.0)}, r"'rotation' must be two numbers, \[low, high\]; got"),
+    "three angles": ({"rotation": (0.0, 10.0, 20.0)}, r"'rotation' must be two numbers, \[low, high\]"),
     "factors": ({"brightness": (1.2, 0.9)}, "'brightness'"),
     "negative factor": ({"brightness": (-0.5, 0.9)}, r"'brightness' must be at least 0"),
     "a shift of nothing": ({"shift_per": "client"}, "'shift_per'"),

@@ -166,7 +166,7 @@ def test_the_schedule_follows_the_victim_into_another_order():
         ),
         (replace(images(), has_property=torch.ones(1_200, dtype=torch.bool)), settings, "got 1,200 of 1,200"),
         (images(), lambda: settings(clients=2), "'clients'.*got 2"),
-        (images(), lambda: settings(examples=400), r"needs 2,638 images .* but made has 1,200"),
+        (images(), lambda: settings(examples=400), r"2,638 images"),
         (images(), lambda: settings(min_examples=150), "the attacker .*got 11[0-9]"),
         (images(), lambda: settings(attacker_share=0.97), "the victim .*got 7"),
         (

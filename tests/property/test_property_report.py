@@ -257,7 +257,7 @@ def test_curves_end_at_the_metrics_of_the_summary() -> None:
     assert drawn is not None
     ends = f"all models {made.overall['property.auc']:.3f}, cluster 1 {made.by_cluster[1]['property_auc']:.3f}"
     assert ends in drawn.image
-    assert "The updates of cluster 0 are of one kind alone" in drawn.caption
+    assert "updates of cluster 0 are of one kind" in drawn.caption
 
 
 def test_rolling_mean_is_that_of_the_rounds_around() -> None:

@@ -46,7 +46,7 @@ def test_a_run_that_nobody_attacked_claims_nothing_and_names_the_command(run: Pa
     assert said["Epsilon and delta"].startswith("not covered: no epsilon is stated")
     page = " ".join(Page((run / "card.html").read_text()).words)
     assert "was not measured" in page
-    assert "Nothing is promised" in page
+    assert "No guarantee" in page
 
 
 def test_the_card_says_who_is_exposed_to_whom(run: Path) -> None:

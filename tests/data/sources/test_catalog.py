@@ -277,8 +277,8 @@ FAILURES = [
     ("no pixels", 0, idx_bytes(np.zeros((5, 0, 4), np.uint8)), ["0x4", "1x1"]),
     ("half a gzip", 0, gzip.compress(GOOD)[:-12], ["truncated", "gzip"]),
     ("gzip checksum cut", 0, gzip.compress(GOOD)[:-4], ["truncated", "gzip"]),
-    ("gzip checksum", 0, gzip.compress(GOOD)[:-8] + b"12345678", ["damaged", "gzip"]),
-    ("gzip body", 0, gzip.compress(GOOD)[:10] + b"\x07" * 60, ["damaged", "gzip"]),
+    ("gzip checksum", 0, gzip.compress(GOOD)[:-8] + b"12345678", ["corrupt", "gzip"]),
+    ("gzip body", 0, gzip.compress(GOOD)[:10] + b"\x07" * 60, ["corrupt", "gzip"]),
 ]
 
 
