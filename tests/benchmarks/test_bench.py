@@ -142,5 +142,5 @@ def test_the_script_prints_a_table_or_a_document_and_writes_nothing(toy_config, 
     assert profile_round.main([str(path), "--rounds", "1", "--json", "--set", "engine.backend=loop"]) == 0
     assert json.loads(capsys.readouterr().out)["backend"] == "loop"
     assert profile_round.main([str(path), "--rounds", "0"]) == 2
-    assert capsys.readouterr().err == "Error: 'rounds' must be at least 1"
+    assert capsys.readouterr().err == "Error: 'rounds' must be at least 1 (got 0)\n"
     assert list(tmp_path.iterdir()) == [path]
