@@ -175,7 +175,7 @@ class Standardizer:
 
     @property
     def width(self) -> int:
-        """The number of network inputs: one per column of numbers, and one per word of a column of words."""
+        """The number of network inputs, which is one per column of numbers and one per word of a column of words."""
         return sum(len(column) or 1 for column in self.words or [()] * len(self.inputs))
 
     def transform(self, rows: pd.DataFrame) -> Tensor:

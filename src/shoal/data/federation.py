@@ -96,7 +96,7 @@ class Federation:
 
     @property
     def kind(self) -> str:
-        """A plural noun for the examples: images, texts, rows or examples."""
+        """A plural noun for the examples, such as images, texts or rows."""
         x = self.clients.x
         if x.dim() == 2:
             return "rows" if x.is_floating_point() else "texts"

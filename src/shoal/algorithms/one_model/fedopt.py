@@ -23,8 +23,9 @@ class FedOpt(Wrapper):
 
     - "sgd": ``m <- beta1 * m + delta``, ``model <- model + learning_rate * m``. Optimizer "sgd" with learning rate 1
       and beta1 = 0 reproduces ``base``.
-    - "adam" and "yogi": ``m <- beta1 * m + (1 - beta1) * delta``, ``model <- model + learning_rate * m / (sqrt(v) +
-      tau)``. The second moment ``v`` follows the rule of Adam or Yogi, without bias correction, as in the paper.
+    - "adam" and "yogi": ``m <- beta1 * m + (1 - beta1) * delta``,
+      ``model <- model + learning_rate * m / (sqrt(v) + tau)``. The second moment ``v`` follows the rule of Adam or
+      Yogi, without bias correction, as in the paper.
 
     A model that no client trained in a round does not change, and neither do its moments. Batch norm's statistics are
     averaged without the optimizer.

@@ -68,7 +68,7 @@ class ClientDataset:
 
     @property
     def kind(self) -> str:
-        """A plural noun for the examples: images or rows."""
+        """A plural noun for the examples, such as images or rows."""
         return "images" if isinstance(self.examples, Tensor) else "rows"
 
     @property
