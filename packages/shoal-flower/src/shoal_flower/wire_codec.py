@@ -58,7 +58,7 @@ def pack_models(models: Tensor) -> ArrayRecord:
 
 
 def pack_offer(offer: Offer, models: ArrayRecord | None = None) -> RecordDict:
-    """Pack an offer; ``models`` are the offer's models if they are packed already."""
+    """Pack an offer; ``models`` may be the result of `pack_models`."""
     header = {name: value for name, value in vars(offer).items() if name != "models"}
     text = json.dumps(header, default=lambda value: value.tolist() if isinstance(value, Tensor) else vars(value))
     packed = pack_models(offer.models) if models is None else models
@@ -234,7 +234,7 @@ def pack_stamp(records: RecordDict, stamp: Stamp) -> None:
 
 
 def unpack_stamp(records: RecordDict) -> Stamp:
-    """Remove the last charge of the client's ledger from a reply and return it, ``(0, "")`` without a charge.
+    """Remove the last charge of the client's ledger from a reply and return the charge, or ``(0, "")``.
 
     Raises:
         RejectedReplyError: the record of the charge is malformed.

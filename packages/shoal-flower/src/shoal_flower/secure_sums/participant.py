@@ -57,13 +57,13 @@ class Participant:
         letters_key: the client's private key for letters.
         mask_key: the client's private key for pairwise masks.
         seeds: the seeds of the client's self-masks, one for the counts and one per block.
-        share: the fraction of the clients; more than this fraction must help to reveal a sum (`threshold_of`).
+        share: a fraction; more than this fraction of the clients must help to reveal a sum (`threshold_of`).
         stage: the number of the client's answers.
         cards: the cards of all clients, sorted by name.
         sharers: the names of the clients that sent letters.
         held: secret shares of other clients, by name: the share of the mask key, and the shares of the seeds.
         binding: the digest of everything that clients must agree on; see `binding_of`.
-        subjects: digests of the models and of the choice, to compare the members with those of other sums.
+        subjects: digests of the models and of the choice, to compare the sum's members with other sums' members.
         members: the names of the clients in the sum.
     """
 
@@ -196,7 +196,7 @@ class Participant:
 
         Raises:
             RefusedError: the question is out of order, the client is not a member, the sum has too few members, or the
-                members differ from an earlier sum's by fewer than ``least`` clients.
+                members differ from an earlier sum's members by fewer than ``least`` clients.
         """
         self._require(question.session, 3)
         members = tuple(sorted(question.names))

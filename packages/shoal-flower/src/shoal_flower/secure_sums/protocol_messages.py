@@ -214,9 +214,8 @@ def read_answer(kind: type[_Message], text: str) -> _Message:
 def threshold_of(clients: int, share: float) -> int:
     """Return the number t of clients whose shares reveal a secret: more than the fraction ``share`` of all clients.
 
-    A dishonest server could send different lists of members to different clients. The server needs t shares of each
-    secret, so at least 2 t - n clients must help the server. With a fraction of 2 / 3, at least a third of the clients
-    must help.
+    A dishonest server that sends different lists of members to the n clients needs the help of at least 2 t - n
+    clients. With ``share`` = 2 / 3, a dishonest server needs the help of at least a third of the clients.
 
     >>> [threshold_of(n, 2 / 3) for n in (3, 4, 20)]
     [3, 3, 14]
@@ -225,9 +224,7 @@ def threshold_of(clients: int, share: float) -> int:
 
 
 def may_be_compared(members: Iterable[str], others: Iterable[str], least: int) -> bool:
-    """Return whether two sums over the same models hide single clients: equal members, or at least ``least``
-    differences.
-    """
+    """Return whether the members of two sums over the same models are equal or differ by at least ``least`` clients."""
     return (apart := {*members} ^ {*others}) == set() or len(apart) >= least
 
 
@@ -262,7 +259,7 @@ def counts_part(binding: bytes, counts: bytes) -> bytes:
 def pair_mask(
     private: bytes, one: Card, other: Card, binding: bytes, label: bytes, shape: tuple[int, ...], dtype: np.dtype
 ) -> NDArray:
-    """Return the pairwise mask of the client ``one`` for its pair with ``other``, whose mask cancels it.
+    """Return the pairwise mask of the client ``one``, which the mask of the client ``other`` cancels.
 
     Args:
         private: the private mask key of either client.

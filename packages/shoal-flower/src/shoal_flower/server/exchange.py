@@ -1,9 +1,8 @@
 """The exchange of messages between the server and its nodes, which limits the size of each reply.
 
-Flower's own `Grid.pull_messages` accepts any number of bytes, and joins a chunk as often as its array names the chunk.
-`pull_messages` waits two hours for an object that is never uploaded. `pull_messages` stops at the first unreadable
-reply and loses all other replies of the call. This module reads the same objects by the same interface (flwr 1.41 and
-1.42, `HttpGrid`).
+Flower's `Grid.pull_messages` accepts replies of any size. `pull_messages` waits two hours for an object that is never
+uploaded. `pull_messages` stops at the first unreadable reply and loses all other replies of the call. This module reads
+Flower's objects by the interface of flwr 1.41 and 1.42 (`HttpGrid`).
 """
 
 import hashlib
@@ -44,7 +43,7 @@ class NotUploadedError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Reply:
-    """A reply at the SuperLink, before it is read.
+    """An unread reply at the SuperLink.
 
     Args:
         answers: the id of the answered message; the SuperLink has checked that this node received the message.
@@ -85,8 +84,8 @@ def content_of(grid: Grid, reply: Reply, largest: int) -> RecordDict:
     """Read the records of a reply whose arrays have at most ``largest`` bytes.
 
     Raises:
-        NotUploadedError: some of the reply is not at the SuperLink yet.
-        RejectedReplyError: the reply is larger or cannot be read.
+        NotUploadedError: the reply is not completely uploaded to the SuperLink yet.
+        RejectedReplyError: the reply has larger arrays or cannot be read.
     """
     if not isinstance(grid, HttpGrid):
         assert reply.content is not None
@@ -168,7 +167,7 @@ class NodeReply:
         error: the reason for missing content.
         late: whether the reply answers a message of an earlier exchange; a late reply is not read.
         gone: whether no reply can come, because the node is gone or the message has expired.
-        failed: whether the node's program failed; otherwise an unreadable reply was rejected.
+        failed: whether the node's program failed.
     """
 
     node: int
@@ -216,7 +215,7 @@ _HEADERS = 1 << 16
 
 @dataclass
 class Exchange:
-    """The exchange of messages with nodes; it remembers unanswered messages, to recognise late replies."""
+    """The exchange of messages with nodes, with a list of unanswered messages to recognise late replies."""
 
     grid: Grid
     _late: dict[str, int] = field(default_factory=dict)
@@ -235,8 +234,8 @@ class Exchange:
     ) -> Iterator[NodeReply]:
         """Send each node its message, and yield the answers in order of arrival, with one answer in memory at a time.
 
-        An answer's content is cleared when the next answer is requested. A reply's arrays may have as many bytes as its
-        message's, and twice as many in secure sums, whose integers may have 64 bits.
+        An answer's content is cleared when the next answer is requested. A reply's arrays may have as many bytes as the
+        message's arrays, and twice as many in secure sums.
 
         Args:
             messages: the messages, by node.

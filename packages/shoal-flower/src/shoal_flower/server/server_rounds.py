@@ -67,12 +67,12 @@ class UpdateFile:
     """The clients' models of a round, as rows of float32 in a temporary file.
 
     Weights and the order of summation depend on all replies, so the sum begins after the last reply. The merged model
-    then equals the simulation's bit for bit. Memory holds a few models for any number of clients. The file has 4 bytes
+    equals the simulation's model bit for bit. Memory holds a few models for any number of clients. The file has 4 bytes
     per parameter and client.
 
     Args:
         parameters: P, the length of a row.
-        order: the row of each position 0, 1, ...; an empty list means order of arrival.
+        order: the row number of each position; an empty list means the order of arrival.
     """
 
     folder: Path
@@ -158,7 +158,7 @@ class Server:
         scale: the standardization of columns, if clients have their own tables.
         features: the file of the feature map, or ``None`` without a feature map.
         watch: a function that is called at every change in a round.
-        frozen: the file of the models' frozen tensors, for clients with different ones, or ``None`` if unknown.
+        frozen: the file of the models' frozen tensors, for clients with different tensors, or ``None`` if unknown.
     """
 
     attendance: Attendance
@@ -357,8 +357,7 @@ class RemoteHistograms:
 class RemoteCoordinator:
     """A `SteeringRule` from one bit per client, which keeps thresholds at the clients.
 
-    Accuracy is measured on the server's shadow set. A prediction before the first round counts no client as over its
-    limit.
+    Accuracy is measured on the server's shadow set. Before the first round, no client counts as over its limit.
     """
 
     server: Server
