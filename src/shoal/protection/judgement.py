@@ -55,7 +55,7 @@ class Demand:
         choosing: the number of choosing seeds, which select protections, counted from the configuration's own seed.
         judging: the largest number of judging seeds, which test the selected protections; at least 2.
         epsilon: the largest allowed epsilon of every client in this view. ``None`` requires no epsilon.
-        promise: whether differential privacy must guarantee the limit for every possible attack. Otherwise the limit
+        promise: whether differential privacy must guarantee the limit for every possible attack. If false, the limit
             applies to measured attacks.
 
     Example:
@@ -109,10 +109,10 @@ class Protection:
     Args:
         rung: the name of the protection; "as it is" means the unprotected federation.
         description: the protection's changes.
-        outcome: the verdict "within the limit", "above the limit" or "not decided", of the worst finding or, with
-            ``promise``, of the bound.
+        outcome: the verdict on the worst finding, or with ``promise`` on the bound: "within the limit", "above the
+            limit" or "not decided".
         findings: one finding per group on the judging seeds, the most exposed group first.
-        before: the exposure of the most exposed group without the protection, on the same seeds, at most three.
+        before: the exposure of the most exposed group without the protection, on at most three judging seeds.
         accuracy: the accuracy over all clients on the judging seeds.
         accuracy_before: the accuracy over all clients without the protection.
         payer: the group with the largest loss of accuracy.
@@ -251,9 +251,7 @@ class Figures:
 
 
 def affordable(figures: Figures, demand: Demand) -> list[str]:
-    """List the settings whose loss of accuracy may be within `Demand.max_cost`. A required guarantee keeps all
-    settings.
-    """
+    """List the settings that may lose at most `Demand.max_cost` of accuracy, or all settings with a guarantee."""
     change = figures.means()["change"]
     if demand.mu is not None:
         return change.index.tolist()
@@ -269,7 +267,7 @@ def shortlist(figures: Figures, demand: Demand) -> list[str]:
 
 
 def by_price(means: pd.DataFrame) -> list[str]:
-    """Order the settings in `Figures.means` by the payer's loss of accuracy, by epsilon, and by exposure."""
+    """Order the settings in `Figures.means` by the largest loss of accuracy of a group, by epsilon, and by exposure."""
     keys = means.assign(payer_change=means["payer_change"].round(EQUAL), epsilon=means["epsilon"].fillna(inf))
     order = keys.sort_values(["payer_change", "epsilon", "exposure"], ascending=[False, True, True], kind="stable")
     return order.index.tolist()
@@ -278,8 +276,8 @@ def by_price(means: pd.DataFrame) -> list[str]:
 def candidates(figures: Figures, demand: Demand) -> list[str]:
     """List the settings to test, in order, by their means on all choosing seeds.
 
-    The first is the cheapest setting (`by_price`) within the limit and `Demand.max_cost`. Each further setting costs
-    more and is less exposed than all earlier settings.
+    The first candidate is the cheapest setting (`by_price`) within the limit and `Demand.max_cost`. Each further
+    candidate costs more and is less exposed than all earlier candidates.
     """
     means = _promised(figures, demand)
     within = means[(means["change"] >= -demand.max_cost) & (means[demand.limited] <= demand.limit)]
@@ -360,7 +358,7 @@ def judgement_of(rung: Rung, figures: Figures, demand: Demand, alone: float = na
 
 
 def chosen(judgements: Sequence[Protection]) -> Protection:
-    """Return the first outcome within the limit, or the least exposed outcome if there is none."""
+    """Return the first outcome within the limit, or the least exposed outcome if no outcome is within the limit."""
     within = [judgement for judgement in judgements if judgement.outcome == "within the limit"]
     return within[0] if within else min(judgements, key=lambda judgement: judgement.exposure)
 

@@ -63,7 +63,7 @@ def protect(config: Config, place: Workplace[SweepWatch], demand: Demand) -> Pro
     """Search the protections for ``config`` in the directory of ``place``, and write the result.
 
     Without a required guarantee, the unprotected federation is tested first. If the exposure of the unprotected
-    federation is within the limit, the search ends. Otherwise the search has three steps:
+    federation is within the limit, the search ends. The search among protections has three steps:
 
     - Screening: train every protection on the first choosing seed at each learning rate, and drop those that cost too
       much.
@@ -71,8 +71,8 @@ def protect(config: Config, place: Workplace[SweepWatch], demand: Demand) -> Pro
     - Judging: test the `candidates` of a group on the judging seeds. The first protection within the limit ends the
       search.
 
-    Slow protections are tried last. Each test adds seeds until `Demand.test_of` decides, or shows that all seeds
-    together would not decide.
+    Slow protections are tried last. Each test adds seeds until `Demand.test_of` decides or cannot decide with all
+    seeds.
 
     Raises:
         InputError: the federation cannot be repeated, or the directory has a different search; no file is written.
@@ -305,7 +305,7 @@ class _Search:
         return self.figures(attacked)
 
     def judge(self, name: str) -> Protection:
-        """Test a candidate, adding judging seeds until they decide or show that all seeds would not decide."""
+        """Test a candidate, adding judging seeds until the test decides or cannot decide with all seeds."""
         judgement, candidate = None, self.tried[name]
         for number in self.demand.test_of(name).looks:
             attacked = self.runs({name: candidate.config}, self.judging[:number], attacked=True)

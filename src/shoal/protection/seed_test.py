@@ -40,7 +40,7 @@ FIRST_LOOK = 3
 
 @dataclass(frozen=True)
 class SeedTest:
-    """Confidence intervals of mean exposures that hold together at all numbers of seeds.
+    """Confidence intervals of mean exposures that hold simultaneously for all numbers of seeds.
 
     Args:
         most: the largest number of seeds, at least 2.

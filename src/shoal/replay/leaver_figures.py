@@ -21,8 +21,7 @@ def attacks_on_leaver(scores: Floats, population: Floats) -> dict[str, Estimate]
     """Return the AUC over federations of the plain score, RMIA and LiRA, by attack name.
 
     Federations 2 i had the client, and federations 2 i + 1 never had the client. RMIA and LiRA score each half of the
-    federations with the other half as references. Leaving out one federation at a time would bias LiRA to an AUC of
-    0.45.
+    federations with the other half as references.
 
     Args:
         scores: logit-scaled confidences of the client's training examples, (2 R, Q); R is even.
@@ -60,10 +59,10 @@ def _half(
 
 
 def strongest_attack(attacks: Mapping[str, Estimate]) -> tuple[str, Estimate]:
-    """Return the name and AUC of the decisive attack, with an interval that covers all attacks together.
+    """Return the name and AUC of the decisive attack, with a simultaneous interval over all attacks.
 
-    An AUC certainly below 0.5 is reversed. If an attack is certainly above 0.5, the attack with the highest lower end
-    decides. Otherwise the attack with the highest upper end decides.
+    An AUC certainly below 0.5 is reversed. If an AUC is certainly above 0.5, the attack whose interval has the highest
+    lower end decides. If no AUC is certainly above 0.5, the attack whose interval has the highest upper end decides.
     """
     wider = {name: estimate.among(len(attacks)) for name, estimate in attacks.items()}
     wider |= {name: Estimate(1 - e.value, 1 - e.high, 1 - e.low) for name, e in wider.items() if e.high < 0.5}

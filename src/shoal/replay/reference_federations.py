@@ -1,8 +1,8 @@
-"""Reference federations: the whole run again, clustering included, with some examples exchanged.
+"""Reference federations: repetitions of a whole run, including clustering, with some examples exchanged.
 
-Attacks such as LiRA and RMIA compare a record's score on models with and without the record. In a reference federation
-the record also affects the choice of clusters. Reference federations reuse the risks and directives of the attacked
-run, because their own risks would change the defence.
+Attacks such as LiRA and RMIA compare a record's score on models with and without the record. A record also affects the
+choice of clusters in a reference federation. Reference federations reuse the risks and directives of the attacked run,
+because their own risks would change the defence.
 
 Source: Carlini et al. 2022, arXiv:2112.03570, section IV, for centralised training.
 """
@@ -108,13 +108,13 @@ class AttackedRun:
         deployed: the models in use at the end.
         risks: the published risks, by round.
         directives: the coordinator's directives, by round, or ``None`` without a coordinator.
-        records: the attacked records, from clients that are members of the model they trained last.
+        records: the attacked records of each client that counts as a member of its last trained model.
         population: non-members of every model.
         notes: caveats about the records, in sentences without a full stop.
         rows: the rows of `rounds.csv`, to verify repeated rounds.
         queries: the number of copies per record that an attack queries; trajectories use the record itself.
-        snapshots: the rounds of a trajectory. The score of a round is by the model that each client had trained last.
-            An empty tuple means evenly spaced rounds and each client's final model.
+        snapshots: the rounds of a trajectory. A round's score uses the model that the client had trained last. An empty
+            tuple means evenly spaced rounds and each client's final model.
     """
 
     simulation: Simulation
@@ -226,8 +226,8 @@ class AttackedRun:
         """Train reference federation ``number`` and score the records.
 
         The federation starts from the attacked run's initial models and reuses its risks and directives. Cohorts,
-        batches and noise are drawn anew. A member stays a member after any number of rounds. The span attacks ``spans``
-        take as long as dozens of rounds, and `with_spans` can add them later.
+        batches and noise are drawn anew. The span attacks ``spans`` take as long as dozens of rounds, and `with_spans`
+        can add their scores later.
         """
         stream = self.stream("reference federation", number)
         return self._train(self.exchanged(number), stream, engine, self.simulation.last_round, spans)

@@ -65,7 +65,7 @@ def reference_scores(
         attacked: the attacked run, or the run that a client left, without ``rounds``.
         target: the attacked run's scores.
         folder: the folder of the scores. ``None`` keeps the scores in memory.
-        watch: a function that is called before the first training and after each.
+        watch: a function that is called before the first training and after each training.
         rounds: whether attacks on rounds will follow, which need the repeated run (`replayed_scores`) and scores of the
             span attacks ``spans``.
         spans: the names of span attacks; see `spans_to_repeat`.
@@ -113,7 +113,7 @@ class _Store:
     attacked: str
 
     def read(self, number: int) -> FederationScores | None:
-        """Read the scores of federation ``number``, or None if the file is missing, damaged or of other models."""
+        """Read the scores of federation ``number``, or None if the file is missing, damaged or outdated."""
         path = self._path(number)
         if path is None or not path.exists():
             return None
@@ -186,8 +186,8 @@ def attack_with_references(
     The attacks include all attacks that the simulation's view allows.
 
     Returns:
-        ``progress`` with the spent seconds, and the attacked records. The records are None with fewer than two members,
-        or if the view is an outsider's and no reference federation is configured.
+        ``progress`` with the training time in seconds, and the attacked records. The records are None with fewer than
+        two members, or if the view is an outsider's and no reference federation is configured.
     """
     view = simulation.widest_view
     if simulation.reference_federations == 0 and view == OUTSIDER:
@@ -253,7 +253,7 @@ def view_scores(
     folder: Path | None = None,
     spans: SpansOfRun | None = None,
 ) -> tuple[dict[str, RecordTable], dict[str, str]]:
-    """Return the scores of a view's attacks beyond an outsider's, by attack name, and the reasons for missing attacks.
+    """Return the scores of a view's additional attacks, by attack name, and the reasons for missing attacks.
 
     The attacks repeat the run's first rounds, or all rounds if there are reference federations.
 

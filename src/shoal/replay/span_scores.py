@@ -75,7 +75,7 @@ def span_scores(
 ) -> SpansOfRun:
     """Return the scores (M,) of each possible attack in ``names``, and the reasons for missing attacks.
 
-    The span attack tests a record on the changes of every cluster's model, as an attacker would who does not know the
+    The span attack tests a record on the changes of every cluster's model, because the attacker does not know the
     client's cluster. The joint attack knows which clients trained which model. A record has the score NaN if its client
     sent no update in the attacked rounds.
 
@@ -181,10 +181,10 @@ def _of_models(seen: FirstRounds, asked: Candidates, engine: Engine, knowledge: 
 def largest(found: SpanScores, candidates: Candidates) -> RecordTable:
     """Return each record's largest score over K models, its threshold, and whether that model's span is exact.
 
-    Scores of different models are compared by their distance from those of known non-members, in standard deviations.
-    Residuals are compared by their logarithms, because exact residuals are smaller by five orders of magnitude. Without
-    exact spans, thresholds are those of the known records' largest scores, because a maximum exceeds a threshold more
-    often than one score does.
+    Scores of different models are compared by their distance from the scores of known non-members, in standard
+    deviations. Residuals are compared by their logarithms, because exact residuals are five orders of magnitude smaller
+    than inexact residuals. If several spans are not exact, the models' thresholds are fitted to the largest scores of
+    known non-members.
 
     Args:
         found: the scores of ``candidates``.

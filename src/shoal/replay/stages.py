@@ -26,8 +26,8 @@ class RecordedRisks:
 
     Args:
         every: the number of rounds from one estimate to the next; 0 for no estimates.
-        by_round: the risks of each round with an estimate, (K,) float64. A missing round keeps the earlier risks, and
-            so does a round with another number of models.
+        by_round: the risks of each round with an estimate, (K,) float64. A round that is missing or has a different
+            number of models keeps the earlier risks.
 
     Example:
         >>> from shoal.replay.stages import RecordedRisks
@@ -82,7 +82,7 @@ def warm_start_chain(simulation: Simulation, records: PairedRecords) -> list[Cha
     """List the simulations before the ``start`` of ``simulation``, in training order.
 
     Raises:
-        InputError: the training of the start is unknown.
+        InputError: the training of a warm start is unknown.
     """
     require_known(simulation)
     stages = []

@@ -124,8 +124,8 @@ def open_run_dir(
 def rounds_before(out: Path, description: RunDescription, rounds: int) -> int:
     """Return the configured number of rounds of the run in ``out``, or ``rounds`` if ``out`` has no config.toml.
 
-    The run in ``out`` may have fewer rounds than ``description``, another path of the data, and other settings that
-    only change the speed.
+    The run in ``out`` may differ from ``description`` in the number of rounds, if smaller, the path of the data, and
+    settings that only change the speed.
 
     Raises:
         InputError: ``out`` has a different run than ``description``, or a finished run with changed files.
@@ -164,7 +164,7 @@ def _concerns_later_rounds(key: str, before: Mapping[str, Any], now: Mapping[str
 def extend_rounds(
     out: Path, description: RunDescription, progress: SimulationState | None, before: int, every: int
 ) -> SimulationState | None:
-    """Extend a run to more rounds, and return the state that the longer run would have at this round.
+    """Extend a run to more rounds, and return the longer run's state after ``before`` rounds.
 
     Args:
         description: the longer run's description.
@@ -241,7 +241,7 @@ def collect_warnings() -> Iterator[list[str]]:
 
 @contextmanager
 def drop_repeated_warnings() -> Iterator[None]:
-    """Print a warning of many runs once, ignoring the numbers in its text; the log of each run keeps the warning."""
+    """Print a warning that several runs repeat only once, ignoring numbers in the warning's text."""
     filters = [(handler, _NewWarnings()) for handler in logging.getLogger().handlers]
     for handler, new in filters:
         handler.addFilter(new)

@@ -220,8 +220,8 @@ class Result:
             references, duplicates, queries, jobs, cluster, watch, attacks: see `shoal.audit_run`.
 
         Raises:
-            InputError: the result was read from a directory, had a property attack, or started from models that cannot
-                be trained again; or ``out`` cannot be written.
+            InputError: the result was read from a directory, the run had a property attack or started from models that
+                cannot be trained again, or ``out`` cannot be written.
         """
         references = integer("references", references, "such as 16", 0)
         request = AuditRequest((), attacks, references, duplicates, queries)

@@ -133,7 +133,7 @@ def measure_trained(
         progress: the simulation's state after the last round.
         observations: the round attack's observations, by round.
         out: the run's directory, where models.safetensors is written first. ``None`` writes no files.
-        watch: a function that is called before the first reference federation and after each.
+        watch: a function that is called before the first reference federation and after each federation.
 
     Raises:
         MeasurementError: the measurement failed for any reason except an error of the operating system.

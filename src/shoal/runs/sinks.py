@@ -1,7 +1,7 @@
 """Experiment trackers, such as TensorBoard, that log a run after each round and at its end.
 
 A round's figures have the column names of `rounds.csv` and a suffix: ``/cluster K``, or ``/all`` and ``/GROUP`` for
-means over clients. NaN is omitted, and so are the risks of rounds without an estimate.
+means over clients. NaN figures and the risks of rounds without an estimate are omitted.
 """
 
 import logging

@@ -76,7 +76,7 @@ def planned_runs(runs: Sequence[SweepPoint], name: str, data_dir: Path | None = 
 
 
 def dataset_of(config: Config, data_dir: Path | None) -> SourceData:
-    """Return the data set of a configuration, loaded once for all runs of this process on the data set.
+    """Return the data set of a configuration, loaded once per process.
 
     Raises:
         InputError: the data are missing or damaged.
@@ -129,8 +129,8 @@ class SweepProgress:
         runs: the number of all runs.
         finished: the number of finished runs.
         failed: the number of runs that failed since the start of this command.
-        done: the finished fraction of the work, in [0, 1]. The work is the number of rounds, reference federations
-            included, each weighted by its training examples.
+        done: the finished fraction of the work, in [0, 1]. The work is the number of rounds, including reference
+            federations' rounds, weighted by training examples.
 
     Example:
         >>> from shoal.sweeps import SweepProgress

@@ -75,7 +75,7 @@ def run_sweep(
         data_dir: the folder that is searched first for data.
 
     Raises:
-        InputError: a run is impossible, and no file is written.
+        InputError: a run is impossible; no file is written.
 
     Example:
         >>> from pathlib import Path

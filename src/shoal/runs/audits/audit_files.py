@@ -81,7 +81,7 @@ class AboutAudited:
         seconds: wall times, by key of audit.json.
         pictures: images (channels, height, width) uint8, by record name.
         kind: the plural noun for records, such as "images".
-        warnings: the sentences at the top of the page.
+        warnings: the warnings at the top of the audit's page.
         run: the directory of the audited run, or ``None`` if unknown.
         rounds: the number of rounds of the audited run, or ``None`` if unknown.
     """

@@ -68,7 +68,7 @@ def audit_run(
         cluster: the address of a Ray cluster that trains reference federations; see `shoal.sweeps.Workers`. ``None``
             trains on this machine.
         watch: a function of two counts: finished federations and all federations. The audit calls the function before
-            the first reference federation and after each.
+            the first reference federation and after each federation.
         gates: the limits on the audit's figures, such as ``"tpr_at_fpr_0.01 <= 0.05"``.
         attacks: your own attacks on reference scores or on client updates, run in addition to the shipped and
             configured attacks.

@@ -30,11 +30,10 @@ _FORM = re.compile(r"\s*(?P<key>\S+)\s*(?P<sign><=|<)\s*(?P<limit>\S+)\s*")
 
 
 def looks(most: int, step: int = 2) -> list[tuple[int, float]]:
-    """List the numbers of reference federations at which gates are tested, with the confidence of the intervals at
-    each.
+    """List the numbers of reference federations at which gates are tested, with each test's confidence.
 
-    All intervals together cover their true values with probability 95 % or more (Bonferroni). The last test has half of
-    the error probability of 5 %, and the earlier tests share the rest.
+    All intervals together cover their true values with probability 95 % or more (Bonferroni). The last test has an
+    error probability of 2.5 %, and the earlier tests share 2.5 %.
 
     Args:
         most: the largest number of reference federations.
@@ -73,8 +72,8 @@ class Gate:
     def broken_by(self, audit: Mapping[str, float | str]) -> dict[str, float]:
         """Return the upper ends above the limit, by key of audit.json.
 
-        If the scores have the wrong sign (`wrong_sign`), all limited figures break the gate. The upper end for a view
-        is at least ``at_least``, the value that another attack certainly reaches in the view.
+        If the scores have the wrong sign (`wrong_sign`), all limited figures break the gate. A view's upper end is
+        raised to the entry ``at_least`` of audit.json.
 
         Raises:
             InputError: none of the limited figures was measured.
