@@ -108,7 +108,6 @@ class Protection:
 
     Args:
         rung: the name of the protection; "as it is" means the unprotected federation.
-        description: the protection's changes.
         outcome: the verdict on the worst finding, or with ``promise`` on the bound: "within the limit", "above the
             limit" or "not decided".
         findings: one finding per group on the judging seeds, the most exposed group first.
@@ -116,15 +115,12 @@ class Protection:
         accuracy: the accuracy over all clients on the judging seeds.
         accuracy_before: the accuracy over all clients without the protection.
         payer: the group with the largest loss of accuracy.
-        payer_accuracy: the accuracy of the group ``payer``.
-        payer_accuracy_before: the accuracy of the group ``payer`` without the protection.
         alone: the accuracy of training on the labelled shadow set without clients, or NaN without a shadow set.
         epsilon: the largest epsilon of the protected runs in the demand's view, or NaN without an epsilon.
         bound: the largest bound on the balanced accuracy of any attack in the demand's view, or NaN without a bound.
         seeds: the number of judging seeds.
         hopeless: whether all allowed seeds would leave a group undecided, even with a mean lower by one standard error.
         searched: whether other protections were tried.
-        metric: the name of the reported accuracy.
     """
 
     rung: str
@@ -309,12 +305,7 @@ def _promised(figures: Figures, demand: Demand) -> pd.DataFrame:
 
 
 def judgement_of(rung: Rung, figures: Figures, demand: Demand, alone: float = nan) -> Protection:
-    """Return the outcome for a protection on the judging seeds.
-
-    Args:
-        figures: the figures of the protected and the unprotected runs.
-        alone: the accuracy of training on the labelled shadow set without clients.
-    """
+    """Return the outcome for a protection on the judging seeds."""
     now: dict[Any, Any] = figures.means().loc[rung.name].to_dict()
     own = figures.attacked["setting"] == rung.name
     exposures, limit = figures.exposures[own], None if demand.promise else demand.limit

@@ -117,7 +117,6 @@ class Ladder:
     """The protections that fit a configuration.
 
     Args:
-        inputs: the shape of an example.
         clients: the number of clients in a round.
         smallest: the number of clients of the smallest group in a round.
         public: the number of examples in the shadow set.

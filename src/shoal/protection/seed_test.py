@@ -44,7 +44,7 @@ class SeedTest:
 
     Args:
         most: the largest number of seeds, at least 2.
-        level: the error probability of each end over all numbers of seeds.
+        level: the error probability of each interval end over all numbers of seeds.
 
     Example:
         >>> from shoal.protection.seed_test import SeedTest
@@ -85,7 +85,6 @@ class SeedTest:
         """Return whether all seeds could show that a mean is within the limit, if the mean is ``gap`` below the limit.
 
         Args:
-            gap: the distance of the mean below the limit.
             deviation: the standard deviation of one seed's figure.
         """
         return self._quantile(self.most) * deviation < gap * sqrt(self.most)

@@ -81,8 +81,6 @@ def join_scores(attacked: FederationScores, references: Sequence[FederationScore
     """Join the scores of the attacked federation and of R reference federations.
 
     Args:
-        attacked: the scores in the attacked federation.
-        references: the scores in each reference federation.
         client: the client's position of each record, (2 Q,).
     """
     return ReferenceScores(

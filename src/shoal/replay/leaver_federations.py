@@ -43,7 +43,6 @@ class LeaverRun:
     """A run that a client left.
 
     Args:
-        simulation: the simulation, with its data moved to the engine.
         progress: the simulation's state after the last round.
         state: the state after the last round, with the released models.
         leaver: the position of the client that left.
@@ -83,7 +82,7 @@ class LeaverRun:
         require(shared, "--left: the clients have personal models; audit a run with shared models")
         stream = Stream(simulation.seed)("audit", "records")
         records = pair_records(federation.take(position), stream, simulation.duplicates)
-        require(len(records) > 1, f"--left: client '{client}' needs two examples that have held-out partners")
+        require(len(records) > 1, f"--left: client '{client}' needs two training examples with held-out partners")
         return LeaverRun(simulation, progress, state, leaver, records, population_of(simulation))
 
     def others(self, engine: Engine) -> AttackedRun | None:
@@ -123,9 +122,10 @@ class LeaverRun:
         One model scores all records: the cluster model with the highest mean confidence on the records.
 
         Returns:
-            The scores: ``score`` is the score by the final model. ``trajectory`` (2, 2 Q) has the mean score over at
-            most `SNAPSHOTS` + 1 rounds after the departure, and the score before the departure. ``population`` (3, Z)
-            has the final, the mean and the earlier scores of the population.
+            The scores of the records: ``score`` has the scores by the final model. ``trajectory`` (2, 2 Q) has the mean
+            score over at most `SNAPSHOTS` + 1 rounds after the departure, and the score before the departure.
+            ``population`` (3, Z) has the population's scores by the final model, on average after the departure, and
+            before the departure.
         """
         del spans
         simulation, member, last = self.simulation, number % 2 == 0, self.simulation.last_round

@@ -108,7 +108,7 @@ class AttackedRun:
         deployed: the models in use at the end.
         risks: the published risks, by round.
         directives: the coordinator's directives, by round, or ``None`` without a coordinator.
-        records: the attacked records of each client that counts as a member of its last trained model.
+        records: the attacked records, only of clients that trained in the last ``member_rounds`` rounds.
         population: non-members of every model.
         notes: caveats about the records, in sentences without a full stop.
         rows: the rows of `rounds.csv`, to verify repeated rounds.

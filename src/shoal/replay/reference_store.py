@@ -62,12 +62,11 @@ def reference_scores(
     """Return the scores of the first ``count`` reference federations, training the federations that ``folder`` lacks.
 
     Args:
-        attacked: the attacked run, or the run that a client left, without ``rounds``.
-        target: the attacked run's scores.
+        attacked: the attacked run, or the run that a client left (without ``rounds``).
         folder: the folder of the scores. ``None`` keeps the scores in memory.
         watch: a function that is called before the first training and after each training.
-        rounds: whether attacks on rounds will follow, which need the repeated run (`replayed_scores`) and scores of the
-            span attacks ``spans``.
+        rounds: whether the caller attacks rounds, which needs the repeated run (`replayed_scores`) and the span attacks
+            ``spans``.
         spans: the names of span attacks; see `spans_to_repeat`.
 
     Raises:
@@ -259,7 +258,6 @@ def view_scores(
 
     Args:
         target: the run's scores, which the repeated run must reproduce.
-        references: the scores of the run's reference federations; may be empty.
         folder: the folder of the repeated run's scores. ``None`` keeps the scores in memory.
         spans: the span attacks on the run (`AttackedRun.spans`). ``None`` computes them.
     """
@@ -293,12 +291,7 @@ def _of_references(span: str, references: Sequence[FederationScores]) -> Floats 
 def replayed_scores(
     attacked: AttackedRun, target: FederationScores, engine: Engine, *, folder: Path | None
 ) -> FederationScores | None:
-    """Return the repeated run's scores with their trajectory, or None if the scores differ from ``target``.
-
-    Args:
-        target: the attacked run's scores.
-        folder: the folder that stores the repeated run's scores. ``None`` keeps the scores in memory.
-    """
+    """Return the repeated run's scores with their trajectory, or None if the scores differ from ``target``."""
     store = _Store(folder, _digest(attacked, target))
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -80,7 +80,6 @@ def span_scores(
     sent no update in the attacked rounds.
 
     Args:
-        seen: the attacked rounds.
         asked: the attacked records, or ``None`` without records.
         names: the names of attacks in `SPANS` and `JOINTS`.
         listed: the unpaired records on the list of each joint attack, by attack name: the clients' other examples and
@@ -187,7 +186,6 @@ def largest(found: SpanScores, candidates: Candidates) -> RecordTable:
     known non-members.
 
     Args:
-        found: the scores of ``candidates``.
         candidates: the attacked records, used as the comparison if there are no known non-members.
     """
     of_model = np.flatnonzero(~np.isnan(found.score).all(axis=1))

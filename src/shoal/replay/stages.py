@@ -44,7 +44,7 @@ class RecordedRisks:
     def estimate(
         self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
     ) -> RiskEstimate:
-        """Return the recorded risks of the last round in ``state``, with unknown intervals."""
+        """Return the recorded risks of the last round in ``state``, without confidence intervals."""
         del federation, engine, local, stream
         recorded = self.by_round.get(state.round, state.risks)
         risks = recorded if recorded.shape == state.risks.shape else state.risks
@@ -64,9 +64,8 @@ class ChainLink:
     """A simulation that led to attacked models: the attacked simulation, or one of its predecessors.
 
     Args:
-        engine: the engine of that simulation. ``None`` means the attacked run's engine.
         risks, directives: see `AttackedRun`.
-        records: the attacked pairs as the simulation's clients have them.
+        records: the attacked pairs, by their positions in this simulation's federation.
         pair: the index of each pair of ``records`` among the Q attacked pairs, (E,) int64.
     """
 

@@ -93,7 +93,6 @@ def open_run_dir(
     """Make or reopen a run directory, lock it, and yield its folder of checkpoints.
 
     Args:
-        config: the text of the run's config.toml.
         require_same: a function that raises an error if ``out`` has a different run; called under the lock.
         resume: whether the directory may exist.
         examples: the hash of the federation, or ``None`` if the examples are on other machines.
@@ -167,8 +166,6 @@ def extend_rounds(
     """Extend a run to more rounds, and return the longer run's state after ``before`` rounds.
 
     Args:
-        description: the longer run's description.
-        progress: the shorter run's state, or ``None`` without a checkpoint.
         before: the number of rounds of the shorter run.
         every: the number of rounds between evaluations.
 

@@ -38,7 +38,6 @@ class LoggedRun:
     """The run that a tracker logs.
 
     Args:
-        settings: the text of the run's config.toml.
         out: the run's directory, or ``None`` without a directory.
         rounds: the number of rounds that an earlier process finished and logged.
     """
@@ -80,9 +79,6 @@ class OpenSinks:
     """The open logs of a run, used as a watch of its rounds.
 
     A round is logged after its checkpoint, so a resumed run logs no round twice. A failing tracker is dropped.
-
-    Args:
-        every: the number of rounds between checkpoints.
     """
 
     def __init__(self, sinks: Sequence[Sink], run: LoggedRun, every: int) -> None:

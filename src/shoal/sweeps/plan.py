@@ -29,8 +29,6 @@ class PlannedRun:
     """A checked run that can be started.
 
     Args:
-        run: the run's settings and seed in the sweep.
-        config: the resolved configuration.
         digest: the name of the run's directory.
         examples: the number of training examples of all clients.
     """
@@ -126,8 +124,6 @@ class SweepProgress:
     """The progress of a sweep.
 
     Args:
-        runs: the number of all runs.
-        finished: the number of finished runs.
         failed: the number of runs that failed since the start of this command.
         done: the finished fraction of the work, in [0, 1]. The work is the number of rounds, including reference
             federations' rounds, weighted by training examples.

@@ -160,7 +160,6 @@ def check_update(update: ClientUpdate, models: Tensor, limits: Limits, *, counts
     """Return the norm of an update.
 
     Args:
-        models: the offered models, (K, P).
         counts_best: whether the algorithm needs `ClientUpdate.best`.
 
     Raises:

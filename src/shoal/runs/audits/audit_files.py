@@ -58,12 +58,7 @@ class AuditRequest:
 
 @dataclass(frozen=True, eq=False)
 class AuditFiles:
-    """An audit with its files.
-
-    Args:
-        flat: the keys and values of audit.json.
-        page: the path of audit.html.
-    """
+    """An audit with its files."""
 
     audit: Audit
     flat: Mapping[str, Any]
@@ -82,8 +77,6 @@ class AboutAudited:
         pictures: images (channels, height, width) uint8, by record name.
         kind: the plural noun for records, such as "images".
         warnings: the warnings at the top of the audit's page.
-        run: the directory of the audited run, or ``None`` if unknown.
-        rounds: the number of rounds of the audited run, or ``None`` if unknown.
     """
 
     title: str

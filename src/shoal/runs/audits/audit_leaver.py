@@ -53,9 +53,7 @@ class LeaverFiles:
     """The written audit of a client that left.
 
     Args:
-        flat: the keys and values of audit.json.
         answer: the verdicts in sentences.
-        page: the path of audit.html.
     """
 
     flat: Mapping[str, Any]

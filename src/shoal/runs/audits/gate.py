@@ -36,7 +36,6 @@ def looks(most: int, step: int = 2) -> list[tuple[int, float]]:
     error probability of 2.5 %, and the earlier tests share 2.5 %.
 
     Args:
-        most: the largest number of reference federations.
         step: the number of reference federations between two tests; even, because federations are trained in pairs on
             opposite records.
 
@@ -195,9 +194,6 @@ def _parse_gate(expression: str) -> Gate:
 
 def require_measurable(gates: Sequence[Gate], non_members: Mapping[str, int]) -> None:
     """Refuse gates on figures that an audit cannot measure, before reference federations are trained.
-
-    Args:
-        non_members: the number of non-members by group.
 
     Raises:
         InputError: a gate's key has a wrong form or an unknown view or group, or a true positive rate needs more

@@ -95,7 +95,6 @@ def read_trace(folder: str | Path, data_dir: Path | None = None, *, allow_code: 
 
     Args:
         data_dir: the folder that is searched first for a run's data.
-        allow_code: see `shoal.load`.
 
     Raises:
         InputError: the directory has no trace, a file is missing or damaged, two files do not fit together, or a run's

@@ -211,11 +211,7 @@ def secure_reply(records: RecordDict, settings: NodeSettings) -> RecordDict:
 
 
 def require_plain(offer: Offer, settings: NodeSettings) -> Offer:
-    """Return ``offer`` if the run and this node allow answers outside secure sums.
-
-    Raises:
-        InputError: the run or this node answers only secure sums.
-    """
+    """Return ``offer``, or raise `InputError` if the run or this node allows only secure sums."""
     request = "the server requests a single client's numbers"
     require(not settings.answers_sums_alone, f"{request}; 'secure-aggregation' allows only secure sums")
     secure = run_config(offer.config, settings.allow_code).secure_aggregation

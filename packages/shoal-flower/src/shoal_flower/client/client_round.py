@@ -119,9 +119,6 @@ def training_reply(offer: Offer, settings: NodeSettings, *, in_sum: bool = False
     A lock allows one round at a time, because the server may begin a round before a slow node has finished the previous
     round.
 
-    Args:
-        in_sum: whether the reply leaves the node only in a secure sum.
-
     Raises:
         NotAllowedError: the node's policy, budget or ledger does not allow the round.
         InputError: the data are unusable, or training diverged.

@@ -51,10 +51,7 @@ class AskedRun:
     """A run before the node has read its own data.
 
     Args:
-        node: the node's settings.
-        classes: the server's classes.
         scale: the standardization of columns in the server's table, or ``None`` without tables.
-        setup: the model and local training.
         mapped: the feature map before the network, or ``None`` without a feature map.
         federation: the federation of the client's partition of a named data set, or ``None`` if the node has its own
             data.
@@ -75,7 +72,6 @@ class Client:
     """A client in its node's view: the configuration, a federation of this client alone, and its training.
 
     Args:
-        setup: the model and local training.
         copies: the number of copies of the client's most frequent record. ``None`` counts the copies in the training
             examples.
     """
@@ -88,9 +84,6 @@ class Client:
 
 def run_config(text: str, allow_code: str = "") -> Config:
     """Read the configuration that a server sent as TOML.
-
-    Args:
-        allow_code: see `NodeSettings`.
 
     Raises:
         InputError: the text is not a configuration, or names Python code that the node does not allow.
@@ -120,10 +113,6 @@ def asked_run(
     """Return the run that ``text`` configures, without the node's own data, cached for the next round.
 
     Args:
-        text: the configuration, as TOML.
-        classes: the server's classes.
-        scale: the standardization of columns in the server's table, or ``None`` without tables.
-        features: the hash of the feature map, or "" without a feature map.
         frozen: the hash of the models' frozen tensors. ``None`` skips the comparison.
 
     Raises:
@@ -158,7 +147,6 @@ def open_client(run: AskedRun, *, columns: Columns | None = None, own_classes: t
     Args:
         columns: the columns in the node's policy. The node reads all columns in the policy and selects the run's
             columns later, so a faulty table fails in the same way for every run.
-        own_classes: the classes in the node's policy.
 
     Raises:
         InputError: the data are missing or unusable.

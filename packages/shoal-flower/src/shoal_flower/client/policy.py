@@ -132,9 +132,7 @@ class Ledger:
         """Return the ledger after a round.
 
         Args:
-            examples: the number of the client's training examples.
             copies: the number of copies of the most frequent record (`accounting.of_copies`).
-            in_sum: whether the update leaves the node only in a secure sum.
         """
         total = Counter({(noise, rate): count for noise, rate, count in self.steps})
         for local in trainings:
@@ -330,10 +328,6 @@ class Policy:
         self, trainings: Sequence[LocalSGD], models: int, ledger: Ledger, *, in_sum: bool = False
     ) -> None:
         """Check local trainings.
-
-        Args:
-            models: the number of offered models.
-            in_sum: whether the update leaves the node only in a secure sum (`Ledger.noise_of`).
 
         Raises:
             NotAllowedError: the policy does not allow one of the trainings.

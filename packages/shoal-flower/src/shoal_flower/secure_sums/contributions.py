@@ -45,8 +45,6 @@ class FixedPoint:
         """Return the format for sums over clients, with 32 bits if 32 bits are precise enough, otherwise with 64 bits.
 
         Args:
-            clients: the number of clients.
-            bound: the limit at which numbers are clipped.
             integers: the largest integer that a client adds to the sum.
         """
         for bits in (32, 64):
@@ -138,10 +136,6 @@ def update_block(update: ClientUpdate, models: Tensor, config: Config, clients: 
 
     The function never fails, because a failure would reveal something about the data. An update that is not finite
     counts as 0. An update with a fraction of the sum's noise is not clipped, because clipping would reduce the noise.
-
-    Args:
-        models: the offered models, (K, P).
-        clients: the number of clients in the sum.
     """
     section, numbers = check_summable(config), numbers_of(config, clients)
     move = (update.end.double() - models[update.cluster].double()).numpy()
@@ -161,7 +155,6 @@ def summed_update(block: NDArray, members: int, config: Config, clients: int) ->
     """Return a cluster's number of examples and its clients' mean update (P,) float64.
 
     Args:
-        block: the sum of the clients' blocks.
         members: the number of clients in the cluster.
         clients: the number of clients in the sum.
 

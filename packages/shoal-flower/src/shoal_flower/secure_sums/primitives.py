@@ -206,11 +206,7 @@ def seal(key: bytes, letter: bytes) -> bytes:
 
 
 def unseal(key: bytes, letter: bytes) -> bytes:
-    """Decrypt a letter from `seal`.
-
-    Raises:
-        ValueError: the key is wrong or the letter was changed.
-    """
+    """Decrypt a letter from `seal`, or raise ValueError if the key is wrong or the letter was changed."""
     try:
         return ChaCha20Poly1305(key).decrypt(_ONCE, letter, None)
     except InvalidTag:

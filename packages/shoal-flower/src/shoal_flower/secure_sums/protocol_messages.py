@@ -188,11 +188,7 @@ def to_json(message: Question | Answer) -> str:
 
 
 def read_question(text: str) -> Question:
-    """Read a question from JSON.
-
-    Raises:
-        RefusedError: the text is not a question.
-    """
+    """Read a question from JSON, or raise `RefusedError`."""
     try:
         return _QUESTIONS.validate_json(text)
     except ValidationError as error:
@@ -200,11 +196,7 @@ def read_question(text: str) -> Question:
 
 
 def read_answer(kind: type[_Message], text: str) -> _Message:
-    """Read an answer of this ``kind`` from JSON.
-
-    Raises:
-        RefusedError: the text is not an answer of this kind.
-    """
+    """Read an answer of this ``kind`` from JSON, or raise `RefusedError`."""
     try:
         return TypeAdapter(kind).validate_json(text)
     except ValidationError as error:
@@ -263,9 +255,6 @@ def pair_mask(
 
     Args:
         private: the private mask key of either client.
-        one: the card of the client with this mask.
-        other: the card of the other client.
-        binding: the digest of everything that clients must agree on.
         label: the name of the masked numbers.
     """
     public = other.mask if public_of(private) == one.mask else one.mask
@@ -282,10 +271,7 @@ def opened_counts(transcript: Transcript, cards: Mapping[str, Card], sharers: Se
     """Return the number of members per cluster, (K,), from the transcript.
 
     Args:
-        transcript: the numbers that reveal the counts.
-        cards: the cards of all clients, by name.
         sharers: the names of the clients that sent letters.
-        binding: the digest of everything that clients must agree on.
 
     Raises:
         RefusedError: the transcript contradicts the clients' signatures, or the counts do not add up to the members.
@@ -337,11 +323,7 @@ def pack_question(question: Question, offer: RecordDict | None = None) -> Record
 
 
 def unpack_question(records: RecordDict) -> Question:
-    """Unpack a question.
-
-    Raises:
-        RefusedError: the records are not a question.
-    """
+    """Unpack a question, or raise `RefusedError`."""
     if _NAME not in records.config_records:
         raise RefusedError("no question of a secure sum")
     return read_question(str(records.config_records[_NAME].get("text")))
@@ -356,11 +338,7 @@ def pack_answer(answer: Answer, blocks: NDArray | None = None) -> RecordDict:
 
 
 def unpack_answer(records: RecordDict, question: Question) -> tuple[Answer, bytes]:
-    """Unpack the answer to ``question``, and its masked blocks.
-
-    Raises:
-        RefusedError: the records are not an answer to this question.
-    """
+    """Unpack the answer to ``question``, and its masked blocks, or raise `RefusedError`."""
     if _NAME not in records.config_records:
         raise RefusedError("no answer of a secure sum")
     answer = read_answer(_KINDS[question.stage], str(records.config_records[_NAME].get("text")))

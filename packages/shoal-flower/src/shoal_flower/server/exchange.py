@@ -162,7 +162,6 @@ class NodeReply:
     """The outcome of a message.
 
     Args:
-        node: the node that received the message.
         content: the reply's records, or ``None`` if there are no readable records.
         error: the reason for missing content.
         late: whether the reply answers a message of an earlier exchange; a late reply is not read.
@@ -238,8 +237,6 @@ class Exchange:
         message's arrays, and twice as many in secure sums.
 
         Args:
-            messages: the messages, by node.
-            awaited: the nodes to wait for.
             seconds: the longest wait; a message that is not read in this time is never delivered.
             group: the name of the round in logs.
         """

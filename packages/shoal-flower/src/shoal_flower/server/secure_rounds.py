@@ -62,7 +62,6 @@ class SecureRounds:
     a round's sums, ordered by cluster, each with the cluster's mean number of examples.
 
     Args:
-        run: a random name for this process.
         means: the mean number of examples per client of each cluster, from the cluster's last revealed sum.
         last: the digest of the models in the last sum of updates, and the sum's members.
     """

@@ -152,11 +152,8 @@ class Server:
     """The server of a run.
 
     Args:
-        attendance: the connected clients.
         config: the run's configuration for clients, as TOML.
         choice: the party that chooses the model which a client trains (`RemoteRounds`).
-        scale: the standardization of columns, if clients have their own tables.
-        features: the file of the feature map, or ``None`` without a feature map.
         watch: a function that is called at every change in a round.
         frozen: the file of the models' frozen tensors, for clients with different tensors, or ``None`` if unknown.
     """
