@@ -1,8 +1,8 @@
 """Ctrl-C: the process ends cleanly within about a second, or is killed.
 
-While the process loads, it has written no file and ends immediately. After loading, Python raises `KeyboardInterrupt`,
-and worker threads stop after their present item, which can take minutes. Every run directory can be resumed after a
-kill.
+A process that is still loading has written no file and ends immediately. After loading, Python raises
+`KeyboardInterrupt`, and worker threads stop after their present item, which can take minutes. Every run directory can
+be resumed after a kill.
 """
 
 import os

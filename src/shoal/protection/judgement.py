@@ -54,7 +54,7 @@ class Demand:
         references: the number of reference federations per run.
         choosing: the number of choosing seeds, which select protections, counted from the configuration's own seed.
         judging: the largest number of judging seeds, which test the selected protections; at least 2.
-        epsilon: the largest allowed epsilon of every client in this view. ``None`` requires no epsilon.
+        epsilon: the largest allowed epsilon of every client in the attacker's view. ``None`` requires no epsilon.
         promise: whether differential privacy must guarantee the limit for every possible attack. If false, the limit
             applies to measured attacks.
 

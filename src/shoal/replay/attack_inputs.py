@@ -1,6 +1,6 @@
 """The attacked records of a run, and attacks that use no matrix of reference scores.
 
-These attacks are fitted on shadow models, read predicted labels, or follow a record's loss over the rounds.
+The attacks are fitted on shadow models, read predicted labels, or follow a record's loss over the rounds.
 """
 
 from collections import Counter

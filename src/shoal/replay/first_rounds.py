@@ -1,7 +1,7 @@
 """The first rounds of a run, repeated to collect what a client and the server receive in each round.
 
-A client receives the models of all clusters, and the server receives each client's update. No file of a run stores
-these models and updates.
+A client receives the models of all clusters, and the server receives each client's update. No file of a run stores the
+models and updates of each round.
 """
 
 from collections.abc import Iterator

@@ -46,7 +46,7 @@ class LeaverRun:
         progress: the simulation's state after the last round.
         state: the state after the last round, with the released models.
         leaver: the position of the client that left.
-        records: Q pairs, each of a training example of this client and a held-out example.
+        records: Q pairs, each of a training example of the client that left and a held-out example.
         population: Z examples that no client trained on.
     """
 

@@ -89,7 +89,7 @@ def exposures_of_others(others: AttackedRun, trained: Sequence[FederationScores]
 
 
 def client_accuracies(deployed: DeployedModels, federation: Federation, engine: Engine) -> Floats:
-    """Return the accuracy of each client's model, (N,), on the test examples of the client, or else of its group."""
+    """Return the accuracy of each client's model on test examples of the client, or of the client's group, (N,)."""
     test, found = federation.test, np.full(len(federation), np.nan)
     values = [metric_values(model, federation, engine) for model in deployed.models]
     for i, (k, g) in enumerate(zip(deployed.model.tolist(), federation.group.tolist(), strict=True)):

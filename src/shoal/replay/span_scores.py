@@ -122,7 +122,7 @@ def span_scores(
 
 
 def is_exact(scores: RecordTable | None) -> bool:
-    """Return whether an attack is exact on every record that it scored."""
+    """Return whether an attack is exact on every scored record."""
     return scores is not None and bool(scores.exact[~np.isnan(scores.score)].all())
 
 
@@ -186,7 +186,7 @@ def largest(found: SpanScores, candidates: Candidates) -> RecordTable:
     known non-members.
 
     Args:
-        candidates: the attacked records, used as the comparison if there are no known non-members.
+        candidates: the attacked records, which replace known non-members in the comparison if none are known.
     """
     of_model = np.flatnonzero(~np.isnan(found.score).all(axis=1))
     judged = ~np.isnan(found.known[of_model]).any(axis=0)
@@ -207,7 +207,7 @@ def largest(found: SpanScores, candidates: Candidates) -> RecordTable:
 def knowledge_of(training: Training, state: State) -> Knowledge:
     """Return the public knowledge of how a federation trains from ``state`` on.
 
-    Under a coordinator, the local settings are those of the first model in the next round.
+    With a coordinator, the local settings of the first model in the next round count as known.
     """
     sizes, parts = training.federation.clients.sizes.unique(), [*with_bases(training.algorithm)]
     local = training.local_of(replace(state, round=0), 0)

@@ -112,7 +112,7 @@ def recorded_rules(simulation: Simulation, rows: Sequence[RoundRow]) -> tuple[Re
 
 @contextmanager
 def matching_engine(asked: Engine | None, engine: Engine) -> Iterator[Engine]:
-    """Yield ``engine`` if it computes like ``asked`` or if ``asked`` is None; otherwise yield ``asked``, reopened."""
+    """Yield ``engine`` if ``asked`` is None or has the same settings; otherwise reopen and yield ``asked``."""
     settings = ("model", "device", "dtype", "backend")
     if asked is None or all(getattr(asked, name) == getattr(engine, name) for name in settings):
         yield engine

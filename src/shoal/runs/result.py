@@ -130,8 +130,7 @@ class Result:
 
         Args:
             public: whether the models were trained without the new simulation's clients, for example on public data. If
-                true, the new simulation and its reference federations start from the models alone, without the rest of
-                the state.
+                true, the new simulation and its reference federations start from the models only.
         """
         require_instance("public", public, bool, "True or False")
         state = self.state

@@ -76,7 +76,7 @@ class Sink(Protocol):
 
 
 class OpenSinks:
-    """The open logs of a run, used as a watch of its rounds.
+    """The open logs of a run, used as the watch of a `Run`.
 
     A round is logged after its checkpoint, so a resumed run logs no round twice. A failing tracker is dropped.
     """

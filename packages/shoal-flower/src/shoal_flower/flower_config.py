@@ -199,7 +199,7 @@ class RunSettings:
 
     @property
     def stamps(self) -> Path:
-        """The file of the last charges, which is ``ledgers`` or its default."""
+        """The file of the last charges, ``ledgers`` or by default ``ledgers.json``."""
         return self.ledgers or self.out.parent / "ledgers.json"
 
     @property

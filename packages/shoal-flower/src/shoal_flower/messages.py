@@ -65,7 +65,7 @@ def plain(text: object) -> str:
 
 
 class RejectedReplyError(ShoalError):
-    """The rejection of a client's reply; its text is made `plain`, because it may quote the reply."""
+    """The rejection of a client's reply; the text is made `plain`, because the text may quote the reply."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(plain(reason))

@@ -235,7 +235,7 @@ def read_records(path: Path, about: TraceSettings, model: Model) -> OwnedRecords
 
 
 def read_round(path: Path, *, model: Model, network: nn.Module) -> RoundUpdates:
-    """Read the file of a round; its numbers have the order of the ``state_dict`` of ``network``."""
+    """Read the file of a round, with numbers in the order of the ``state_dict`` of ``network``."""
     arrays = parse_arrays(path, ("clients", "models", "parameters"), "clients, models and parameters")
     clients = _integers(path, "clients", arrays["clients"], arrays["clients"].size)
     assignment = _integers(path, "assignment", arrays.get("assignment", np.zeros(len(clients), int)), len(clients))

@@ -3,8 +3,8 @@
 The node's log explains each error, but the server receives the same text for all errors, because different texts could
 reveal properties of the node's data.
 
-In a secure sum a node adds the same numbers that it would otherwise send, after the same policy checks and ledger
-charges. The node stores a secure sum's state on disk between the server's questions.
+Secure sums do not change a node's numbers, policy checks or ledger charges. The node stores a secure sum's state on
+disk between the server's questions.
 """
 
 import hashlib

@@ -182,7 +182,7 @@ class Participant:
         """Return the client's shares of the members' seeds for counts, and of the other clients' mask keys.
 
         Args:
-            earlier: the members of each earlier sum about the same `subjects`.
+            earlier: the members of each earlier sum with the same `subjects`.
             least: the smallest allowed difference between the members of two sums, as a number of clients.
 
         Raises:

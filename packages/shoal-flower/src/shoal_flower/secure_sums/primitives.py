@@ -100,7 +100,7 @@ class KnownKeys:
 
     Args:
         path: the file, with one name and one key in OpenSSH's format per line.
-        fixed: whether the file is complete; otherwise a new name is added with its first key.
+        fixed: whether names that are missing in the file are refused. If false, a new name is added with its first key.
     """
 
     keys: Mapping[str, str]

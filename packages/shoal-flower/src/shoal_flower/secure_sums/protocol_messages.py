@@ -1,10 +1,10 @@
 """The messages of one secure sum: five questions from the server, and five answers from each client.
 
-1. `Opening` -> `Card`: a client's signed public keys for this sum.
-2. `SumMembers` -> `Letters`: sealed shares of the client's secrets, one letter per other client.
-3. `Delivery`, with the offer of models -> `Masked`: the client's masked counts and blocks.
-4. `Members` -> `CountShares`: shares of the members' seeds for counts, and of the other clients' mask keys.
-5. `Transcript`, which reveals the counts -> `BlockShares`: shares of the seeds for the blocks of large clusters.
+- `Opening` -> `Card`: a client's signed public keys for this sum.
+- `SumMembers` -> `Letters`: sealed shares of the client's secrets, one letter per other client.
+- `Delivery`, with the offer of models -> `Masked`: the client's masked counts and blocks.
+- `Members` -> `CountShares`: shares of the members' seeds for counts, and of the other clients' mask keys.
+- `Transcript`, which reveals the counts -> `BlockShares`: shares of the seeds for the blocks of large clusters.
 
 Messages travel as JSON with bytes in base64. The masked blocks travel beside the JSON as arrays.
 """
@@ -60,7 +60,7 @@ class Session:
 class Opening:
     """The server's first question, with the run's configuration as TOML and the number of clusters.
 
-    A sum of histograms has two clusters per cluster of the run, one for each half of its clients (`half_of`).
+    A sum of histograms has two clusters per cluster of the run, one per half of the cluster's clients (`half_of`).
     """
 
     session: Session

@@ -84,11 +84,11 @@ class Roster:
         return torch.tensor([i for i, client in enumerate(self.clients) if client.last is None], dtype=torch.int64)
 
     def by_name(self, name: str) -> Member | None:
-        """Return the client with this name, or None if it never joined."""
+        """Return the client with this name, or None for an unknown name."""
         return self._names.get(name)
 
     def by_key(self, key: str) -> Member | None:
-        """Return the client with this key, or None if it never joined."""
+        """Return the client with this key, or None for an unknown key."""
         return self._keys.get(key)
 
     def by_node(self, node: int) -> Member | None:
