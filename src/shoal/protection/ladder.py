@@ -72,7 +72,7 @@ class Rung:
         changes: the new values or whole tables, by dotted key.
         rates: the learning rates of local training to try; the search keeps the most accurate rate. An empty tuple uses
             the learning rate in ``changes``.
-        slow: whether the protection trains the configuration's own network or a larger network.
+        slow: whether training is slow, because the protection keeps or enlarges the configuration's network.
 
     Example:
         >>> from shoal.protection import Rung

@@ -105,11 +105,11 @@ class AttackedRun:
     Args:
         simulation: the simulation, moved to the engine.
         state: the state after the simulation's last round, with the released models.
-        deployed: the models in use at the end.
+        deployed: the models in use after the last round.
         risks: the published risks, by round.
         directives: the coordinator's directives, by round, or ``None`` without a coordinator.
         records: the attacked records, only of clients that trained in the last ``member_rounds`` rounds.
-        population: non-members of every model.
+        population: examples that are non-members of every model.
         notes: caveats about the records, in sentences without a full stop.
         rows: the rows of `rounds.csv`, to verify repeated rounds.
         queries: the number of copies per record that an attack queries; trajectories use the record itself.
@@ -321,7 +321,7 @@ class AttackedRun:
 
     @property
     def listed(self) -> dict[str, Candidates]:
-        """The unpaired records on the list of each joint attack, by attack name."""
+        """The candidates of each joint attack besides the attacked pairs, by attack name."""
         lists = {name: self._on_list(shared=name == UpdateJoint.name) for name in JOINT_NAMES}
         return {name: others for name, others in lists.items() if others is not None}
 

@@ -71,7 +71,7 @@ def reference_scores(
 
     Raises:
         InputError: the folder cannot be written, or training diverged.
-        ShoalError: a worker process was ended from outside.
+        ShoalError: a worker process was killed from outside.
     """
     store, spans = _Store(folder, _digest(attacked, target)), tuple(spans) if rounds else ()
     with file_errors(folder, action="written"):

@@ -59,7 +59,7 @@ TOO_LARGE = f"the updates of one round take more than {MAX_BYTES / 1e6:,.0f} MB 
 
 
 def on_list(asked: Candidates, further: Candidates | None) -> Candidates:
-    """Return the attacked records, followed by the other records on the list of a joint attack."""
+    """Return the attacked records, followed by the other candidates of a joint attack."""
     names = ("x", "y", "client", "examples")
     columns = [[getattr(part, name) for part in (asked, further) if part is not None] for name in names]
     return Candidates(**{name: torch.cat(parts) for name, parts in zip(names, columns, strict=True)})
@@ -82,8 +82,8 @@ def span_scores(
     Args:
         asked: the attacked records, or ``None`` without records.
         names: the names of attacks in `SPANS` and `JOINTS`.
-        listed: the unpaired records on the list of each joint attack, by attack name: the clients' other examples and
-            further non-members.
+        listed: the further candidates of each joint attack, by attack name: the clients' other examples and further
+            non-members.
     """
     chosen = [attack for attack in (*SPANS, *JOINTS) if attack.name in names]
     if asked is None or asked.client is None or not bool(torch.isin(asked.client, seen.senders).any()):
@@ -205,7 +205,7 @@ def largest(found: SpanScores, candidates: Candidates) -> RecordTable:
 
 
 def knowledge_of(training: Training, state: State) -> Knowledge:
-    """Return the public knowledge of how a federation trains from ``state`` on.
+    """Return the attacker's knowledge of a federation's training from ``state`` on.
 
     With a coordinator, the local settings of the first model in the next round count as known.
     """

@@ -40,7 +40,7 @@ class AuditRequest:
 
     Args:
         attacks: the user's attacks, run in addition to the shipped and configured attacks.
-        references: the number of reference federations; with gates, the largest number.
+        references: the number of reference federations, which is a maximum with gates.
         duplicates: "leave-out" excludes every record with a copy (same inputs and label) at a different client or in
             the test, hold-out or shadow set. ``None`` uses the simulation's setting.
         queries: the number of copies per record that an attack queries.

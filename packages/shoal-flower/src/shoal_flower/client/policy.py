@@ -56,8 +56,8 @@ class Ledger:
     number of charges. A server that sends a wrong link can stop the client, but gains nothing else.
 
     Args:
-        steps: the local steps, summed by noise multiplier and sampling rate.
-        answers: the answers, summed by kind and epsilon.
+        steps: the number of local steps, by noise multiplier and sampling rate.
+        answers: the number of answers, by kind and epsilon.
         rounds: the number of training rounds.
         chain: the hash of each charge, in hexadecimal.
         salt: the secret salt of the last hash.
@@ -159,7 +159,7 @@ class Ledger:
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def save(self, path: Path) -> None:
-        """Write the file with access for its owner only. The caller holds the folder's lock."""
+        """Write the ledger to a private file. The caller must hold the lock of the client's folder."""
         remove_unfinished(private_folder(path.parent))
         write_text(path, json.dumps(vars(self), indent=2) + "\n", mode=PRIVATE)
 

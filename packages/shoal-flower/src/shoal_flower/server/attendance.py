@@ -270,7 +270,7 @@ class SentFile:
     """A file that clients need before a round: the feature map, or the models' frozen tensors.
 
     Args:
-        digest: the file's hash, which every offer names.
+        digest: the file's hash, which every offer includes.
         content: a function that makes the file.
         built: whether clients build the content themselves; only clients with different content receive the file.
         mark: the prefix of the hash in messages.

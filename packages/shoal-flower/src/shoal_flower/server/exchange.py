@@ -47,7 +47,7 @@ class Reply:
 
     Args:
         answers: the id of the answered message; the SuperLink has checked that this node received the message.
-        error: the reason for missing content.
+        error: the reason why the content is missing.
         content: the reply's records in Flower's simulation, which runs in this process; otherwise ``None``.
     """
 
@@ -163,7 +163,7 @@ class NodeReply:
 
     Args:
         content: the reply's records, or ``None`` if there are no readable records.
-        error: the reason for missing content.
+        error: the reason why the content is missing.
         late: whether the reply answers a message of an earlier exchange; a late reply is not read.
         gone: whether no reply can come, because the node is gone or the message has expired.
         failed: whether the node's program failed.
