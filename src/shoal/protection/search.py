@@ -1,5 +1,7 @@
 """The command `shoal protect`: a search for the cheapest protection that keeps a limit on exposure.
 
+Files in the directory of a search:
+
 - base.toml: the measured configuration
 - runs/: the run directories, from which an interrupted search resumes
 - runs.csv: one row of figures per protection and seed
@@ -64,9 +66,10 @@ def protect(config: Config, place: Workplace[SweepWatch], demand: Demand) -> Pro
     federation is within the limit, the search ends. The search among protections has three steps:
 
     - Screening: train every protection on the first choosing seed at each learning rate, and drop protections that cost
-    too much. - Choosing: attack the remaining protections in groups on the choosing seeds, the most accurate group
-    first. - Judging: test the `candidates` of a group on the judging seeds. The first protection within the limit ends
-    the search.
+      too much.
+    - Choosing: attack the remaining protections in groups on the choosing seeds, the most accurate group first.
+    - Judging: test the `candidates` of a group on the judging seeds. The first protection within the limit ends the
+      search.
 
     Slow protections are tried last. Each test adds seeds until `Demand.test_of` decides or cannot decide with all
     seeds.

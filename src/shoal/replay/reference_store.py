@@ -112,7 +112,7 @@ class _Store:
     attacked: str
 
     def read(self, number: int) -> FederationScores | None:
-        """Read the scores of federation ``number``, or None if the file is missing, damaged or outdated."""
+        """Read the scores of federation ``number``, or None if the file is missing, damaged or from another run."""
         path = self._path(number)
         if path is None or not path.exists():
             return None

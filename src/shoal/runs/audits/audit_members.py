@@ -105,9 +105,7 @@ def audit_members(
     options = {"folder": folder, "watch": watch, "workers": place.workers, "spans": spans_to_repeat(spans, most)}
 
     def attack(count: int) -> tuple[AuditRecords, Audit, float]:
-        """Return the records, the audit with ``count`` reference federations, and the federations' training time in
-        seconds.
-        """
+        """Return the records, the audit with ``count`` reference federations, and the training time in seconds."""
         references = reference_scores(attacked, target, count, engine, **options)
         by_view, omitted = view_scores(attacked, target, references, engine, folder=folder, spans=spans)
         records = replace(
