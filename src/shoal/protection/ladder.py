@@ -67,7 +67,7 @@ class Rung:
     """A protection.
 
     Args:
-        name: the name in tables.
+        name: the protection's name in tables.
         description: the protection's change, as the end of a sentence after "the federation with".
         changes: the new values or whole tables, by dotted key.
         rates: the learning rates of local training to try; the search keeps the most accurate rate. An empty tuple uses

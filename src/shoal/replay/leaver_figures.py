@@ -75,7 +75,7 @@ def strongest_attack(attacks: Mapping[str, Estimate]) -> tuple[str, Estimate]:
 def exposures_of_others(others: AttackedRun, trained: Sequence[FederationScores]) -> tuple[Floats, Floats]:
     """Return the mean exposure of each client's records before the departure and at the end, each (N,).
 
-    Clients without records have NaN.
+    A client without records has the exposure NaN.
     """
     count, member = len(others.records), np.stack([each.member.numpy() for each in trained], axis=1)
     client, one = others.records.client[:count].numpy(), np.zeros(2 * count, dtype=np.int64)

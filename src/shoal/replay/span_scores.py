@@ -134,7 +134,7 @@ def joints_to_ask(found: Mapping[str, RecordTable]) -> tuple[str, ...]:
 def spans_to_repeat(spans: SpansOfRun, references: int) -> tuple[str, ...]:
     """Return the names of the span attacks to repeat on reference federations, for a `Stack` of attacks.
 
-    A stack needs several federations. An attack that is exact on every record needs no stack.
+    A stack of attacks needs several reference federations. An attack that is exact on every record needs no stack.
     """
     if references < Stack.least:
         return ()

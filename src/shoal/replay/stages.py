@@ -22,7 +22,7 @@ from shoal.simulation.simulation import Simulation, WarmStart, require_known
 class RecordedRisks:
     """A record of each round's risks, used as the engine's `RiskEstimator`.
 
-    Clients of a reference federation choose by the risks that the attacked run published. No shadow model is trained.
+    Clients of a reference federation choose by the risks that the attacked run published.
 
     Args:
         every: the number of rounds from one estimate to the next; 0 for no estimates.

@@ -67,7 +67,7 @@ def existing_directory_error(out: Path) -> InputError:
 def lock_folder(out: Path) -> Iterator[None]:
     """Lock the run directory ``out`` against other runs.
 
-    The lock is on run.log. The kernel releases the lock of a killed process.
+    The locked file is run.log. The kernel releases the lock of a killed process.
 
     Raises:
         InputError: another run has the lock.

@@ -196,7 +196,7 @@ class TensorBoard:
         require(installed, "TensorBoard: the package is missing; run pip install 'shoal[tensorboard]'")
 
     def open_log(self, run: LoggedRun) -> "_EventFile":
-        """Open an event file. A resumed run gets a new file."""
+        """Open an event file. A resumed run writes a new event file."""
         folder = self.folder or (None if run.out is None else run.out / "tensorboard")
         require(folder is not None, "TensorBoard needs a folder; set its 'folder' or the run's 'out'")
         folder = Path(str(folder))

@@ -43,7 +43,7 @@ def plan_runs(sweep: Sweep, data_dir: Path | None = None) -> tuple[PlannedRun, .
     """Check every run of a sweep before the first run starts.
 
     Raises:
-        InputError: a run is impossible, or two runs are the same.
+        InputError: a run's settings do not fit together, or two runs are the same.
     """
     return planned_runs(sweep.runs, sweep.name, data_dir)
 
@@ -52,7 +52,7 @@ def planned_runs(runs: Sequence[SweepPoint], name: str, data_dir: Path | None = 
     """Check ``runs`` before the first run starts; ``name`` is the prefix of error sentences.
 
     Raises:
-        InputError: a run is impossible, or two runs are the same.
+        InputError: a run's settings do not fit together, or two runs are the same.
     """
     # The files may have changed since another sweep of this process.
     forget_datasets()

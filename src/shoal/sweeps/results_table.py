@@ -73,7 +73,7 @@ def _prefixed(name: str, metrics: Metrics) -> dict[str, Value]:
 
 
 def write_results(out: Path, rows: Sequence[Mapping[str, Value]]) -> None:
-    """Write results.csv and timings.json. The same runs give the same bytes of results.csv."""
+    """Write results.csv and timings.json. The bytes of results.csv depend only on the runs."""
     frame = pd.DataFrame([{key: value for key, value in row.items() if not key.startswith(TIMES)} for row in rows])
     times = {row["run"]: {key: value for key, value in row.items() if key.startswith(TIMES)} for row in rows}
     write_text(out / "results.csv", frame.to_csv(index=False) if len(frame) else "run\n")

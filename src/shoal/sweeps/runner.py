@@ -73,7 +73,7 @@ def run_sweep(
         data_dir: the folder that is searched first for data.
 
     Raises:
-        InputError: a run is impossible; no file is written.
+        InputError: a run's settings do not fit together; no file is written.
 
     Example:
         >>> from pathlib import Path

@@ -50,7 +50,7 @@ OTHER_COLUMNS = ("client", "group", "accuracy_before", "accuracy_after", "exposu
 
 @dataclass(frozen=True, eq=False)
 class LeaverFiles:
-    """The written audit of a client that left.
+    """The audit of a client that left, with its files.
 
     Args:
         answer: the verdicts in sentences.

@@ -69,7 +69,7 @@ class Gate:
         return max((name for name in GATE_METRICS if f".{self.key}".endswith(f".{name}")), key=len)
 
     def broken_by(self, audit: Mapping[str, float | str]) -> dict[str, float]:
-        """Return the upper ends above the limit, by key of audit.json.
+        """Return the upper interval ends of figures that break the gate, by key of audit.json.
 
         If the scores have the wrong sign (`wrong_sign`), all limited figures break the gate. A view's upper end is
         raised to the entry ``at_least`` of audit.json.

@@ -77,7 +77,7 @@ class Ledger:
     def epsilon(self, delta: float) -> float:
         """Return the spent epsilon, which is infinite after an answer without noise.
 
-        The "rdp" accountant composes the steps. The answers are composed as a sum of epsilons, and as Gaussian
+        The "rdp" accountant composes the local steps. The answers are composed as a sum of epsilons, and as Gaussian
         mechanisms with noise multipliers 1 / epsilon; the smaller total counts.
 
         Source: Bun and Steinke 2016, arXiv:1605.02065, Proposition 1.4.
@@ -92,7 +92,7 @@ class Ledger:
 
     @property
     def stamp(self) -> Stamp:
-        """The number of charges, and the last link."""
+        """The number of charges, and the last link of the chain of hashes."""
         return (len(self.chain), self.chain[-1]) if self.chain else (0, "")
 
     @property
@@ -129,7 +129,7 @@ class Ledger:
     def after_training(
         self, trainings: Sequence[LocalSGD], examples: int, *, copies: int = 1, in_sum: bool = False
     ) -> Self:
-        """Return the ledger after a round.
+        """Return the ledger after one more training round.
 
         Args:
             copies: the number of copies of the most frequent record (`accounting.of_copies`).
@@ -225,7 +225,7 @@ class Policy:
         sampling: "poisson" requires the batches that the accountant assumes; "any" also allows shuffled batches, for
             which epsilon is an approximation.
         choice_epsilon: the epsilon of a randomised choice among K models. The client sends its true choice with
-            probability ``e^epsilon / (e^epsilon + K - 1)``, otherwise a random other model. None makes true choices,
+            probability ``e^epsilon / (e^epsilon + K - 1)``, otherwise a random other model. None sends the true choice,
             with infinite epsilon.
         choice_every: the number of rounds from one choice to the next in a run. Between choices the client keeps its
             model, at no privacy cost.

@@ -27,7 +27,7 @@ class FixedPoint:
 
     Args:
         bits: the number of bits, 32 or 64.
-        step: the value of the integer 1.
+        step: the number that the integer 1 encodes.
         bound: the limit at which numbers are clipped.
 
     >>> numbers = FixedPoint.of_sums(clients=20, bound=10.0)

@@ -56,7 +56,7 @@ class Participant:
         config: the run's configuration from the server, which the clients' signatures cover.
         seeds: the seeds of the client's self-masks, one for the counts and one per block.
         share: a fraction; more than this fraction of the clients must help to reveal a sum (`threshold_of`).
-        stage: the number of the client's answers.
+        stage: the number of questions that the client has answered.
         cards: the cards of all clients, sorted by name.
         sharers: the names of the clients that sent letters.
         held: secret shares of other clients, by name: the share of the mask key, and the shares of the seeds.

@@ -59,7 +59,7 @@ class Attendance:
         clients.
 
         Raises:
-            InputError: too few clients came in time.
+            InputError: too few clients connected in time.
         """
         began, settings, members, word = time.monotonic(), self.settings, self.roster.members, _FIRST_WORD
         while True:

@@ -211,7 +211,7 @@ class LedgerStamps:
         self.last[name] = max(self.of(name), stamp, key=lambda stamp: stamp[0])
 
     def save(self) -> None:
-        """Write the file, keeping the newer charge of memory and file per client."""
+        """Write the file, keeping each client's newest charge from memory and file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{self.path}.lock"):
             for name, stamp in _read(self.path).items():

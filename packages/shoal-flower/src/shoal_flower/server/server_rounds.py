@@ -121,7 +121,7 @@ class Progress:
 
     Args:
         round: the round's number; 0 before the first round.
-        asked: the number of clients with an offer.
+        asked: the number of clients that received an offer.
         answered: the number of clients that answered.
         waiting: the names of clients without an answer, at most `NAMES`.
         trained: the trained model of each client that answered, by name, at most `NAMES`.
