@@ -25,7 +25,7 @@ class CommandResult:
     Args:
         document: the answer for programs, with the keys of the written files.
         shown: the answer for a person, as text or as a function that prints.
-        gates: limits on the document's figures; a broken gate makes the exit code 3.
+        gates: the gates on the document's figures; a broken gate makes the exit code 3.
         code: the exit code without a broken gate.
     """
 

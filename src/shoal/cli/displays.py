@@ -58,7 +58,7 @@ class SweepDisplay(LiveBar):
     """The display of the runs of a sweep, or of a step of `shoal protect`; a `SweepWatch`.
 
     Args:
-        lines: the number of lines in a log, per sweep or step.
+        lines: the number of progress lines in a log, per sweep or step.
     """
 
     def __init__(self, console: Console, *, lines: int = 10) -> None:

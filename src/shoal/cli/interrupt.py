@@ -1,7 +1,8 @@
-"""Ctrl-C: the process stops in good order if it can within a second, and is killed otherwise.
+"""Ctrl-C: the process ends cleanly within about a second, or is killed.
 
-While the process loads, it has written no file and ends immediately. Later, Python raises `KeyboardInterrupt`, and
-worker threads stop after their present item, which can take minutes. Every run directory can be resumed after a kill.
+A process that is still loading has written no file and ends immediately. After loading, Python raises
+`KeyboardInterrupt`, and worker threads stop after their present item, which can take minutes. Every run directory can
+be resumed after a kill.
 """
 
 import os

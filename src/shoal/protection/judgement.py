@@ -54,8 +54,8 @@ class Demand:
         references: the number of reference federations per run.
         choosing: the number of choosing seeds, which select protections, counted from the configuration's own seed.
         judging: the largest number of judging seeds, which test the selected protections; at least 2.
-        epsilon: the largest allowed epsilon of every client in this view. ``None`` requires no epsilon.
-        promise: whether differential privacy must guarantee the limit for every possible attack. Otherwise the limit
+        epsilon: the largest allowed epsilon of every client in the attacker's view. ``None`` requires no epsilon.
+        promise: whether differential privacy must guarantee the limit for every possible attack. If false, the limit
             applies to measured attacks.
 
     Example:
@@ -108,23 +108,19 @@ class Protection:
 
     Args:
         rung: the name of the protection; "as it is" means the unprotected federation.
-        description: the protection's changes.
-        outcome: the verdict "within the limit", "above the limit" or "not decided", of the worst finding or, with
-            ``promise``, of the bound.
+        outcome: the verdict on the worst finding, or with ``promise`` on the bound: "within the limit", "above the
+            limit" or "not decided".
         findings: one finding per group on the judging seeds, the most exposed group first.
-        before: the exposure of the most exposed group without the protection, on the same seeds, at most three.
+        before: the exposure of the most exposed group without the protection, on at most three judging seeds.
         accuracy: the accuracy over all clients on the judging seeds.
         accuracy_before: the accuracy over all clients without the protection.
         payer: the group with the largest loss of accuracy.
-        payer_accuracy: the accuracy of the group ``payer``.
-        payer_accuracy_before: the accuracy of the group ``payer`` without the protection.
         alone: the accuracy of training on the labelled shadow set without clients, or NaN without a shadow set.
         epsilon: the largest epsilon of the protected runs in the demand's view, or NaN without an epsilon.
         bound: the largest bound on the balanced accuracy of any attack in the demand's view, or NaN without a bound.
         seeds: the number of judging seeds.
         hopeless: whether all allowed seeds would leave a group undecided, even with a mean lower by one standard error.
         searched: whether other protections were tried.
-        metric: the name of the reported accuracy.
     """
 
     rung: str
@@ -251,9 +247,7 @@ class Figures:
 
 
 def affordable(figures: Figures, demand: Demand) -> list[str]:
-    """List the settings whose loss of accuracy may be within `Demand.max_cost`. A required guarantee keeps all
-    settings.
-    """
+    """List the settings that may lose at most `Demand.max_cost` of accuracy, or all settings with a guarantee."""
     change = figures.means()["change"]
     if demand.mu is not None:
         return change.index.tolist()
@@ -269,7 +263,7 @@ def shortlist(figures: Figures, demand: Demand) -> list[str]:
 
 
 def by_price(means: pd.DataFrame) -> list[str]:
-    """Order the settings in `Figures.means` by the payer's loss of accuracy, by epsilon, and by exposure."""
+    """Order the settings in `Figures.means` by the largest loss of accuracy of a group, by epsilon, and by exposure."""
     keys = means.assign(payer_change=means["payer_change"].round(EQUAL), epsilon=means["epsilon"].fillna(inf))
     order = keys.sort_values(["payer_change", "epsilon", "exposure"], ascending=[False, True, True], kind="stable")
     return order.index.tolist()
@@ -278,8 +272,8 @@ def by_price(means: pd.DataFrame) -> list[str]:
 def candidates(figures: Figures, demand: Demand) -> list[str]:
     """List the settings to test, in order, by their means on all choosing seeds.
 
-    The first is the cheapest setting (`by_price`) within the limit and `Demand.max_cost`. Each further setting costs
-    more and is less exposed than all earlier settings.
+    The first candidate is the cheapest setting (`by_price`) within the limit and `Demand.max_cost`. Each further
+    candidate costs more and is less exposed than all earlier candidates.
     """
     means = _promised(figures, demand)
     within = means[(means["change"] >= -demand.max_cost) & (means[demand.limited] <= demand.limit)]
@@ -311,12 +305,7 @@ def _promised(figures: Figures, demand: Demand) -> pd.DataFrame:
 
 
 def judgement_of(rung: Rung, figures: Figures, demand: Demand, alone: float = nan) -> Protection:
-    """Return the outcome for a protection on the judging seeds.
-
-    Args:
-        figures: the figures of the protected and the unprotected runs.
-        alone: the accuracy of training on the labelled shadow set without clients.
-    """
+    """Return the outcome for a protection on the judging seeds."""
     now: dict[Any, Any] = figures.means().loc[rung.name].to_dict()
     own = figures.attacked["setting"] == rung.name
     exposures, limit = figures.exposures[own], None if demand.promise else demand.limit
@@ -360,7 +349,7 @@ def judgement_of(rung: Rung, figures: Figures, demand: Demand, alone: float = na
 
 
 def chosen(judgements: Sequence[Protection]) -> Protection:
-    """Return the first outcome within the limit, or the least exposed outcome if there is none."""
+    """Return the first outcome within the limit, or the least exposed outcome if no outcome is within the limit."""
     within = [judgement for judgement in judgements if judgement.outcome == "within the limit"]
     return within[0] if within else min(judgements, key=lambda judgement: judgement.exposure)
 

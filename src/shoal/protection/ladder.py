@@ -67,12 +67,12 @@ class Rung:
     """A protection.
 
     Args:
-        name: the name in tables.
+        name: the protection's name in tables.
         description: the protection's change, as the end of a sentence after "the federation with".
         changes: the new values or whole tables, by dotted key.
         rates: the learning rates of local training to try; the search keeps the most accurate rate. An empty tuple uses
             the learning rate in ``changes``.
-        slow: whether the protection trains the configuration's own network or a larger network.
+        slow: whether training is slow, because the protection keeps or enlarges the configuration's network.
 
     Example:
         >>> from shoal.protection import Rung
@@ -117,7 +117,6 @@ class Ladder:
     """The protections that fit a configuration.
 
     Args:
-        inputs: the shape of an example.
         clients: the number of clients in a round.
         smallest: the number of clients of the smallest group in a round.
         public: the number of examples in the shadow set.

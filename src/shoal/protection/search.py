@@ -1,6 +1,6 @@
 """The command `shoal protect`: a search for the cheapest protection that keeps a limit on exposure.
 
-The directory of a search has these files:
+Files in the directory of a search:
 
 - base.toml: the measured configuration
 - runs/: the run directories, from which an interrupted search resumes
@@ -63,16 +63,16 @@ def protect(config: Config, place: Workplace[SweepWatch], demand: Demand) -> Pro
     """Search the protections for ``config`` in the directory of ``place``, and write the result.
 
     Without a required guarantee, the unprotected federation is tested first. If the exposure of the unprotected
-    federation is within the limit, the search ends. Otherwise the search has three steps:
+    federation is within the limit, the search ends. The search among protections has three steps:
 
-    - Screening: train every protection on the first choosing seed at each learning rate, and drop those that cost too
-      much.
+    - Screening: train every protection on the first choosing seed at each learning rate, and drop protections that cost
+      too much.
     - Choosing: attack the remaining protections in groups on the choosing seeds, the most accurate group first.
     - Judging: test the `candidates` of a group on the judging seeds. The first protection within the limit ends the
       search.
 
-    Slow protections are tried last. Each test adds seeds until `Demand.test_of` decides, or shows that all seeds
-    together would not decide.
+    Slow protections are tried last. Each test adds seeds until `Demand.test_of` decides or cannot decide with all
+    seeds.
 
     Raises:
         InputError: the federation cannot be repeated, or the directory has a different search; no file is written.
@@ -305,7 +305,7 @@ class _Search:
         return self.figures(attacked)
 
     def judge(self, name: str) -> Protection:
-        """Test a candidate, adding judging seeds until they decide or show that all seeds would not decide."""
+        """Test a candidate, adding judging seeds until the test decides or cannot decide with all seeds."""
         judgement, candidate = None, self.tried[name]
         for number in self.demand.test_of(name).looks:
             attacked = self.runs({name: candidate.config}, self.judging[:number], attacked=True)

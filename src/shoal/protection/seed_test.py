@@ -40,11 +40,11 @@ FIRST_LOOK = 3
 
 @dataclass(frozen=True)
 class SeedTest:
-    """Confidence intervals of mean exposures that hold together at all numbers of seeds.
+    """Confidence intervals of mean exposures that hold simultaneously for all numbers of seeds.
 
     Args:
         most: the largest number of seeds, at least 2.
-        level: the error probability of each end over all numbers of seeds.
+        level: the error probability of each interval end over all numbers of seeds.
 
     Example:
         >>> from shoal.protection.seed_test import SeedTest
@@ -85,7 +85,6 @@ class SeedTest:
         """Return whether all seeds could show that a mean is within the limit, if the mean is ``gap`` below the limit.
 
         Args:
-            gap: the distance of the mean below the limit.
             deviation: the standard deviation of one seed's figure.
         """
         return self._quantile(self.most) * deviation < gap * sqrt(self.most)

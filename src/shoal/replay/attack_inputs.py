@@ -1,6 +1,6 @@
-"""The attacked records of a run, and the attacks on them that use no matrix of reference scores.
+"""The attacked records of a run, and attacks that use no matrix of reference scores.
 
-These attacks are fitted on shadow models, read predicted labels, or follow a record's loss over the rounds.
+The attacks are fitted on shadow models, read predicted labels, or follow a record's loss over the rounds.
 """
 
 from collections import Counter
@@ -54,7 +54,7 @@ _UsedModel = tuple[int, Tensor, Tensor]
 def records_of_run(
     attacked: AttackedRun, target: FederationScores, references: Sequence[FederationScores], engine: Engine
 ) -> AuditRecords:
-    """Return the records under the user's names, with their scores in the run and in the reference federations."""
+    """Return the records with the user's client names, and with scores of the run and of the reference federations."""
     paired, federation = attacked.records, attacked.simulation.federation
     client = paired.client
     names = _client_names(federation)
@@ -81,8 +81,6 @@ def join_scores(attacked: FederationScores, references: Sequence[FederationScore
     """Join the scores of the attacked federation and of R reference federations.
 
     Args:
-        attacked: the scores in the attacked federation.
-        references: the scores in each reference federation.
         client: the client's position of each record, (2 Q,).
     """
     return ReferenceScores(

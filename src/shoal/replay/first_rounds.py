@@ -1,7 +1,7 @@
 """The first rounds of a run, repeated to collect what a client and the server receive in each round.
 
-A client receives the models of all clusters, and the server receives each client's update. No file of a run stores
-these models and updates.
+A client receives the models of all clusters, and the server receives each client's update. No file of a run stores the
+models and updates of each round.
 """
 
 from collections.abc import Iterator
@@ -33,8 +33,7 @@ class FirstRounds:
         first: the number of the first collected round.
         models: the models before the first round and after each round, T + 1 tensors (K, P).
         merged: per round, the ids (n,) of the clients that sent updates and their weights (K, n) in each model.
-        updates: per round, the updates that the server received. Large updates fill the memory limit (`MAX_BYTES`), and
-            later rounds have no updates.
+        updates: the updates that the server received, per round up to the memory limit (`MAX_BYTES`).
         senders: the ids of the clients that sent an update in any collected round, (m,) int64.
         most: the largest T.
         with_updates: whether to keep updates.
@@ -79,8 +78,8 @@ class FirstRounds:
     def moves(self) -> Tensor:
         """Return the models before the first round and after each round, (T + 1, R, P).
 
-        If the number K of models changes, R is the sum over the different K. A model stays constant in rounds with
-        another K.
+        If the number K of models changes, R is the sum over the different K. A model stays constant in rounds with a
+        different K.
         """
         parts = [list(part) for _, part in groupby(self.models, key=len)]
         rows, done = list[Tensor](), 0

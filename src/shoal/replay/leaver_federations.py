@@ -43,11 +43,10 @@ class LeaverRun:
     """A run that a client left.
 
     Args:
-        simulation: the simulation, with its data moved to the engine.
         progress: the simulation's state after the last round.
         state: the state after the last round, with the released models.
         leaver: the position of the client that left.
-        records: Q pairs, each of a training example of this client and a held-out example.
+        records: Q pairs, each of a training example of the client that left and a held-out example.
         population: Z examples that no client trained on.
     """
 
@@ -83,7 +82,7 @@ class LeaverRun:
         require(shared, "--left: the clients have personal models; audit a run with shared models")
         stream = Stream(simulation.seed)("audit", "records")
         records = pair_records(federation.take(position), stream, simulation.duplicates)
-        require(len(records) > 1, f"--left: client '{client}' needs two examples that have held-out partners")
+        require(len(records) > 1, f"--left: client '{client}' needs two training examples with held-out partners")
         return LeaverRun(simulation, progress, state, leaver, records, population_of(simulation))
 
     def others(self, engine: Engine) -> AttackedRun | None:
@@ -123,9 +122,10 @@ class LeaverRun:
         One model scores all records: the cluster model with the highest mean confidence on the records.
 
         Returns:
-            The scores: ``score`` is the score by the final model. ``trajectory`` (2, 2 Q) has the mean score in the
-            rounds after the departure, at most `SNAPSHOTS` + 1 of them, and the score before the departure.
-            ``population`` (3, Z) has the final, the mean and the earlier scores of the population.
+            The scores of the records: ``score`` has the scores by the final model. ``trajectory`` (2, 2 Q) has the mean
+            score over at most `SNAPSHOTS` + 1 rounds after the departure, and the score before the departure.
+            ``population`` (3, Z) has the population's scores by the final model, on average after the departure, and
+            before the departure.
         """
         del spans
         simulation, member, last = self.simulation, number % 2 == 0, self.simulation.last_round
@@ -170,10 +170,10 @@ class LeaverRun:
     def pair_scores(self, engine: Engine) -> dict[str, Floats]:
         """Return the scores (2 Q,) of an attacker with the models before and after the departure, by attack.
 
-        The models after the departure are those that the forgetting method returned, or the final models if the method
-        changed nothing. ``drop`` is the loss of confidence. ``span-pair`` and ``joint-pair`` treat the difference of
-        the models as the client's update, if the network has a dense layer. Without two comparable models, the result
-        is empty.
+        The models after the departure are the forgetting method's models, or the final models if the method changed
+        nothing. The attack ``drop`` scores the decrease of the confidence. ``span-pair`` and ``joint-pair`` treat the
+        difference of the models as the client's update, if the network has a dense layer. Without two comparable
+        models, the result is empty.
         """
         departure = self.departure
         if departure is None:

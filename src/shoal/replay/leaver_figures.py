@@ -21,8 +21,7 @@ def attacks_on_leaver(scores: Floats, population: Floats) -> dict[str, Estimate]
     """Return the AUC over federations of the plain score, RMIA and LiRA, by attack name.
 
     Federations 2 i had the client, and federations 2 i + 1 never had the client. RMIA and LiRA score each half of the
-    federations with the other half as references. Leaving out one federation at a time would bias LiRA to an AUC of
-    0.45.
+    federations with the other half as references.
 
     Args:
         scores: logit-scaled confidences of the client's training examples, (2 R, Q); R is even.
@@ -36,6 +35,7 @@ def attacks_on_leaver(scores: Floats, population: Floats) -> dict[str, Estimate]
     found = {"score": auc_over_runs((scores[had], scores[~had]))}
     for attack in (RMIA(), LiRA()):
         try:
+            # Leaving out one federation at a time would bias LiRA to an AUC of 0.45.
             halves = [_half(attack, scores, population, had, half) for half in (second, ~second)]
             found[attack.name] = auc_over_runs(*halves)
         except InputError:
@@ -60,10 +60,10 @@ def _half(
 
 
 def strongest_attack(attacks: Mapping[str, Estimate]) -> tuple[str, Estimate]:
-    """Return the name and AUC of the decisive attack, with an interval that covers all attacks together.
+    """Return the name and AUC of the decisive attack, with a simultaneous interval over all attacks.
 
-    An AUC certainly below 0.5 is reversed. If an attack is certainly above 0.5, the attack with the highest lower end
-    decides. Otherwise the attack with the highest upper end decides.
+    An AUC certainly below 0.5 is reversed. If an AUC is certainly above 0.5, the attack whose interval has the highest
+    lower end decides. If no AUC is certainly above 0.5, the attack whose interval has the highest upper end decides.
     """
     wider = {name: estimate.among(len(attacks)) for name, estimate in attacks.items()}
     wider |= {name: Estimate(1 - e.value, 1 - e.high, 1 - e.low) for name, e in wider.items() if e.high < 0.5}
@@ -75,7 +75,7 @@ def strongest_attack(attacks: Mapping[str, Estimate]) -> tuple[str, Estimate]:
 def exposures_of_others(others: AttackedRun, trained: Sequence[FederationScores]) -> tuple[Floats, Floats]:
     """Return the mean exposure of each client's records before the departure and at the end, each (N,).
 
-    Clients without records have NaN.
+    A client without records has the exposure NaN.
     """
     count, member = len(others.records), np.stack([each.member.numpy() for each in trained], axis=1)
     client, one = others.records.client[:count].numpy(), np.zeros(2 * count, dtype=np.int64)
@@ -90,7 +90,7 @@ def exposures_of_others(others: AttackedRun, trained: Sequence[FederationScores]
 
 
 def client_accuracies(deployed: DeployedModels, federation: Federation, engine: Engine) -> Floats:
-    """Return the accuracy of each client's model, (N,), on the test examples of the client, or else of its group."""
+    """Return the accuracy of each client's model on test examples of the client, or of the client's group, (N,)."""
     test, found = federation.test, np.full(len(federation), np.nan)
     values = [metric_values(model, federation, engine) for model in deployed.models]
     for i, (k, g) in enumerate(zip(deployed.model.tolist(), federation.group.tolist(), strict=True)):

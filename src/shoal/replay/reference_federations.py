@@ -1,8 +1,8 @@
-"""Reference federations: the whole run again, clustering included, with some examples exchanged.
+"""Reference federations: repetitions of a whole run, including clustering, with some examples exchanged.
 
-Attacks such as LiRA and RMIA compare a record's score on models with and without the record. In a reference federation
-the record also affects the choice of clusters. Reference federations reuse the risks and directives of the attacked
-run, because their own risks would change the defence.
+Attacks such as LiRA and RMIA compare a record's score on models with and without the record. A record also affects the
+choice of clusters in a reference federation. Reference federations reuse the risks and directives of the attacked run,
+because their own risks would change the defence.
 
 Source: Carlini et al. 2022, arXiv:2112.03570, section IV, for centralised training.
 """
@@ -105,16 +105,16 @@ class AttackedRun:
     Args:
         simulation: the simulation, moved to the engine.
         state: the state after the simulation's last round, with the released models.
-        deployed: the models in use at the end.
+        deployed: the models in use after the last round.
         risks: the published risks, by round.
         directives: the coordinator's directives, by round, or ``None`` without a coordinator.
-        records: the attacked records, from clients that are members of the model they trained last.
-        population: non-members of every model.
+        records: the attacked records, only of clients that trained in the last ``member_rounds`` rounds.
+        population: examples that are non-members of every model.
         notes: caveats about the records, in sentences without a full stop.
         rows: the rows of `rounds.csv`, to verify repeated rounds.
         queries: the number of copies per record that an attack queries; trajectories use the record itself.
-        snapshots: the rounds of a trajectory. The score of a round is by the model that each client had trained last.
-            An empty tuple means evenly spaced rounds and each client's final model.
+        snapshots: the rounds of a trajectory. A round's score uses the model that the client had trained last. An empty
+            tuple means evenly spaced rounds and each client's final model.
     """
 
     simulation: Simulation
@@ -226,8 +226,8 @@ class AttackedRun:
         """Train reference federation ``number`` and score the records.
 
         The federation starts from the attacked run's initial models and reuses its risks and directives. Cohorts,
-        batches and noise are drawn anew. A member stays a member after any number of rounds. The span attacks ``spans``
-        take as long as dozens of rounds, and `with_spans` can add them later.
+        batches and noise are drawn anew. The span attacks ``spans`` take as long as dozens of rounds, and `with_spans`
+        can add their scores later.
         """
         stream = self.stream("reference federation", number)
         return self._train(self.exchanged(number), stream, engine, self.simulation.last_round, spans)
@@ -321,7 +321,7 @@ class AttackedRun:
 
     @property
     def listed(self) -> dict[str, Candidates]:
-        """The unpaired records on the list of each joint attack, by attack name."""
+        """The candidates of each joint attack besides the attacked pairs, by attack name."""
         lists = {name: self._on_list(shared=name == UpdateJoint.name) for name in JOINT_NAMES}
         return {name: others for name, others in lists.items() if others is not None}
 

@@ -62,17 +62,16 @@ def reference_scores(
     """Return the scores of the first ``count`` reference federations, training the federations that ``folder`` lacks.
 
     Args:
-        attacked: the attacked run, or the run that a client left, without ``rounds``.
-        target: the attacked run's scores.
+        attacked: the attacked run, or the run that a client left (without ``rounds``).
         folder: the folder of the scores. ``None`` keeps the scores in memory.
-        watch: a function that is called before the first training and after each.
-        rounds: whether attacks on rounds will follow, which need the repeated run (`replayed_scores`) and scores of the
-            span attacks ``spans``.
+        watch: a function that is called before the first training and after each training.
+        rounds: whether the caller attacks rounds, which needs the repeated run (`replayed_scores`) and the span attacks
+            ``spans``.
         spans: the names of span attacks; see `spans_to_repeat`.
 
     Raises:
         InputError: the folder cannot be written, or training diverged.
-        ShoalError: a worker process was ended from outside.
+        ShoalError: a worker process was killed from outside.
     """
     store, spans = _Store(folder, _digest(attacked, target)), tuple(spans) if rounds else ()
     with file_errors(folder, action="written"):
@@ -113,7 +112,7 @@ class _Store:
     attacked: str
 
     def read(self, number: int) -> FederationScores | None:
-        """Read the scores of federation ``number``, or None if the file is missing, damaged or of other models."""
+        """Read the scores of federation ``number``, or None if the file is missing, damaged or from another run."""
         path = self._path(number)
         if path is None or not path.exists():
             return None
@@ -186,8 +185,8 @@ def attack_with_references(
     The attacks include all attacks that the simulation's view allows.
 
     Returns:
-        ``progress`` with the spent seconds, and the attacked records. The records are None with fewer than two members,
-        or if the view is an outsider's and no reference federation is configured.
+        ``progress`` with the training time in seconds, and the attacked records. The records are None with fewer than
+        two members, or if the view is an outsider's and no reference federation is configured.
     """
     view = simulation.widest_view
     if simulation.reference_federations == 0 and view == OUTSIDER:
@@ -253,13 +252,12 @@ def view_scores(
     folder: Path | None = None,
     spans: SpansOfRun | None = None,
 ) -> tuple[dict[str, RecordTable], dict[str, str]]:
-    """Return the scores of a view's attacks beyond an outsider's, by attack name, and the reasons for missing attacks.
+    """Return the scores of a view's additional attacks, by attack name, and the reasons for missing attacks.
 
     The attacks repeat the run's first rounds, or all rounds if there are reference federations.
 
     Args:
         target: the run's scores, which the repeated run must reproduce.
-        references: the scores of the run's reference federations; may be empty.
         folder: the folder of the repeated run's scores. ``None`` keeps the scores in memory.
         spans: the span attacks on the run (`AttackedRun.spans`). ``None`` computes them.
     """
@@ -293,12 +291,7 @@ def _of_references(span: str, references: Sequence[FederationScores]) -> Floats 
 def replayed_scores(
     attacked: AttackedRun, target: FederationScores, engine: Engine, *, folder: Path | None
 ) -> FederationScores | None:
-    """Return the repeated run's scores with their trajectory, or None if the scores differ from ``target``.
-
-    Args:
-        target: the attacked run's scores.
-        folder: the folder that stores the repeated run's scores. ``None`` keeps the scores in memory.
-    """
+    """Return the repeated run's scores with their trajectory, or None if the scores differ from ``target``."""
     store = _Store(folder, _digest(attacked, target))
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)

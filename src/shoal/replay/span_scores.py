@@ -59,7 +59,7 @@ TOO_LARGE = f"the updates of one round take more than {MAX_BYTES / 1e6:,.0f} MB 
 
 
 def on_list(asked: Candidates, further: Candidates | None) -> Candidates:
-    """Return the attacked records, followed by the other records on the list of a joint attack."""
+    """Return the attacked records, followed by the other candidates of a joint attack."""
     names = ("x", "y", "client", "examples")
     columns = [[getattr(part, name) for part in (asked, further) if part is not None] for name in names]
     return Candidates(**{name: torch.cat(parts) for name, parts in zip(names, columns, strict=True)})
@@ -75,16 +75,15 @@ def span_scores(
 ) -> SpansOfRun:
     """Return the scores (M,) of each possible attack in ``names``, and the reasons for missing attacks.
 
-    The span attack tests a record on the changes of every cluster's model, as an attacker would who does not know the
+    The span attack tests a record on the changes of every cluster's model, because the attacker does not know the
     client's cluster. The joint attack knows which clients trained which model. A record has the score NaN if its client
     sent no update in the attacked rounds.
 
     Args:
-        seen: the attacked rounds.
         asked: the attacked records, or ``None`` without records.
         names: the names of attacks in `SPANS` and `JOINTS`.
-        listed: the unpaired records on the list of each joint attack, by attack name: the clients' other examples and
-            further non-members.
+        listed: the further candidates of each joint attack, by attack name: the clients' other examples and further
+            non-members.
     """
     chosen = [attack for attack in (*SPANS, *JOINTS) if attack.name in names]
     if asked is None or asked.client is None or not bool(torch.isin(asked.client, seen.senders).any()):
@@ -123,7 +122,7 @@ def span_scores(
 
 
 def is_exact(scores: RecordTable | None) -> bool:
-    """Return whether an attack is exact on every record that it scored."""
+    """Return whether an attack is exact on every scored record."""
     return scores is not None and bool(scores.exact[~np.isnan(scores.score)].all())
 
 
@@ -135,7 +134,7 @@ def joints_to_ask(found: Mapping[str, RecordTable]) -> tuple[str, ...]:
 def spans_to_repeat(spans: SpansOfRun, references: int) -> tuple[str, ...]:
     """Return the names of the span attacks to repeat on reference federations, for a `Stack` of attacks.
 
-    A stack needs several federations. An attack that is exact on every record needs no stack.
+    A stack of attacks needs several reference federations. An attack that is exact on every record needs no stack.
     """
     if references < Stack.least:
         return ()
@@ -181,14 +180,13 @@ def _of_models(seen: FirstRounds, asked: Candidates, engine: Engine, knowledge: 
 def largest(found: SpanScores, candidates: Candidates) -> RecordTable:
     """Return each record's largest score over K models, its threshold, and whether that model's span is exact.
 
-    Scores of different models are compared by their distance from those of known non-members, in standard deviations.
-    Residuals are compared by their logarithms, because exact residuals are smaller by five orders of magnitude. Without
-    exact spans, thresholds are those of the known records' largest scores, because a maximum exceeds a threshold more
-    often than one score does.
+    Scores of different models are compared by their distance from the scores of known non-members, in standard
+    deviations. Residuals are compared by their logarithms, because exact residuals are five orders of magnitude smaller
+    than inexact residuals. If several spans are not exact, the models' thresholds are fitted to the largest scores of
+    known non-members.
 
     Args:
-        found: the scores of ``candidates``.
-        candidates: the attacked records, used as the comparison if there are no known non-members.
+        candidates: the attacked records, which replace known non-members in the comparison if none are known.
     """
     of_model = np.flatnonzero(~np.isnan(found.score).all(axis=1))
     judged = ~np.isnan(found.known[of_model]).any(axis=0)
@@ -207,9 +205,9 @@ def largest(found: SpanScores, candidates: Candidates) -> RecordTable:
 
 
 def knowledge_of(training: Training, state: State) -> Knowledge:
-    """Return the public knowledge of how a federation trains from ``state`` on.
+    """Return the attacker's knowledge of a federation's training from ``state`` on.
 
-    Under a coordinator, the local settings are those of the first model in the next round.
+    With a coordinator, the local settings of the first model in the next round count as known.
     """
     sizes, parts = training.federation.clients.sizes.unique(), [*with_bases(training.algorithm)]
     local = training.local_of(replace(state, round=0), 0)

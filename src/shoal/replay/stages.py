@@ -22,12 +22,12 @@ from shoal.simulation.simulation import Simulation, WarmStart, require_known
 class RecordedRisks:
     """A record of each round's risks, used as the engine's `RiskEstimator`.
 
-    Clients of a reference federation choose by the risks that the attacked run published. No shadow model is trained.
+    Clients of a reference federation choose by the risks that the attacked run published.
 
     Args:
         every: the number of rounds from one estimate to the next; 0 for no estimates.
-        by_round: the risks of each round with an estimate, (K,) float64. A missing round keeps the earlier risks, and
-            so does a round with another number of models.
+        by_round: the risks of each round with an estimate, (K,) float64. A round that is missing or has a different
+            number of models keeps the earlier risks.
 
     Example:
         >>> from shoal.replay.stages import RecordedRisks
@@ -44,7 +44,7 @@ class RecordedRisks:
     def estimate(
         self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
     ) -> RiskEstimate:
-        """Return the recorded risks of the last round in ``state``, with unknown intervals."""
+        """Return the recorded risks of the last round in ``state``, without confidence intervals."""
         del federation, engine, local, stream
         recorded = self.by_round.get(state.round, state.risks)
         risks = recorded if recorded.shape == state.risks.shape else state.risks
@@ -64,9 +64,8 @@ class ChainLink:
     """A simulation that led to attacked models: the attacked simulation, or one of its predecessors.
 
     Args:
-        engine: the engine of that simulation. ``None`` means the attacked run's engine.
         risks, directives: see `AttackedRun`.
-        records: the attacked pairs as the simulation's clients have them.
+        records: the attacked pairs, by their positions in this simulation's federation.
         pair: the index of each pair of ``records`` among the Q attacked pairs, (E,) int64.
     """
 
@@ -82,7 +81,7 @@ def warm_start_chain(simulation: Simulation, records: PairedRecords) -> list[Cha
     """List the simulations before the ``start`` of ``simulation``, in training order.
 
     Raises:
-        InputError: the training of the start is unknown.
+        InputError: the training of a warm start is unknown.
     """
     require_known(simulation)
     stages = []
@@ -113,7 +112,7 @@ def recorded_rules(simulation: Simulation, rows: Sequence[RoundRow]) -> tuple[Re
 
 @contextmanager
 def matching_engine(asked: Engine | None, engine: Engine) -> Iterator[Engine]:
-    """Yield ``engine`` if it computes like ``asked`` or if ``asked`` is None; otherwise yield ``asked``, reopened."""
+    """Yield ``engine`` if ``asked`` is None or has the same settings; otherwise reopen and yield ``asked``."""
     settings = ("model", "device", "dtype", "backend")
     if asked is None or all(getattr(asked, name) == getattr(engine, name) for name in settings):
         yield engine

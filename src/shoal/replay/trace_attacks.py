@@ -32,8 +32,6 @@ def attacks_on_rounds(
     """Run the span and joint attacks on recorded rounds, and give a reason for each impossible attack.
 
     Args:
-        rounds: the recorded updates, in order.
-        records: M records.
         clients: the ids of the clients, (N,); see `UpdateScores`.
     """
     recorded = _RecordedRounds.of(rounds, records, clients, engine, knowledge)
@@ -158,7 +156,7 @@ class _RecordedRounds:
 
     @property
     def _moving(self) -> Sequence[Tensor]:
-        require(len(self.models) > 1, "needs the models of at least two consecutive rounds")
+        require(len(self.models) > 1, "the span and joint attacks need the models of at least two consecutive rounds")
         return self.models
 
     def _candidates(self, client: Tensor, places: Tensor) -> Candidates:

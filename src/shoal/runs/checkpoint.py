@@ -38,7 +38,6 @@ def save_checkpoint(
     Args:
         observations: the round attack's observations since the last checkpoint, by round. Observations are written to a
             separate file, which later checkpoints keep.
-        frozen: `Model.frozen_hash`.
     """
     state = progress.state
     if observations:

@@ -67,7 +67,7 @@ def existing_directory_error(out: Path) -> InputError:
 def lock_folder(out: Path) -> Iterator[None]:
     """Lock the run directory ``out`` against other runs.
 
-    The lock is on run.log. The kernel releases the lock of a killed process.
+    The locked file is run.log. The kernel releases the lock of a killed process.
 
     Raises:
         InputError: another run has the lock.
@@ -93,7 +93,6 @@ def open_run_dir(
     """Make or reopen a run directory, lock it, and yield its folder of checkpoints.
 
     Args:
-        config: the text of the run's config.toml.
         require_same: a function that raises an error if ``out`` has a different run; called under the lock.
         resume: whether the directory may exist.
         examples: the hash of the federation, or ``None`` if the examples are on other machines.
@@ -124,8 +123,8 @@ def open_run_dir(
 def rounds_before(out: Path, description: RunDescription, rounds: int) -> int:
     """Return the configured number of rounds of the run in ``out``, or ``rounds`` if ``out`` has no config.toml.
 
-    The run in ``out`` may have fewer rounds than ``description``, another path of the data, and other settings that
-    only change the speed.
+    The run in ``out`` may differ from ``description`` in the number of rounds, if smaller, the path of the data, and
+    settings that only change the speed.
 
     Raises:
         InputError: ``out`` has a different run than ``description``, or a finished run with changed files.
@@ -164,11 +163,9 @@ def _concerns_later_rounds(key: str, before: Mapping[str, Any], now: Mapping[str
 def extend_rounds(
     out: Path, description: RunDescription, progress: SimulationState | None, before: int, every: int
 ) -> SimulationState | None:
-    """Extend a run to more rounds, and return the state that the longer run would have at this round.
+    """Extend a run to more rounds, and return the longer run's state after ``before`` rounds.
 
     Args:
-        description: the longer run's description.
-        progress: the shorter run's state, or ``None`` without a checkpoint.
         before: the number of rounds of the shorter run.
         every: the number of rounds between evaluations.
 
@@ -241,7 +238,7 @@ def collect_warnings() -> Iterator[list[str]]:
 
 @contextmanager
 def drop_repeated_warnings() -> Iterator[None]:
-    """Print a warning of many runs once, ignoring the numbers in its text; the log of each run keeps the warning."""
+    """Print a warning that several runs repeat only once, ignoring numbers in the warning's text."""
     filters = [(handler, _NewWarnings()) for handler in logging.getLogger().handlers]
     for handler, new in filters:
         handler.addFilter(new)

@@ -160,7 +160,7 @@ def read_models(path: Path) -> tuple[dict[int, dict[str, Tensor]], tuple[str, ..
 
 
 def write_hashes(out: Path, examples: str, summary: str | None = None) -> None:
-    """Write hashes.json. ``summary``, the text of summary.json, adds the hashes of a finished run's files."""
+    """Write hashes.json. With ``summary``, the text of summary.json, add a finished run's files."""
     about: dict[str, Any] = {"examples": examples}
     if summary is not None:
         paths = [path for folder in (out, out / FOLDER) if folder.is_dir() for path in sorted(folder.iterdir())]
@@ -235,7 +235,7 @@ def decisive_settings(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the keys whose values differ between two config.toml, with both values, None for a missing value."""
+    """Return the keys that differ between two config.toml files, with both values; None means a missing value."""
     old, new = decisive_settings(before), decisive_settings(now)
     return {key: (old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)}
 

@@ -16,11 +16,7 @@ from shoal.simulation.simulation import Simulation
 
 
 class LiveBar:
-    """A progress count on the console: one line that updates on a terminal, or a few lines in a log.
-
-    Args:
-        refresh_per_second: the number of updates per second on a terminal.
-    """
+    """A progress count on the console: one line that updates on a terminal, or a few lines in a log."""
 
     def __init__(self, console: Console, unit: str, *, lines: int = 10, refresh_per_second: int = 4) -> None:
         self._console, self._lines = console, lines

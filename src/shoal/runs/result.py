@@ -130,8 +130,7 @@ class Result:
 
         Args:
             public: whether the models were trained without the new simulation's clients, for example on public data. If
-                true, the new simulation and its reference federations start from the models alone, without the rest of
-                the state.
+                true, the new simulation and its reference federations start from the models only.
         """
         require_instance("public", public, bool, "True or False")
         state = self.state
@@ -220,8 +219,8 @@ class Result:
             references, duplicates, queries, jobs, cluster, watch, attacks: see `shoal.audit_run`.
 
         Raises:
-            InputError: the result was read from a directory, had a property attack, or started from models that cannot
-                be trained again; or ``out`` cannot be written.
+            InputError: the result was read from a directory, the run had a property attack or started from models that
+                cannot be trained again, or ``out`` cannot be written.
         """
         references = integer("references", references, "such as 16", 0)
         request = AuditRequest((), attacks, references, duplicates, queries)

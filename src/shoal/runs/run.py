@@ -65,7 +65,7 @@ class Run:
         watch: a function that is called before the first round and after each round, a tracker such as `TensorBoard`,
             or a list of functions and trackers. Without a function, a terminal or a notebook shows the progress.
         watch_references: a function of two counts: finished federations and all federations. The run calls the function
-            before the first reference federation and after each.
+            before the first reference federation and after each federation.
         workers: the processes that train reference federations, such as ``Workers(jobs=2)``.
         checkpoint_every: the number of rounds between checkpoints.
         max_megabytes: the limit on the size of recorded updates, in 10^6 bytes.
@@ -131,8 +131,8 @@ class Run:
 
         Args:
             resume: whether ``out`` may have the same simulation, or one with fewer rounds. Training continues after the
-                last checkpoint, and the result equals an uninterrupted run's bit for bit. The result of a finished run
-                is read.
+                last checkpoint, and the result equals an uninterrupted run's bit for bit. A finished run is read
+                instead of trained.
 
         Raises:
             InputError: the directory exists, cannot be written, has a different run or is in use; or training diverged.
@@ -303,7 +303,7 @@ def simulate(
         resume: see `Run.train`.
 
     Raises:
-        InputError: the settings do not fit together, or see `Run.train`.
+        InputError: the settings do not fit together, or `Run.train` raises the error.
         MeasurementError: see `Run.train`.
 
     Example:
@@ -348,11 +348,11 @@ def run(
         resume: see `Run.train`.
         data_dir: the folder that is searched first for the data.
         dataset: the examples of [data]. ``None`` loads the examples.
-        watch: see `Run`; ``None`` shows no progress.
+        watch: the watch of `Run`; ``None`` shows no progress.
         watch_references, workers: see `Run`.
 
     Raises:
-        InputError: the settings do not fit together or the data, or see `Run.train`.
+        InputError: the settings do not fit together or do not fit the data, or `Run.train` raises the error.
         MeasurementError: see `Run.train`.
 
     Example:

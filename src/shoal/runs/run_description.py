@@ -175,9 +175,6 @@ def _coordinator(coordinator: LimitController) -> CoordinatorSection:
 def read_description(out: Path, *, allow_code: bool = False) -> RunDescription:
     """Read the config.toml of a run.
 
-    Args:
-        allow_code: whether to import the code that the file names (``module:Name``).
-
     Raises:
         InputError: the file is missing or damaged.
     """

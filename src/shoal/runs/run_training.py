@@ -129,11 +129,8 @@ def measure_trained(
     """Measure the models after the last round, with reference federations if the simulation has them.
 
     Args:
-        simulation: the simulation, moved to the engine.
-        progress: the simulation's state after the last round.
-        observations: the round attack's observations, by round.
         out: the run's directory, where models.safetensors is written first. ``None`` writes no files.
-        watch: a function that is called before the first reference federation and after each.
+        watch: a function that is called before the first reference federation and after each federation.
 
     Raises:
         MeasurementError: the measurement failed for any reason except an error of the operating system.

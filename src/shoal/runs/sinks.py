@@ -1,7 +1,7 @@
 """Experiment trackers, such as TensorBoard, that log a run after each round and at its end.
 
 A round's figures have the column names of `rounds.csv` and a suffix: ``/cluster K``, or ``/all`` and ``/GROUP`` for
-means over clients. NaN is omitted, and so are the risks of rounds without an estimate.
+means over clients. NaN figures and the risks of rounds without an estimate are omitted.
 """
 
 import logging
@@ -38,7 +38,6 @@ class LoggedRun:
     """The run that a tracker logs.
 
     Args:
-        settings: the text of the run's config.toml.
         out: the run's directory, or ``None`` without a directory.
         rounds: the number of rounds that an earlier process finished and logged.
     """
@@ -77,12 +76,9 @@ class Sink(Protocol):
 
 
 class OpenSinks:
-    """The open logs of a run, used as a watch of its rounds.
+    """The open logs of a run, used as the watch of a `Run`.
 
     A round is logged after its checkpoint, so a resumed run logs no round twice. A failing tracker is dropped.
-
-    Args:
-        every: the number of rounds between checkpoints.
     """
 
     def __init__(self, sinks: Sequence[Sink], run: LoggedRun, every: int) -> None:
@@ -200,7 +196,7 @@ class TensorBoard:
         require(installed, "TensorBoard: the package is missing; run pip install 'shoal[tensorboard]'")
 
     def open_log(self, run: LoggedRun) -> "_EventFile":
-        """Open an event file. A resumed run gets a new file."""
+        """Open an event file. A resumed run writes a new event file."""
         folder = self.folder or (None if run.out is None else run.out / "tensorboard")
         require(folder is not None, "TensorBoard needs a folder; set its 'folder' or the run's 'out'")
         folder = Path(str(folder))

@@ -29,8 +29,6 @@ class PlannedRun:
     """A checked run that can be started.
 
     Args:
-        run: the run's settings and seed in the sweep.
-        config: the resolved configuration.
         digest: the name of the run's directory.
         examples: the number of training examples of all clients.
     """
@@ -45,7 +43,7 @@ def plan_runs(sweep: Sweep, data_dir: Path | None = None) -> tuple[PlannedRun, .
     """Check every run of a sweep before the first run starts.
 
     Raises:
-        InputError: a run is impossible, or two runs are the same.
+        InputError: a run's settings do not fit together, or two runs are the same.
     """
     return planned_runs(sweep.runs, sweep.name, data_dir)
 
@@ -54,7 +52,7 @@ def planned_runs(runs: Sequence[SweepPoint], name: str, data_dir: Path | None = 
     """Check ``runs`` before the first run starts; ``name`` is the prefix of error sentences.
 
     Raises:
-        InputError: a run is impossible, or two runs are the same.
+        InputError: a run's settings do not fit together, or two runs are the same.
     """
     # The files may have changed since another sweep of this process.
     forget_datasets()
@@ -76,7 +74,7 @@ def planned_runs(runs: Sequence[SweepPoint], name: str, data_dir: Path | None = 
 
 
 def dataset_of(config: Config, data_dir: Path | None) -> SourceData:
-    """Return the data set of a configuration, loaded once for all runs of this process on the data set.
+    """Return the data set of a configuration, loaded once per process.
 
     Raises:
         InputError: the data are missing or damaged.
@@ -126,11 +124,9 @@ class SweepProgress:
     """The progress of a sweep.
 
     Args:
-        runs: the number of all runs.
-        finished: the number of finished runs.
         failed: the number of runs that failed since the start of this command.
-        done: the finished fraction of the work, in [0, 1]. The work is the number of rounds, reference federations
-            included, each weighted by its training examples.
+        done: the finished fraction of the work, in [0, 1]. The work is the number of rounds, including reference
+            federations' rounds, weighted by training examples.
 
     Example:
         >>> from shoal.sweeps import SweepProgress

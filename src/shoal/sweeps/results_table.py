@@ -22,8 +22,8 @@ TIMES = "seconds."
 def row_of(out: Path, settings: Mapping[str, Value], seed: int) -> dict[str, Value]:
     """Return a finished run as a row: its directory's name, its settings, its seed, and all figures.
 
-    The figures of ``clusters.<k>`` appear again as those of the ``larger`` and the ``smaller`` cluster, and as those of
-    ``model.<group>``, the model that most clients of a group chose.
+    The row repeats the figures ``clusters.<k>`` as ``larger`` and ``smaller`` (by cluster size) and as
+    ``model.<group>`` (the model that most clients of the group chose).
 
     Raises:
         InputError: a file of the run is damaged.
@@ -40,8 +40,7 @@ def row_of(out: Path, settings: Mapping[str, Value], seed: int) -> dict[str, Val
 def by_size(figures: FlatSummary) -> dict[str, Value]:
     """Return the figures of the cluster with the most clients and of the cluster with the fewest clients.
 
-    Among clusters of equal size, the cluster with the higher accuracy counts as the larger, and after that the cluster
-    with the higher MIA accuracy.
+    Among clusters of equal size, a higher accuracy counts as larger, and at equal accuracy a higher attack accuracy.
 
     >>> by_size({"clusters.0.clients": 3, "clusters.1.clients": 7, "clusters.1.mia": 0.5})
     {'larger.clients': 7, 'larger.mia': 0.5, 'smaller.clients': 3}
@@ -74,7 +73,7 @@ def _prefixed(name: str, metrics: Metrics) -> dict[str, Value]:
 
 
 def write_results(out: Path, rows: Sequence[Mapping[str, Value]]) -> None:
-    """Write results.csv and timings.json. The same runs give the same bytes of results.csv."""
+    """Write results.csv and timings.json. The bytes of results.csv depend only on the runs."""
     frame = pd.DataFrame([{key: value for key, value in row.items() if not key.startswith(TIMES)} for row in rows])
     times = {row["run"]: {key: value for key, value in row.items() if key.startswith(TIMES)} for row in rows}
     write_text(out / "results.csv", frame.to_csv(index=False) if len(frame) else "run\n")

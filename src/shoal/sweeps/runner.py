@@ -37,8 +37,6 @@ class SweepResult:
     """The outcome of a sweep.
 
     Args:
-        report: the path of the sweep's page.
-        finished: the number of finished runs.
         failed: the reason for each failed run, by the run's settings and seed in words.
     """
 
@@ -75,7 +73,7 @@ def run_sweep(
         data_dir: the folder that is searched first for data.
 
     Raises:
-        InputError: a run is impossible, and no file is written.
+        InputError: a run's settings do not fit together; no file is written.
 
     Example:
         >>> from pathlib import Path
@@ -118,7 +116,6 @@ class FinishedRuns:
     Args:
         rows: the rows of results.csv, one per finished run.
         missing: the settings and seed of each unfinished run, and the reason.
-        failed: see `SweepResult`.
     """
 
     rows: Sequence[Mapping[str, Any]]
@@ -197,11 +194,6 @@ def run_one(place: Workplace[Watch], item: tuple[Config, str], *, pages: bool = 
     """Carry out or resume one run in the folder of ``place``, and write its page.
 
     A lock keeps other processes out of the run's directory.
-
-    Args:
-        place: the folder and the workers.
-        item: the configuration and its digest.
-        pages: whether to write the page.
 
     Returns:
         The digest, and the reason of a failure or None.
@@ -289,7 +281,8 @@ def _open(out: Path, sweep: Sweep) -> Path:
         foreign = [path for path in out.iterdir() if path.name != "runs" and not path.name.startswith(".")]
         require(ours or not foreign, f"{out}: exists already and is not the directory of a sweep; choose another --out")
         require(
-            not ours or read_toml(base) == sweep.base, f"{out}: has a sweep with another base; choose another --out"
+            not ours or read_toml(base) == sweep.base,
+            f"{out}: has a sweep with another base configuration; choose another --out",
         )
     runs = out / "runs"
     with file_errors(out, "; choose another --out", action="written"):

@@ -50,11 +50,7 @@ class SweepSection:
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """One run of a sweep.
-
-    Args:
-        settings: the run's setting on each axis.
-    """
+    """One run of a sweep."""
 
     settings: Mapping[str, Value]
     seed: int
@@ -70,7 +66,6 @@ class Sweep:
     """A sweep of many runs.
 
     Args:
-        name: the name of the sweep's file.
         title: the question of the sweep.
         axes: the settings that vary, in the order of the file.
         seeds: the seeds of each setting.

@@ -38,7 +38,7 @@ class AppRecorder:
     ``node_id`` without a partition. `app_trace` reads the folder.
 
     Args:
-        folder: the folder of the trace, an absolute path, because Flower starts clients in other folders.
+        folder: the absolute path of the trace's folder.
 
     Example:
         >>> from shoal_flower import AppRecorder
@@ -97,8 +97,8 @@ def app_trace(
         model: the app's network, or a `Model` with the network and its loss.
         members: each client's training examples, by the client's number: a pair (x, y), a `torch.utils.data.Dataset` of
             pairs, or a `DataLoader` of pairs or of dictionaries with ``label``.
-        others: examples that no client trained on, in the same form as ``members``.
-        local: the clients' local training, which lets the span attack subtract weight decay, or ``None`` if unknown.
+        others: the non-members: examples that no client trained on, as a pair, a data set or a loader.
+        local: the clients' local training settings, or ``None`` if unknown; the span attack subtracts weight decay.
 
     Raises:
         InputError: the folder has no trace or the traces of several runs, a client has no members, or the network

@@ -71,10 +71,11 @@ class NodeSettings:
         threads: the number of processor threads.
         secure_aggregation: "required" limits the node to secure sums; "allowed" follows the run. ``peer_keys`` imply
             "required".
-        node_key: the file of the private key that signs in secure sums, such as the SuperNode's. None makes a new key
-            in ``state_dir``.
-        peer_keys: a file of the public keys of all clients, with one name and key per line. Other clients cannot take
-            part in sums. None trusts the first key of each name, and refuses a different key later.
+        node_key: the file of the node's private key for signatures in secure sums, such as the SuperNode's key. None
+            makes a new key in ``state_dir``.
+        peer_keys: a file of the public keys of all clients, with one name and key per line. Clients without a listed
+            key cannot take part in secure sums. None trusts the first key of each name, and refuses a different key
+            later.
         min_clients: the smallest number of clients in a cluster whose secure sum the node helps to reveal.
         leave: whether the client leaves for good; the node then closes its ledger and refuses all questions.
         allow_code: the ``module:Name`` of user code that a run's configuration may name, separated by commas. The
@@ -163,12 +164,13 @@ class RunSettings:
         wait_timeout: the longest wait for enough clients, in seconds.
         max_examples: the largest number of examples per client.
         max_update_norm: the largest L2 norm of an update; 0 uses the default of `Limits`.
-        max_norm_ratio: the largest multiple of the median norm of a round's updates; 0 for no limit.
-        names: the owner of a client's name. "keys" reserves a name for the key of the first node with the name.
-            "nodes", for trials without keys, gives the name to another node after the first node missed a deadline.
+        max_norm_ratio: the largest norm of an update as a multiple of the round's median norm; 0 for no limit.
+        names: the rule that assigns a client's name to a node. "keys" reserves a name for the key of the first node
+            with the name. "nodes", for trials without keys, gives the name to another node after the first node missed
+            a deadline.
         max_members: the largest number of clients; later clients are rejected.
         leave: the names of clients that leave for good before the next round, separated by commas.
-        quorum: the fraction of a round's clients whose updates end the round.
+        quorum: the fraction of a round's clients whose updates suffice to end the round.
     """
 
     config: Annotated[Path, BeforeValidator(_toml_file)]
@@ -188,7 +190,7 @@ class RunSettings:
 
     @staticmethod
     def read(config: Mapping[str, object]) -> "RunSettings":
-        """Read the settings in a run configuration, ignoring keys of the app.
+        """Read the settings in a run configuration, ignoring the app's other keys.
 
         Raises:
             InputError: a value is not allowed, or a file is missing.
@@ -197,7 +199,7 @@ class RunSettings:
 
     @property
     def stamps(self) -> Path:
-        """The file of the last charges, which is ``ledgers`` or its default."""
+        """The file of the last charges, ``ledgers`` or by default ``ledgers.json``."""
         return self.ledgers or self.out.parent / "ledgers.json"
 
     @property

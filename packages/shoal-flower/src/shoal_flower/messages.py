@@ -53,7 +53,7 @@ FROZEN = "frozen:"
 
 
 def plain(text: object) -> str:
-    r"""Return at most 200 printable characters of untrusted text, on one line, and not as a spreadsheet's formula.
+    r"""Shorten untrusted text to 200 printable characters on one line that no spreadsheet reads as a formula.
 
     >>> plain("lost\n2026-01-01 round 3: done"), plain("=1+1"), len(plain("x" * 10**6))
     ('lost 2026-01-01 round 3: done', "'=1+1", 200)
@@ -65,7 +65,7 @@ def plain(text: object) -> str:
 
 
 class RejectedReplyError(ShoalError):
-    """The rejection of a client's reply; its text is made `plain`, because it may quote the reply."""
+    """The rejection of a client's reply; the text is made `plain`, because the text may quote the reply."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(plain(reason))
@@ -81,12 +81,12 @@ class Offer:
         config: the run's configuration, as TOML.
         models: the offered models, (K, P) float32.
         risks: the server's estimate of each model's risk, (K,) float64.
-        directives: the server's requests to each model's clients, (K,) float64 by name.
+        directives: the coordinator's directives by name, one value per model, (K,) float64.
         classes: the names of the classes, in the order of their numbers; empty for a named data set.
         scale: the standardization of columns, fitted to the server's table, or ``None`` without tables.
         ledger: the last charge of the client's ledger that the server has seen.
         features: the hash of the feature map, or "" without a feature map.
-        frozen: `Model.frozen_hash` of the tensors that no message has, or "" without frozen tensors.
+        frozen: `Model.frozen_hash` of the models, or "" without frozen tensors.
     """
 
     round: int
@@ -129,7 +129,8 @@ class Limits:
         max_examples: the largest number of examples.
         max_update_norm: the largest L2 norm of an update. None means `LARGEST_MOVE` times the square root of the number
             of parameters.
-        max_norm_ratio: the largest multiple of the median norm of a round's updates, or `math.inf` for no limit.
+        max_norm_ratio: the largest norm of an update as a multiple of the round's median norm, or `math.inf` for no
+            limit.
     """
 
     max_examples: Positive = 10_000_000
@@ -137,7 +138,7 @@ class Limits:
     max_norm_ratio: Annotated[float, Field(ge=1, strict=True)] = 10.0
 
     def norm(self, parameters: int) -> float:
-        """Return the largest norm of an update with this many ``parameters``."""
+        """Return the largest allowed norm of an update with this number of ``parameters``."""
         return LARGEST_MOVE * math.sqrt(parameters) if self.max_update_norm is None else self.max_update_norm
 
 
@@ -159,7 +160,6 @@ def check_update(update: ClientUpdate, models: Tensor, limits: Limits, *, counts
     """Return the norm of an update.
 
     Args:
-        models: the offered models, (K, P).
         counts_best: whether the algorithm needs `ClientUpdate.best`.
 
     Raises:
@@ -188,7 +188,8 @@ def long_updates(norms: Sequence[float], clusters: Sequence[int], ratio: float) 
     """Return the positions of updates whose norm exceeds the limit, each with the limit.
 
     The limit is ``ratio`` times a median: the larger of the median norm over all updates, and the median norm in the
-    update's cluster if the cluster has three or more clients. Of two middle norms, the lower one is the median.
+    update's cluster if the cluster has three or more clients. The median of an even number of norms is the lower middle
+    norm.
 
     >>> long_updates([1.0, 2.0, 3.0, 50.0], [0, 0, 0, 1], ratio=10.0)
     [(3, 20.0)]
@@ -204,8 +205,8 @@ def long_updates(norms: Sequence[float], clusters: Sequence[int], ratio: float) 
 def check_histograms(counts: Floats, examples: int, limits: Limits, epsilon: float | None) -> None:
     """Check histograms (2, B) of a client with this many training ``examples``.
 
-    With noise of ``epsilon``, a count may be negative and a total may differ from ``examples``, within the tail of the
-    noise (Chernoff bound).
+    With noise of ``epsilon``, counts may be negative and totals may differ from ``examples``, up to a Chernoff bound on
+    the noise.
 
     Raises:
         RejectedReplyError: the histograms do not fit the client.

@@ -58,7 +58,7 @@ def pack_models(models: Tensor) -> ArrayRecord:
 
 
 def pack_offer(offer: Offer, models: ArrayRecord | None = None) -> RecordDict:
-    """Pack an offer; ``models`` are the offer's models if they are packed already."""
+    """Pack an offer; ``models`` may be the result of `pack_models`."""
     header = {name: value for name, value in vars(offer).items() if name != "models"}
     text = json.dumps(header, default=lambda value: value.tolist() if isinstance(value, Tensor) else vars(value))
     packed = pack_models(offer.models) if models is None else models
@@ -66,11 +66,7 @@ def pack_offer(offer: Offer, models: ArrayRecord | None = None) -> RecordDict:
 
 
 def unpack_offer(records: RecordDict) -> Offer:
-    """Unpack and check the server's offer.
-
-    Raises:
-        InputError: the records are not an offer of this version.
-    """
+    """Unpack and check the server's offer, or raise `InputError`."""
     try:
         header = _HEADERS.validate_json(str(records.config_records["offer"]["header"]), strict=True)
         array = records.array_records["models"]["models"]
@@ -103,10 +99,6 @@ def unpack_reply(
 ) -> tuple[ClientUpdate, float] | Refusal:
     """Return a client's reply, with the norm of its update.
 
-    Args:
-        offered: the offered models, (K, P).
-        counts_best: whether the algorithm needs `ClientUpdate.best`.
-
     Raises:
         RejectedReplyError: tensors or numbers are missing, unexpected or of a wrong shape or type, or `check_update`
             rejects the update.
@@ -136,11 +128,7 @@ def pack_histograms(counts: np.ndarray) -> RecordDict:
 
 
 def unpack_histograms(records: RecordDict, bins: int) -> np.ndarray:
-    """Unpack and check a client's histograms, (2, ``bins``).
-
-    Raises:
-        RejectedReplyError: the records are not histograms of this size.
-    """
+    """Unpack a client's histograms, (2, ``bins``), or raise `RejectedReplyError`."""
     _require_names("records", records, {"histograms"})
     values = _record(records, "histograms", MetricRecord, "numbers", {"counts"})["counts"]
     fits = isinstance(values, list) and len(values) == 2 * bins
@@ -156,11 +144,7 @@ def pack_vote(over: bool) -> RecordDict:
 
 
 def unpack_vote(records: RecordDict) -> bool:
-    """Unpack and check a client's vote.
-
-    Raises:
-        RejectedReplyError: the records are not a vote.
-    """
+    """Unpack a client's vote, or raise `RejectedReplyError`."""
     _require_names("records", records, {"vote"})
     over = _integer(_record(records, "vote", MetricRecord, "numbers", {"over"})["over"])
     reject_unless(over in (0, 1), f"a vote of {over}, not 0 or 1")
@@ -174,11 +158,7 @@ def pack_identity(name: str, partition: int | None, leaves: bool = False) -> Rec
 
 
 def unpack_identity(records: RecordDict) -> tuple[str, int | None, bool]:
-    """Return a client's name, its partition or None, and whether it leaves for good.
-
-    Raises:
-        RejectedReplyError: the records are not an identity.
-    """
+    """Return a client's name, its partition (or None) and whether it leaves, or raise `RejectedReplyError`."""
     _require_names("records", records, {"client"})
     client = _record(records, "client", ConfigRecord, "keys", {"name", "partition", "leaves"})
     name, partition = client["name"], _integer(client["partition"])
@@ -216,11 +196,7 @@ def pack_kept_features(digest: str) -> RecordDict:
 
 
 def unpack_kept_features(records: RecordDict, digest: str) -> None:
-    """Check a client's confirmation that it stores the feature map with this hash.
-
-    Raises:
-        RejectedReplyError: the records are a refusal or name another hash.
-    """
+    """Raise `RejectedReplyError` unless a client confirms that it stores the feature map with this hash."""
     if (refusal := unpack_refusal(records)) is not None:
         raise RejectedReplyError(refusal.reason)
     _require_names("records", records, {"features"})
@@ -234,7 +210,7 @@ def pack_stamp(records: RecordDict, stamp: Stamp) -> None:
 
 
 def unpack_stamp(records: RecordDict) -> Stamp:
-    """Remove the last charge of the client's ledger from a reply and return it, ``(0, "")`` without a charge.
+    """Remove the last charge of the client's ledger from a reply and return the charge, or ``(0, "")``.
 
     Raises:
         RejectedReplyError: the record of the charge is malformed.

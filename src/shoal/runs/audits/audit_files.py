@@ -40,7 +40,7 @@ class AuditRequest:
 
     Args:
         attacks: the user's attacks, run in addition to the shipped and configured attacks.
-        references: the number of reference federations; with gates, the largest number.
+        references: the number of reference federations, which is a maximum with gates.
         duplicates: "leave-out" excludes every record with a copy (same inputs and label) at a different client or in
             the test, hold-out or shadow set. ``None`` uses the simulation's setting.
         queries: the number of copies per record that an attack queries.
@@ -58,12 +58,7 @@ class AuditRequest:
 
 @dataclass(frozen=True, eq=False)
 class AuditFiles:
-    """An audit with its files.
-
-    Args:
-        flat: the keys and values of audit.json.
-        page: the path of audit.html.
-    """
+    """An audit with its files."""
 
     audit: Audit
     flat: Mapping[str, Any]
@@ -81,9 +76,7 @@ class AboutAudited:
         seconds: wall times, by key of audit.json.
         pictures: images (channels, height, width) uint8, by record name.
         kind: the plural noun for records, such as "images".
-        warnings: the sentences at the top of the page.
-        run: the directory of the audited run, or ``None`` if unknown.
-        rounds: the number of rounds of the audited run, or ``None`` if unknown.
+        warnings: the warnings at the top of the audit's page.
     """
 
     title: str

@@ -50,12 +50,10 @@ OTHER_COLUMNS = ("client", "group", "accuracy_before", "accuracy_after", "exposu
 
 @dataclass(frozen=True, eq=False)
 class LeaverFiles:
-    """The written audit of a client that left.
+    """The audit of a client that left, with its files.
 
     Args:
-        flat: the keys and values of audit.json.
         answer: the verdicts in sentences.
-        page: the path of audit.html.
     """
 
     flat: Mapping[str, Any]
@@ -86,7 +84,8 @@ def audit_leaver(
     Args:
         run: the directory of a finished run whose configuration has events.
         client: the name or number of a client that left.
-        references: the even number of reference federations with the client; as many are trained without the client.
+        references: the number of reference federations with the client, an even number; the audit trains the same
+            number without the client.
         out: the directory of the audit's files. ``None`` means ``run/left-CLIENT``, with the client's number if the
             name cannot be part of a path. An interrupted audit in ``out`` resumes.
         data_dir, jobs, cluster, watch, gates, allow_code: see `audit_run`.

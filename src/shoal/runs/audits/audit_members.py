@@ -75,8 +75,8 @@ def audit_members(
     warnings = [*warn_of_small_clusters(*clustered)] if len(state.models) > 1 else []
     require(
         len(attacked.records) >= 2,
-        f"an attack needs at least two members (got {len(attacked.records)}); train on more exchangeable examples in "
-        "the last rounds",
+        f"an attack needs at least two members (got {len(attacked.records)}); train more clients with held-out "
+        "examples in the last rounds",
     )
     copied = attacked.records.members_with_copies() if copies == "keep" else 0
     if copied:
@@ -105,7 +105,7 @@ def audit_members(
     options = {"folder": folder, "watch": watch, "workers": place.workers, "spans": spans_to_repeat(spans, most)}
 
     def attack(count: int) -> tuple[AuditRecords, Audit, float]:
-        """Return the records, the audit with ``count`` reference federations, and their training time in seconds."""
+        """Return the records, the audit with ``count`` reference federations, and the training time in seconds."""
         references = reference_scores(attacked, target, count, engine, **options)
         by_view, omitted = view_scores(attacked, target, references, engine, folder=folder, spans=spans)
         records = replace(

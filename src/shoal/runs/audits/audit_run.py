@@ -62,13 +62,13 @@ def audit_run(
         duplicates: "leave-out" excludes every record with a copy (same inputs and label) at a different client or in
             the test, hold-out or shadow set. ``None`` uses the run's setting.
         queries: the number of copies per image that an attack queries, at most 18 (2 flips x 9 shifts). The attack
-            averages the copies' scores. A different number needs new reference federations.
+            averages the copies' scores. A different number of copies needs new reference federations.
         site: whether to infer the clients of held-out examples from the models' outputs.
         jobs: the number of processes that train reference federations; the results do not depend on the number.
         cluster: the address of a Ray cluster that trains reference federations; see `shoal.sweeps.Workers`. ``None``
             trains on this machine.
         watch: a function of two counts: finished federations and all federations. The audit calls the function before
-            the first reference federation and after each.
+            the first reference federation and after each federation.
         gates: the limits on the audit's figures, such as ``"tpr_at_fpr_0.01 <= 0.05"``.
         attacks: your own attacks on reference scores or on client updates, run in addition to the shipped and
             configured attacks.

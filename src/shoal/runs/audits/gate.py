@@ -30,14 +30,12 @@ _FORM = re.compile(r"\s*(?P<key>\S+)\s*(?P<sign><=|<)\s*(?P<limit>\S+)\s*")
 
 
 def looks(most: int, step: int = 2) -> list[tuple[int, float]]:
-    """List the numbers of reference federations at which gates are tested, with the confidence of the intervals at
-    each.
+    """List the numbers of reference federations at which gates are tested, with each test's confidence.
 
-    All intervals together cover their true values with probability 95 % or more (Bonferroni). The last test has half of
-    the error probability of 5 %, and the earlier tests share the rest.
+    All intervals together cover their true values with probability 95 % or more (Bonferroni). The last test has an
+    error probability of 2.5 %, and the earlier tests share 2.5 %.
 
     Args:
-        most: the largest number of reference federations.
         step: the number of reference federations between two tests; even, because federations are trained in pairs on
             opposite records.
 
@@ -71,10 +69,10 @@ class Gate:
         return max((name for name in GATE_METRICS if f".{self.key}".endswith(f".{name}")), key=len)
 
     def broken_by(self, audit: Mapping[str, float | str]) -> dict[str, float]:
-        """Return the upper ends above the limit, by key of audit.json.
+        """Return the upper interval ends of figures that break the gate, by key of audit.json.
 
-        If the scores have the wrong sign (`wrong_sign`), all limited figures break the gate. The upper end for a view
-        is at least ``at_least``, the value that another attack certainly reaches in the view.
+        If the scores have the wrong sign (`wrong_sign`), all limited figures break the gate. A view's upper end is
+        raised to the entry ``at_least`` of audit.json.
 
         Raises:
             InputError: none of the limited figures was measured.
@@ -196,9 +194,6 @@ def _parse_gate(expression: str) -> Gate:
 
 def require_measurable(gates: Sequence[Gate], non_members: Mapping[str, int]) -> None:
     """Refuse gates on figures that an audit cannot measure, before reference federations are trained.
-
-    Args:
-        non_members: the number of non-members by group.
 
     Raises:
         InputError: a gate's key has a wrong form or an unknown view or group, or a true positive rate needs more

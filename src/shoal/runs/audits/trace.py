@@ -95,7 +95,6 @@ def read_trace(folder: str | Path, data_dir: Path | None = None, *, allow_code: 
 
     Args:
         data_dir: the folder that is searched first for a run's data.
-        allow_code: see `shoal.load`.
 
     Raises:
         InputError: the directory has no trace, a file is missing or damaged, two files do not fit together, or a run's
@@ -236,7 +235,7 @@ def read_records(path: Path, about: TraceSettings, model: Model) -> OwnedRecords
 
 
 def read_round(path: Path, *, model: Model, network: nn.Module) -> RoundUpdates:
-    """Read the file of a round; its numbers have the order of the ``state_dict`` of ``network``."""
+    """Read the file of a round, with numbers in the order of the ``state_dict`` of ``network``."""
     arrays = parse_arrays(path, ("clients", "models", "parameters"), "clients, models and parameters")
     clients = _integers(path, "clients", arrays["clients"], arrays["clients"].size)
     assignment = _integers(path, "assignment", arrays.get("assignment", np.zeros(len(clients), int)), len(clients))

@@ -1,10 +1,10 @@
 """The ClientApp: answers to Flower's messages, and the node's part in secure sums.
 
-The node's log explains errors. The server receives the same text for all errors, because different texts could reveal
-properties of the node's data.
+The node's log explains each error, but the server receives the same text for all errors, because different texts could
+reveal properties of the node's data.
 
-In a secure sum a node adds the same numbers that it would otherwise send, after the same policy checks and ledger
-charges. The node stores the state of the sum on disk between two questions.
+Secure sums do not change a node's numbers, policy checks or ledger charges. The node stores a secure sum's state on
+disk between the server's questions.
 """
 
 import hashlib
@@ -65,7 +65,7 @@ app = ClientApp()
 
 @app.query("identify")
 def identify(message: Message, context: Context) -> Message:
-    """Name the client of this node. A client that leaves for good adds the last charge of its ledger."""
+    """Send the name of this node's client, and the ledger's last charge if the client leaves for good."""
 
     def name(node: NodeSettings) -> RecordDict:
         identity = pack_identity(node.name, node.partition_id, node.leave)
@@ -87,7 +87,7 @@ def features(message: Message, context: Context) -> Message:
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Choose one of the offered models, train the model, and send it."""
+    """Train one of the offered models, and send the trained model."""
     return _stamped(message, context, lambda offer, node: pack_reply(training_reply(offer, node)))
 
 
@@ -164,8 +164,8 @@ def secure_reply(records: RecordDict, settings: NodeSettings) -> RecordDict:
 
     Raises:
         RefusedError: the question is repeated, out of order, or against the protocol.
-        NotAllowedError: `training_reply` raises the error.
-        InputError: the node's settings do not allow the run's sums, or `training_reply` raises the error.
+        NotAllowedError: the node's policy, budget or ledger does not allow the training.
+        InputError: the node's settings do not allow the run's sums, the data are unusable, or training diverged.
     """
     question = unpack_question(records)
     node = _Node(settings, settings.folder / "secure-sums")
@@ -211,11 +211,7 @@ def secure_reply(records: RecordDict, settings: NodeSettings) -> RecordDict:
 
 
 def require_plain(offer: Offer, settings: NodeSettings) -> Offer:
-    """Return ``offer`` if a single update, histogram or vote may answer it.
-
-    Raises:
-        InputError: the run or this node answers only secure sums.
-    """
+    """Return ``offer``, or raise `InputError` if the run or this node allows only secure sums."""
     request = "the server requests a single client's numbers"
     require(not settings.answers_sums_alone, f"{request}; 'secure-aggregation' allows only secure sums")
     secure = run_config(offer.config, settings.allow_code).secure_aggregation
@@ -244,7 +240,7 @@ class _Node:
         return KnownKeys.load(self.folder / "pinned-keys", fixed=False)
 
     def open_sum(self, question: Opening) -> Card:
-        """Begin a new sum, and return the node's card."""
+        """Begin a new secure sum, and return the node's public keys."""
         session = question.session
         section = check_summable(run_config(question.config, self.settings.allow_code))
         least = Policy.read(self.settings.policy).sum_threshold
@@ -254,7 +250,7 @@ class _Node:
         )
         require(
             section.threshold >= least - 1e-9,
-            f"the run's 'threshold' must be at least {least:g}, 'sum_threshold' (got {section.threshold:g})",
+            f"the run's 'threshold' must be at least 'sum_threshold' = {least:g} (got {section.threshold:g})",
         )
         self.require_new(session, question.config)
         client = Participant.begin(
@@ -270,11 +266,11 @@ class _Node:
             raise RefusedError(f"the sum of round {last} of this configuration was answered already")
 
     def mark_answered(self, session: Session, config: str) -> None:
-        """Record that the node has answered this round's sum, for runs of any name."""
+        """Record that the node has answered this round's sum."""
         self._write("answered", {_round_of(session, config): session.number})
 
     def earlier_members(self, subjects: Sequence[str]) -> list[list[str]]:
-        """Return the members of each sum about any of ``subjects`` that the node has helped to reveal."""
+        """Return the members of each sum over ``subjects`` that the node has helped to reveal."""
         known = self._read("members")
         return [members for subject in subjects for members in known.get(subject, [])]
 
@@ -311,7 +307,7 @@ class _Node:
         return choice
 
     def choice(self, session: Session) -> tuple[int, str]:
-        """Return the client's last cluster in this run, and the name of this choice."""
+        """Return the cluster and the name of the client's last choice in this run."""
         choices = self._read("choices")
         if session.run not in choices:
             raise RefusedError("the client has trained no model in this run")

@@ -1,11 +1,11 @@
 """A client's answers to the server's messages, each charged to the client's privacy ledger.
 
-Batches come from the run's seed, which makes a round equal to a round of the simulator. Noise comes from the machine's
-randomness, because the server knows the seed and could subtract the noise (`NodeSettings.noise`).
+Batches are drawn from the run's seed, as in the simulator. Noise comes from the machine's randomness, because the
+server knows the seed and could subtract the noise (`NodeSettings.noise`).
 
 An answer has a fixed order: the policy checks the offer, the node reads its data, and the ledger is charged. After a
-charge of finite epsilon, an error must not depend on the data, because a refusal that depends on one record would be an
-answer without noise. A training that overflows therefore returns the received model.
+charge of finite epsilon, an error must not depend on the data, because such an error would reveal data without noise.
+If training overflows, the reply has the received model.
 """
 
 import hashlib
@@ -68,7 +68,7 @@ class ClientMemory:
         )
 
     def save(self, state: State) -> None:
-        """Save the client's tensors after a round, and delete those of older rounds."""
+        """Save the client's tensors after a round, and delete the tensors of older rounds."""
         tensors = {f"clients/{name}": tensor.contiguous() for name, tensor in state.clients.items()}
         tensors |= {f"personal/{name}": rows.tensor().contiguous() for name, rows in state.personal.items()}
         if not tensors:
@@ -82,7 +82,7 @@ class ClientMemory:
     def last_choice(self, since: int, models: int) -> int | None:
         """Return the client's last choice of a model.
 
-        The result is None if the ledger had fewer than ``since`` rounds at the choice, or if ``models`` is too small.
+        The result is None if the choice is older than round ``since`` of the ledger, or not below ``models``.
         """
         path = self.folder / "choice.json"
         rounds, chosen = json.loads(path.read_text(encoding="utf-8")) if path.exists() else (-1, 0)
@@ -116,11 +116,8 @@ _Answer = TypeVar("_Answer")
 def training_reply(offer: Offer, settings: NodeSettings, *, in_sum: bool = False) -> ClientUpdate:
     """Return a client's reply to an offer: its model, its cluster and its number of examples.
 
-    A lock allows one round at a time, because the server may begin a round before a slow node has finished the last
-    one.
-
-    Args:
-        in_sum: whether the reply leaves the node only in a secure sum.
+    A lock allows one round at a time, because the server may begin a round before a slow node has finished the previous
+    round.
 
     Raises:
         NotAllowedError: the node's policy, budget or ledger does not allow the round.
@@ -285,7 +282,7 @@ def _with_one_model(state: State, chosen: int) -> State:
 
 
 def randomised_response(choice: int, choices: int, epsilon: float, coins: np.random.Generator) -> int:
-    """Return the choice with probability ``e^epsilon / (e^epsilon + K - 1)``, otherwise another of K ``choices``.
+    """Return the choice with probability ``e^epsilon / (e^epsilon + K - 1)``, otherwise another one of K ``choices``.
 
     >>> randomised_response(1, 3, 50.0, np.random.default_rng(0))
     1

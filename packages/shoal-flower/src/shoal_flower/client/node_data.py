@@ -48,15 +48,13 @@ LOG = logging.getLogger("shoal")
 
 @dataclass(frozen=True, eq=False)
 class AskedRun:
-    """A run in the view of a node that has not read its own data.
+    """A run before the node has read its own data.
 
     Args:
-        node: the node's settings.
-        classes: the server's classes.
         scale: the standardization of columns in the server's table, or ``None`` without tables.
-        setup: the model and local training.
-        mapped: the map from inputs to the network's features, or ``None`` without a feature map.
-        federation: the client's federation in a partition of a named data set, or ``None`` for the node's own data.
+        mapped: the feature map before the network, or ``None`` without a feature map.
+        federation: the federation of the client's partition of a named data set, or ``None`` if the node has its own
+            data.
     """
 
     node: NodeSettings
@@ -74,8 +72,7 @@ class Client:
     """A client in its node's view: the configuration, a federation of this client alone, and its training.
 
     Args:
-        setup: the model and local training.
-        copies: the count of the most frequent record in all of the client's data. ``None`` counts in the training
+        copies: the number of copies of the client's most frequent record. ``None`` counts the copies in the training
             examples.
     """
 
@@ -87,9 +84,6 @@ class Client:
 
 def run_config(text: str, allow_code: str = "") -> Config:
     """Read the configuration that a server sent as TOML.
-
-    Args:
-        allow_code: see `NodeSettings`.
 
     Raises:
         InputError: the text is not a configuration, or names Python code that the node does not allow.
@@ -119,14 +113,10 @@ def asked_run(
     """Return the run that ``text`` configures, without the node's own data, cached for the next round.
 
     Args:
-        text: the configuration, as TOML.
-        classes: the server's classes.
-        scale: the standardization of columns in the server's table, or ``None`` without tables.
-        features: the hash of the feature map, or "" without a feature map.
         frozen: the hash of the models' frozen tensors. ``None`` skips the comparison.
 
     Raises:
-        InputError: the run does not suit the node.
+        InputError: the run's settings do not fit the node's settings.
         NotAllowedError: the node lacks the feature map or the frozen tensors.
     """
     config = run_config(text, settings.allow_code)
@@ -157,7 +147,6 @@ def open_client(run: AskedRun, *, columns: Columns | None = None, own_classes: t
     Args:
         columns: the columns in the node's policy. The node reads all columns in the policy and selects the run's
             columns later, so a faulty table fails in the same way for every run.
-        own_classes: the classes in the node's policy.
 
     Raises:
         InputError: the data are missing or unusable.
@@ -339,7 +328,7 @@ def keep_features(folder: Path, digest: str, content: bytes) -> str:
     """Store the server's feature map or frozen tensors in a client's ``folder``, and return the hash.
 
     Raises:
-        InputError: the content does not fit its hash or is not a feature map; no file is written.
+        InputError: the content has another hash or is not a feature map; no file is written.
     """
     kind, stated = ("frozen" if digest.startswith(FROZEN) else "features"), digest.removeprefix(FROZEN)
     path = _path(folder, kind, stated)
@@ -363,7 +352,7 @@ def load_features(folder: Path, digest: str) -> FeatureMap:
     """Load the client's feature map with this hash.
 
     Raises:
-        NotAllowedError: the map is missing or damaged; the server sends it again.
+        NotAllowedError: the map is missing or damaged; the server sends the map again.
     """
     path = _path(folder, "features", digest)
     if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
@@ -375,7 +364,7 @@ def load_frozen(folder: Path, digest: str) -> dict[str, Tensor]:
     """Load the client's frozen tensors with this hash.
 
     Raises:
-        NotAllowedError: the tensors are missing or damaged; the server sends them again.
+        NotAllowedError: the tensors are missing or damaged; the server sends the tensors again.
     """
     path = _path(folder, "frozen", digest)
     tensors: dict[str, Tensor] = {}

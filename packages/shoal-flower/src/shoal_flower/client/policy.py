@@ -47,17 +47,17 @@ Answers = tuple[LedgerEntry, NonNegativeFloat, Count]
 class Ledger:
     """All charges to a client's data, over all runs.
 
-    Charges are the local steps behind each update, and each choice, histogram and vote. The charge comes before the
-    computation, so a crash can only overcount.
+    Charges are the local steps behind each update, and each choice, histogram and vote. Each charge is written before
+    the computation, so a crash can only overcount the spent privacy.
 
-    An older copy of the ledger would undercount. Each charge is therefore a link in a chain of hashes. Every reply has
-    the last link, every offer returns it, and a client refuses an offer whose link is missing in its ledger. Each link
-    has a secret salt and reveals only the number of charges. A server that sends a wrong link can stop the client, but
-    gains nothing else.
+    An older copy of the ledger would undercount the spent privacy. A chain of hashes with one link per charge reveals
+    an older copy. The server receives the last link with each reply and returns the link with the next offer. A client
+    refuses an offer whose link is missing in the client's ledger. Each link has a secret salt and reveals only the
+    number of charges. A server that sends a wrong link can stop the client, but gains nothing else.
 
     Args:
-        steps: the local steps, summed by noise multiplier and sampling rate.
-        answers: the answers, summed by kind and epsilon.
+        steps: the number of local steps, by noise multiplier and sampling rate.
+        answers: the number of answers, by kind and epsilon.
         rounds: the number of training rounds.
         chain: the hash of each charge, in hexadecimal.
         salt: the secret salt of the last hash.
@@ -77,9 +77,8 @@ class Ledger:
     def epsilon(self, delta: float) -> float:
         """Return the spent epsilon, which is infinite after an answer without noise.
 
-        The "rdp" accountant composes the steps. The answers add at most the sum of their epsilons, and at most the
-        Renyi divergence of Gaussian mechanisms with noise multipliers 1 / epsilon. The result is the smaller of the two
-        totals.
+        The "rdp" accountant composes the local steps. The answers are composed as a sum of epsilons, and as Gaussian
+        mechanisms with noise multipliers 1 / epsilon; the smaller total counts.
 
         Source: Bun and Steinke 2016, arXiv:1605.02065, Proposition 1.4.
         """
@@ -93,7 +92,7 @@ class Ledger:
 
     @property
     def stamp(self) -> Stamp:
-        """The number of charges, and the last link."""
+        """The number of charges, and the last link of the chain of hashes."""
         return (len(self.chain), self.chain[-1]) if self.chain else (0, "")
 
     @property
@@ -103,7 +102,7 @@ class Ledger:
 
     @staticmethod
     def close(folder: Path) -> None:
-        """Close the ledger in a client's ``folder`` by a last link."""
+        """Close the ledger in a client's ``folder`` with a final charge."""
         with FileLock(private_folder(folder) / "lock"):
             ledger = Ledger.load(folder / LEDGER)
             if not ledger.closed:
@@ -117,8 +116,8 @@ class Ledger:
     def noise_of(local: LocalSGD, *, in_sum: bool = False) -> float:
         """Return the noise multiplier of a client's local steps, or 0 without DP-SGD.
 
-        With noise in the sum, the result is the client's fraction of the noise. With ``in_sum``, the result is the
-        total noise of ``min_clients`` - 1 other clients in the secure sum.
+        If secure sums share the noise, the result is one client's noise, or with ``in_sum`` the total noise of
+        ``min_clients`` - 1 other clients.
         """
         rule, steps = accounting.private_rule(local), local.gradient_privacy
         if rule is None or steps is None:
@@ -130,12 +129,10 @@ class Ledger:
     def after_training(
         self, trainings: Sequence[LocalSGD], examples: int, *, copies: int = 1, in_sum: bool = False
     ) -> Self:
-        """Return the ledger after a round.
+        """Return the ledger after one more training round.
 
         Args:
-            examples: the number of the client's training examples.
             copies: the number of copies of the most frequent record (`accounting.of_copies`).
-            in_sum: whether the update leaves the node only in a secure sum.
         """
         total = Counter({(noise, rate): count for noise, rate, count in self.steps})
         for local in trainings:
@@ -145,7 +142,7 @@ class Ledger:
         return self._add_link(replace(self, steps=steps, rounds=self.rounds + 1))
 
     def after_answer(self, kind: LedgerEntry, epsilon: float | None) -> Self:
-        """Return the ledger after one more answer, with pure ``epsilon``, or without noise if ``epsilon`` is None."""
+        """Return the ledger after one more answer with pure ``epsilon``; None means an answer without noise."""
         total = Counter({(other, cost): count for other, cost, count in self.answers})
         total[kind, epsilon or 0.0] += 1
         return self._add_link(
@@ -162,7 +159,7 @@ class Ledger:
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def save(self, path: Path) -> None:
-        """Write the file with access for its owner only. The caller holds the folder's lock."""
+        """Write the ledger to a private file. The caller must hold the lock of the client's folder."""
         remove_unfinished(private_folder(path.parent))
         write_text(path, json.dumps(vars(self), indent=2) + "\n", mode=PRIVATE)
 
@@ -188,7 +185,7 @@ class Ledger:
 
     @staticmethod
     def newest(folder: Path, stamp: Stamp) -> "Ledger":
-        """Read the ledger in a client's ``folder``, which must have every charge up to ``stamp``.
+        """Read the ledger in a client's ``folder``, and require every charge up to ``stamp``.
 
         Raises:
             NotAllowedError: the ledger lacks a charge, or is closed.
@@ -215,9 +212,9 @@ class Policy:
 
     Args:
         delta: the delta of every epsilon in the ledger, for all runs.
-        questions: the kinds of questions that the node answers: ``train``; ``choice`` among several models, without
-            which the node refuses rounds with several models; ``histogram`` of losses; ``vote`` for a coordinator; and
-            training on ``features`` of the server's map.
+        questions: the kinds of questions that the node answers: ``train``, ``choice`` (of one model in rounds with
+            several models), ``histogram`` (of losses), ``vote`` (for a coordinator) and ``features`` (training on the
+            server's feature map).
         rounds: the largest number of training rounds, or None for no limit.
         min_examples: the smallest number of training examples, after a run's held-out fractions.
         min_batch_size: the smallest batch size. A dishonest network can leak single examples from any batch, and only
@@ -227,9 +224,9 @@ class Policy:
         max_grad_norm: the largest clipping norm of DP-SGD.
         sampling: "poisson" requires the batches that the accountant assumes; "any" also allows shuffled batches, for
             which epsilon is an approximation.
-        choice_epsilon: the epsilon of a randomised choice among K models. The choice is true with probability
-            ``e^epsilon / (e^epsilon + K - 1)``, and otherwise any other model. None makes true choices, with infinite
-            epsilon.
+        choice_epsilon: the epsilon of a randomised choice among K models. The client sends its true choice with
+            probability ``e^epsilon / (e^epsilon + K - 1)``, otherwise a random other model. None sends the true choice,
+            with infinite epsilon.
         choice_every: the number of rounds from one choice to the next in a run. Between choices the client keeps its
             model, at no privacy cost.
         histogram_epsilon: the largest epsilon of a histogram's noise; ``inf`` also allows histograms without noise.
@@ -238,12 +235,12 @@ class Policy:
         votes: the largest number of votes.
         classes: the classes of the node's labels. The server's classes must include the node's classes. None uses the
             classes in the node's data.
-        columns: the columns ``client``, ``label``, ``inputs`` and perhaps ``group`` of the node's table. A run must
-            name the same columns, with some or all inputs. None uses the run's columns.
+        columns: the column names of the node's table: ``client``, ``label``, ``inputs`` and optionally ``group``. A run
+            must name the same columns, but may use fewer inputs. None uses the run's columns.
         sum_threshold: the smallest fraction of the clients that must help to reveal a secure sum. With a smaller
             fraction, a dishonest server needs fewer helpers to unmask a client.
         trusts_server: whether updates, choices, histograms and votes may have no noise. If false, each answer needs
-            noise, even in a secure sum, because sums of several rounds can be subtracted.
+            noise, even in a secure sum, because the server can subtract the sums of two rounds.
         networks: the networks that may be trained, by name, with their largest numbers of parameters, or None for all
             networks.
 
@@ -332,12 +329,8 @@ class Policy:
     ) -> None:
         """Check local trainings.
 
-        Args:
-            models: the number of offered models.
-            in_sum: whether the update leaves the node only in a secure sum (`Ledger.noise_of`).
-
         Raises:
-            NotAllowedError: a training is not allowed.
+            NotAllowedError: the policy does not allow one of the trainings.
         """
         if models > 1:
             self.check_question("choice", f"for a choice among {models} models")
@@ -361,7 +354,7 @@ class Policy:
             )
 
     def check_examples(self, trainings: Sequence[LocalSGD], examples: int) -> None:
-        """Raise `NotAllowedError` unless ``trainings`` on this many ``examples`` are allowed."""
+        """Raise `NotAllowedError` unless the policy allows ``trainings`` on this number of ``examples``."""
         _allow(
             examples >= self.min_examples,
             f"the policy's 'min_examples' is {self.min_examples}; this run leaves {examples} to train on",

@@ -6,10 +6,10 @@ masks. Pairwise masks of two clients cancel in the sum. Counts and blocks also h
 secret-shared between all clients (Shamir). As in Bell et al., CCS 2020, nodes sign the keys for a sum with long-term
 keys.
 
-This protocol differs in two points. Counts are revealed before blocks, and every client computes them. A client sends
+Unlike Bonawitz et al., this protocol reveals counts before blocks, and every client computes the counts. A client sends
 its shares of a block's seeds only if at least ``min_clients`` clients in the sum chose the cluster, so blocks of
-smaller clusters stay masked. The counts also show that all clients have the same list of members, because the server
-can reveal either the seed or the mask key of a client, but not both (`threshold_of`).
+smaller clusters stay masked. Correct counts also prove that all clients have the same list of members, because the
+server can reveal only one of a client's two secrets, its seed or its mask key (`threshold_of`).
 
 docs/security.md describes the power of an active server.
 """

@@ -23,11 +23,11 @@ _FINE = 2.0**-18
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """Numbers in [-bound, bound] as multiples of ``step``, modulo 2^bits, whose sum over all clients cannot wrap.
+    """A format of fixed-point numbers in [-bound, bound] whose sum over all clients does not overflow ``bits`` bits.
 
     Args:
         bits: the number of bits, 32 or 64.
-        step: the value of the integer 1.
+        step: the number that the integer 1 encodes.
         bound: the limit at which numbers are clipped.
 
     >>> numbers = FixedPoint.of_sums(clients=20, bound=10.0)
@@ -42,12 +42,10 @@ class FixedPoint:
 
     @staticmethod
     def of_sums(clients: int, bound: float, integers: int = 0) -> "FixedPoint":
-        """Return the format for sums over clients, with 32 bits if they are precise and wide enough, otherwise with 64.
+        """Return the format for sums over clients, with 32 bits if 32 bits are precise enough, otherwise with 64 bits.
 
         Args:
-            clients: the number of clients.
-            bound: the limit at which numbers are clipped.
-            integers: the largest integer of a client in the same sum.
+            integers: the largest integer that a client adds to the sum.
         """
         for bits in (32, 64):
             # A thousandth is left for rounding, including floating point.
@@ -80,10 +78,10 @@ HISTOGRAMS = np.dtype("<u4")
 
 
 def check_summable(config: Config) -> SecureAggregationSection:
-    """Return the section of secure aggregation of a run that needs only sums.
+    """Return the section [secure_aggregation] of a run that needs only sums over clients.
 
     Raises:
-        InputError: the run has no such section, or needs single clients' numbers.
+        InputError: the section is missing, or the run needs single clients' numbers.
     """
     section, where = config.secure_aggregation, "with [secure_aggregation]"
     require(section is not None, "[secure_aggregation] is missing; add the section to the configuration")
@@ -110,11 +108,10 @@ def check_summable(config: Config) -> SecureAggregationSection:
 
 
 def weighs_by_examples(config: Config) -> bool:
-    """Return whether clients of a cluster are weighted by their numbers of examples. Otherwise all clients of a cluster
-    have equal weights.
+    """Return whether clients of a cluster are weighted by their numbers of examples.
 
     Raises:
-        InputError: the algorithm has no such weights.
+        InputError: the algorithm has no 'weighting'.
     """
     part: object = parts_of(config.algorithm.value).server
     while part is not None and not hasattr(part, "weighting"):
@@ -128,7 +125,7 @@ def weighs_by_examples(config: Config) -> bool:
 
 
 def numbers_of(config: Config, clients: int) -> FixedPoint:
-    """Return the format of an update's block in a sum over ``clients`` clients."""
+    """Return the number format of an update's block in a sum over ``clients`` clients."""
     section = check_summable(config)
     largest = section.max_examples if weighs_by_examples(config) else 1
     return FixedPoint.of_sums(clients, section.max_update_norm * largest, section.max_examples)
@@ -139,10 +136,6 @@ def update_block(update: ClientUpdate, models: Tensor, config: Config, clients: 
 
     The function never fails, because a failure would reveal something about the data. An update that is not finite
     counts as 0. An update with a fraction of the sum's noise is not clipped, because clipping would reduce the noise.
-
-    Args:
-        models: the offered models, (K, P).
-        clients: the number of clients in the sum.
     """
     section, numbers = check_summable(config), numbers_of(config, clients)
     move = (update.end.double() - models[update.cluster].double()).numpy()
@@ -162,7 +155,6 @@ def summed_update(block: NDArray, members: int, config: Config, clients: int) ->
     """Return a cluster's number of examples and its clients' mean update (P,) float64.
 
     Args:
-        block: the sum of the clients' blocks.
         members: the number of clients in the cluster.
         clients: the number of clients in the sum.
 

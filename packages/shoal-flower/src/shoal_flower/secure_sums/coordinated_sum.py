@@ -64,14 +64,14 @@ class CoordinatedSum:
 
     Args:
         clusters: K, the number of clusters.
-        form: a function of the number of clients with cards, which returns the length L of a block and the
-            little-endian type of its numbers.
-        share: the fraction of the clients; more than this fraction must help to reveal the sum.
+        form: a function from the number of clients with cards to the length L of a block and the type of the block's
+            numbers.
+        share: a fraction; more than this fraction of the clients must help to reveal the sum.
         offer: the digest of the offer to all clients.
         ask: a function that sends questions.
         reject: a function that records a client's name and the reason to reject its answer.
         culprits: the clients that broke the protocol or sent wrong secret shares.
-        members: the names of the clients in the sum, as soon as the clients know them.
+        members: the names of the clients in the sum; empty before the masked blocks arrive.
     """
 
     session: Session
@@ -91,7 +91,7 @@ class CoordinatedSum:
         Blocks of clusters with ``least`` or more clients are revealed. New keys of clients are added to ``known``.
 
         Raises:
-            RefusedError: too few clients answered or sent right secret shares.
+            RefusedError: too few clients answered with correct secret shares.
         """
         cards = self._cards(names, known)
         threshold = threshold_of(len(cards), self.share)

@@ -54,16 +54,14 @@ class Participant:
 
     Args:
         config: the run's configuration from the server, which the clients' signatures cover.
-        letters_key: the client's private key for letters.
-        mask_key: the client's private key for pairwise masks.
         seeds: the seeds of the client's self-masks, one for the counts and one per block.
-        share: the fraction of the clients; more than this fraction must help to reveal a sum (`threshold_of`).
-        stage: the number of the client's answers.
+        share: a fraction; more than this fraction of the clients must help to reveal a sum (`threshold_of`).
+        stage: the number of questions that the client has answered.
         cards: the cards of all clients, sorted by name.
         sharers: the names of the clients that sent letters.
         held: secret shares of other clients, by name: the share of the mask key, and the shares of the seeds.
         binding: the digest of everything that clients must agree on; see `binding_of`.
-        subjects: digests of the models and of the choice, to compare the members with those of other sums.
+        subjects: digests of the models and of the choice, to compare the sum's members with other sums' members.
         members: the names of the clients in the sum.
     """
 
@@ -96,8 +94,6 @@ class Participant:
         """Return sealed shares of the client's secrets for each other client in ``roster``.
 
         Args:
-            roster: the cards of all clients.
-            known: the known public keys of the nodes.
             least: the smallest allowed number of clients whose shares reveal the sum.
 
         Raises:
@@ -145,11 +141,7 @@ class Participant:
         """Return the client's masked counts and blocks (K, L).
 
         Args:
-            delivery: the other clients' letters.
-            offer: the digest of the client's offer.
             block: the block of the client's cluster, (L,); other clusters have zeros.
-            key: the key that signs the counts.
-            subjects: digests of the models and of the choice.
 
         Raises:
             RefusedError: the question is out of order, or too few clients sent letters.
@@ -190,13 +182,12 @@ class Participant:
         """Return the client's shares of the members' seeds for counts, and of the other clients' mask keys.
 
         Args:
-            question: the names of the members.
-            earlier: the members of each earlier sum about the same `subjects`.
+            earlier: the members of each earlier sum with the same `subjects`.
             least: the smallest allowed difference between the members of two sums, as a number of clients.
 
         Raises:
             RefusedError: the question is out of order, the client is not a member, the sum has too few members, or the
-                members differ from an earlier sum's by fewer than ``least`` clients.
+                members differ from an earlier sum's members by fewer than ``least`` clients.
         """
         self._require(question.session, 3)
         members = tuple(sorted(question.names))
@@ -245,11 +236,7 @@ class Participant:
 
     @staticmethod
     def read(text: str) -> "Participant":
-        """Read a client's state from JSON.
-
-        Raises:
-            ValueError: the text is damaged.
-        """
+        """Read a client's state from JSON, or raise ValueError if the text is damaged."""
         return _PARTICIPANTS.validate_json(text)
 
     def _letter_key(self, other: Card, sender: str, digest: bytes) -> bytes:

@@ -100,7 +100,7 @@ class KnownKeys:
 
     Args:
         path: the file, with one name and one key in OpenSSH's format per line.
-        fixed: whether the file is complete; otherwise a new name is added with its first key.
+        fixed: whether names that are missing in the file are refused. If false, a new name is added with its first key.
     """
 
     keys: Mapping[str, str]
@@ -165,7 +165,7 @@ def public_of(private: bytes) -> bytes:
 
 
 def is_usable(public: bytes) -> bool:
-    """Return whether `shared_key` works with the X25519 key ``public``, which excludes points of small order."""
+    """Return whether the X25519 key ``public`` is not a point of small order, as `shared_key` requires."""
     try:
         X25519PrivateKey.from_private_bytes(bytes(31) + b"\1").exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
@@ -206,11 +206,7 @@ def seal(key: bytes, letter: bytes) -> bytes:
 
 
 def unseal(key: bytes, letter: bytes) -> bytes:
-    """Decrypt a letter from `seal`.
-
-    Raises:
-        ValueError: the key is wrong or the letter was changed.
-    """
+    """Decrypt a letter from `seal`, or raise ValueError if the key is wrong or the letter was changed."""
     try:
         return ChaCha20Poly1305(key).decrypt(_ONCE, letter, None)
     except InvalidTag:
@@ -250,9 +246,7 @@ def secret_of(shares: Mapping[int, bytes], threshold: int) -> bytes:
 
 
 def subsets(shares: Mapping[int, bytes], threshold: int, most: int) -> Iterator[dict[int, bytes]]:
-    """Yield at most ``most`` subsets of ``threshold`` shares, beginning with subsets that omit as few holders as
-    possible.
-    """
+    """Yield at most ``most`` subsets of ``threshold`` shares."""
     holders = sorted(shares)
     spare = len(holders) - threshold
     left_out = (set(out) for size in range(spare + 1) for out in combinations(holders, size))

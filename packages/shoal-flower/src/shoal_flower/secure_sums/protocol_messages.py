@@ -1,10 +1,10 @@
 """The messages of one secure sum: five questions from the server, and five answers from each client.
 
-1. `Opening` -> `Card`: a client's signed public keys for this sum.
-2. `SumMembers` -> `Letters`: sealed shares of the client's secrets, one letter per other client.
-3. `Delivery`, with the offer of models -> `Masked`: the client's masked counts and blocks.
-4. `Members` -> `CountShares`: shares of the members' seeds for counts, and of the other clients' mask keys.
-5. `Transcript`, which reveals the counts -> `BlockShares`: shares of the seeds for the blocks of large clusters.
+- `Opening` -> `Card`: a client's signed public keys for this sum.
+- `SumMembers` -> `Letters`: sealed shares of the client's secrets, one letter per other client.
+- `Delivery`, with the offer of models -> `Masked`: the client's masked counts and blocks.
+- `Members` -> `CountShares`: shares of the members' seeds for counts, and of the other clients' mask keys.
+- `Transcript`, which reveals the counts -> `BlockShares`: shares of the seeds for the blocks of large clusters.
 
 Messages travel as JSON with bytes in base64. The masked blocks travel beside the JSON as arrays.
 """
@@ -60,7 +60,7 @@ class Session:
 class Opening:
     """The server's first question, with the run's configuration as TOML and the number of clusters.
 
-    A sum of histograms has two clusters per cluster of the run, one for each half of its clients (`half_of`).
+    A sum of histograms has two clusters per cluster of the run, one per half of the cluster's clients (`half_of`).
     """
 
     session: Session
@@ -188,11 +188,7 @@ def to_json(message: Question | Answer) -> str:
 
 
 def read_question(text: str) -> Question:
-    """Read a question from JSON.
-
-    Raises:
-        RefusedError: the text is not a question.
-    """
+    """Read a question from JSON, or raise `RefusedError`."""
     try:
         return _QUESTIONS.validate_json(text)
     except ValidationError as error:
@@ -200,11 +196,7 @@ def read_question(text: str) -> Question:
 
 
 def read_answer(kind: type[_Message], text: str) -> _Message:
-    """Read an answer of this ``kind`` from JSON.
-
-    Raises:
-        RefusedError: the text is not an answer of this kind.
-    """
+    """Read an answer of this ``kind`` from JSON, or raise `RefusedError`."""
     try:
         return TypeAdapter(kind).validate_json(text)
     except ValidationError as error:
@@ -214,9 +206,8 @@ def read_answer(kind: type[_Message], text: str) -> _Message:
 def threshold_of(clients: int, share: float) -> int:
     """Return the number t of clients whose shares reveal a secret: more than the fraction ``share`` of all clients.
 
-    A dishonest server could send different lists of members to different clients. The server needs t shares of each
-    secret, so at least 2 t - n clients must help the server. With a fraction of 2 / 3, at least a third of the clients
-    must help.
+    A dishonest server that sends different lists of members to the n clients needs the help of at least 2 t - n
+    clients. With ``share`` = 2 / 3, a dishonest server needs the help of at least a third of the clients.
 
     >>> [threshold_of(n, 2 / 3) for n in (3, 4, 20)]
     [3, 3, 14]
@@ -225,9 +216,7 @@ def threshold_of(clients: int, share: float) -> int:
 
 
 def may_be_compared(members: Iterable[str], others: Iterable[str], least: int) -> bool:
-    """Return whether two sums over the same models hide single clients: equal members, or at least ``least``
-    differences.
-    """
+    """Return whether the members of two sums over the same models are equal or differ by at least ``least`` clients."""
     return (apart := {*members} ^ {*others}) == set() or len(apart) >= least
 
 
@@ -262,13 +251,10 @@ def counts_part(binding: bytes, counts: bytes) -> bytes:
 def pair_mask(
     private: bytes, one: Card, other: Card, binding: bytes, label: bytes, shape: tuple[int, ...], dtype: np.dtype
 ) -> NDArray:
-    """Return the pairwise mask of the client ``one`` for its pair with ``other``, whose mask cancels it.
+    """Return the pairwise mask of the client ``one``, which the mask of the client ``other`` cancels.
 
     Args:
         private: the private mask key of either client.
-        one: the card of the client with this mask.
-        other: the card of the other client.
-        binding: the digest of everything that clients must agree on.
         label: the name of the masked numbers.
     """
     public = other.mask if public_of(private) == one.mask else one.mask
@@ -285,10 +271,7 @@ def opened_counts(transcript: Transcript, cards: Mapping[str, Card], sharers: Se
     """Return the number of members per cluster, (K,), from the transcript.
 
     Args:
-        transcript: the numbers that reveal the counts.
-        cards: the cards of all clients, by name.
         sharers: the names of the clients that sent letters.
-        binding: the digest of everything that clients must agree on.
 
     Raises:
         RefusedError: the transcript contradicts the clients' signatures, or the counts do not add up to the members.
@@ -340,11 +323,7 @@ def pack_question(question: Question, offer: RecordDict | None = None) -> Record
 
 
 def unpack_question(records: RecordDict) -> Question:
-    """Unpack a question.
-
-    Raises:
-        RefusedError: the records are not a question.
-    """
+    """Unpack a question, or raise `RefusedError`."""
     if _NAME not in records.config_records:
         raise RefusedError("no question of a secure sum")
     return read_question(str(records.config_records[_NAME].get("text")))
@@ -359,11 +338,7 @@ def pack_answer(answer: Answer, blocks: NDArray | None = None) -> RecordDict:
 
 
 def unpack_answer(records: RecordDict, question: Question) -> tuple[Answer, bytes]:
-    """Unpack the answer to ``question``, and its masked blocks.
-
-    Raises:
-        RefusedError: the records are not an answer to this question.
-    """
+    """Unpack the answer to ``question``, and its masked blocks, or raise `RefusedError`."""
     if _NAME not in records.config_records:
         raise RefusedError("no answer of a secure sum")
     answer = read_answer(_KINDS[question.stage], str(records.config_records[_NAME].get("text")))

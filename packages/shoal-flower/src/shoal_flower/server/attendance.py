@@ -38,7 +38,7 @@ class Attendance:
     """The attendance of a run: the client of each node, and the clients that a round waits for.
 
     Args:
-        idle: the number of rounds since the last merged update, counting only rounds that asked clients.
+        idle: the number of consecutive rounds that sent offers and merged no update.
     """
 
     exchange: Exchange
@@ -59,7 +59,7 @@ class Attendance:
         clients.
 
         Raises:
-            InputError: too few clients came in time.
+            InputError: too few clients connected in time.
         """
         began, settings, members, word = time.monotonic(), self.settings, self.roster.members, _FIRST_WORD
         while True:
@@ -89,7 +89,7 @@ class Attendance:
     def ask(
         self, question: NodeRequest, messages: Mapping[int, RecordDict], number: int
     ) -> Iterator[tuple[int, NodeReply]]:
-        """Yield each answer to ``messages`` in time, with the client's position."""
+        """Yield each answer to ``messages`` that arrives in time, with the client's position."""
         members = self.roster.members
         positions = {node: i for i in messages if (node := members[i].node) is not None}
         awaited = {node for node, i in positions.items() if members[i].waits}
@@ -105,8 +105,8 @@ class Attendance:
     def discard(self, number: int, member: Member, kind: LossKind, reason: str) -> None:
         """Record a reply of round ``number`` that is missing or not merged.
 
-        After a missed deadline, rounds do not wait for the client until it replies again. A client whose refusal says
-        that it leaves is removed before the next round.
+        After a missed deadline, rounds do not wait for the client until it replies again. A client that refuses because
+        it leaves for good is removed before the next round.
         """
         member.rejected += kind in ("rejected", "failed")
         member.refused += kind == "refused"
@@ -124,7 +124,7 @@ class Attendance:
                 member.waits = True
 
     def end_round(self, number: int, *, merged: bool, otherwise: str) -> None:
-        """Record a round in which clients were asked.
+        """Record a round that sent messages to clients.
 
         Args:
             merged: whether an update was merged.
@@ -270,9 +270,9 @@ class SentFile:
     """A file that clients need before a round: the feature map, or the models' frozen tensors.
 
     Args:
-        digest: the file's hash, which every offer names.
+        digest: the file's hash, which every offer includes.
         content: a function that makes the file.
-        built: whether clients build the content; the file is then sent only to clients that report a difference.
+        built: whether clients build the content themselves; only clients with different content receive the file.
         mark: the prefix of the hash in messages.
         has: whether a client has the file, by the client's name and node.
     """
@@ -318,5 +318,5 @@ class SentFile:
                 attendance.discard(number, members[i], "rejected", str(error))
 
     def forget(self, member: Member) -> None:
-        """Mark the file as missing at this client, which receives it again before the next round."""
+        """Mark the file as missing at this client, which receives the file again before the next round."""
         self.has[member.name, member.node] = False

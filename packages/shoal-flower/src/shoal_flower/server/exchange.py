@@ -1,9 +1,8 @@
 """The exchange of messages between the server and its nodes, which limits the size of each reply.
 
-Flower's own `Grid.pull_messages` accepts any number of bytes, and joins a chunk as often as its array names the chunk.
-`pull_messages` waits two hours for an object that is never uploaded. `pull_messages` stops at the first unreadable
-reply and loses all other replies of the call. This module reads the same objects by the same interface (flwr 1.41 and
-1.42, `HttpGrid`).
+Flower's `Grid.pull_messages` accepts replies of any size. `pull_messages` waits two hours for an object that is never
+uploaded. `pull_messages` stops at the first unreadable reply and loses all other replies of the call. This module reads
+Flower's objects by the interface of flwr 1.41 and 1.42 (`HttpGrid`).
 """
 
 import hashlib
@@ -44,11 +43,11 @@ class NotUploadedError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Reply:
-    """A reply at the SuperLink, before it is read.
+    """An unread reply at the SuperLink.
 
     Args:
         answers: the id of the answered message; the SuperLink has checked that this node received the message.
-        error: the reason for missing content.
+        error: the reason why the content is missing.
         content: the reply's records in Flower's simulation, which runs in this process; otherwise ``None``.
     """
 
@@ -85,8 +84,8 @@ def content_of(grid: Grid, reply: Reply, largest: int) -> RecordDict:
     """Read the records of a reply whose arrays have at most ``largest`` bytes.
 
     Raises:
-        NotUploadedError: some of the reply is not at the SuperLink yet.
-        RejectedReplyError: the reply is larger or cannot be read.
+        NotUploadedError: the reply is not completely uploaded to the SuperLink yet.
+        RejectedReplyError: the reply has larger arrays or cannot be read.
     """
     if not isinstance(grid, HttpGrid):
         assert reply.content is not None
@@ -163,12 +162,11 @@ class NodeReply:
     """The outcome of a message.
 
     Args:
-        node: the node that received the message.
         content: the reply's records, or ``None`` if there are no readable records.
-        error: the reason for missing content.
+        error: the reason why the content is missing.
         late: whether the reply answers a message of an earlier exchange; a late reply is not read.
         gone: whether no reply can come, because the node is gone or the message has expired.
-        failed: whether the node's program failed; otherwise an unreadable reply was rejected.
+        failed: whether the node's program failed.
     """
 
     node: int
@@ -216,7 +214,7 @@ _HEADERS = 1 << 16
 
 @dataclass
 class Exchange:
-    """The exchange of messages with nodes; it remembers unanswered messages, to recognise late replies."""
+    """The exchange of messages with nodes, with a list of unanswered messages to recognise late replies."""
 
     grid: Grid
     _late: dict[str, int] = field(default_factory=dict)
@@ -235,12 +233,10 @@ class Exchange:
     ) -> Iterator[NodeReply]:
         """Send each node its message, and yield the answers in order of arrival, with one answer in memory at a time.
 
-        An answer's content is cleared when the next answer is requested. A reply's arrays may have as many bytes as its
-        message's, and twice as many in secure sums, whose integers may have 64 bits.
+        An answer's content is cleared when the next answer is requested. A reply's arrays may have as many bytes as the
+        message's arrays, and twice as many in secure sums.
 
         Args:
-            messages: the messages, by node.
-            awaited: the nodes to wait for.
             seconds: the longest wait; a message that is not read in this time is never delivered.
             group: the name of the round in logs.
         """

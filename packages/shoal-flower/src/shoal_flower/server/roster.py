@@ -28,7 +28,7 @@ class Member:
 
     Args:
         name: the client's name, as its node sent it.
-        id: the number that names the client's random streams: its partition, or else the next free number.
+        id: the number that names the client's random streams: the client's partition, or else the next free number.
         examples: the number of examples in the client's last update; 0 before its first update.
         trained: the number of rounds in which the client's update was merged.
         rejected: the number of replies that were not merged.
@@ -38,7 +38,8 @@ class Member:
         waits: whether a round waits for the client; false from a missed deadline to the next reply.
         key: a hash of the node's public key, or "" without a key.
         culprit: whether the client broke the protocol of a secure sum, which excludes it from further sums.
-        last: the last round before the client left for good, 0 before the first round, or ``None`` if it has not left.
+        last: the last round before the client left for good (0 before the first round), or ``None`` for a present
+            client.
     """
 
     name: str
@@ -83,11 +84,11 @@ class Roster:
         return torch.tensor([i for i, client in enumerate(self.clients) if client.last is None], dtype=torch.int64)
 
     def by_name(self, name: str) -> Member | None:
-        """Return the client with this name, or None if it never joined."""
+        """Return the client with this name, or None for an unknown name."""
         return self._names.get(name)
 
     def by_key(self, key: str) -> Member | None:
-        """Return the client with this key, or None if it never joined."""
+        """Return the client with this key, or None for an unknown key."""
         return self._keys.get(key)
 
     def by_node(self, node: int) -> Member | None:
@@ -131,7 +132,7 @@ class Roster:
     def federation(self, of_server: Federation, members: Sequence[Member] | None = None) -> Federation:
         """Return the federation in the server's view: the clients' numbers of examples, without their examples.
 
-        The federation has the server's shadow set and test set. ``members`` of None means all members.
+        The federation has the server's shadow set and test set. ``None`` for ``members`` means all members.
         """
         members, clients = self.members if members is None else members, of_server.clients
         count, x, y = len(members), clients.x[:0], clients.y[:0]
@@ -184,8 +185,9 @@ _STAMPS = TypeAdapter(dict[str, Stamp])
 class LedgerStamps:
     """The last charge of each client's ledger that the server has seen, in a file that several runs share.
 
-    An older copy of a ledger, or a new ledger, would undercount. Each offer has the client's last charge, and the
-    client refuses an offer whose charge is missing in its ledger (`shoal_flower.client.policy.Ledger`).
+    An older copy of a ledger, or a new ledger, would undercount the spent privacy. Each offer has the client's last
+    charge, and a client refuses an offer whose charge is missing in the client's ledger
+    (`shoal_flower.client.policy.Ledger`).
 
     Args:
         last: the last charge of each client, by name; empty without a file.
@@ -205,11 +207,11 @@ class LedgerStamps:
         return self.last.get(name, (0, ""))
 
     def take(self, name: str, stamp: Stamp) -> None:
-        """Store a client's ``stamp`` if it is newer."""
+        """Store a client's last charge, ``stamp``, if the stored charge is older."""
         self.last[name] = max(self.of(name), stamp, key=lambda stamp: stamp[0])
 
     def save(self) -> None:
-        """Write the file, keeping the newer of each stamp in memory and in the file."""
+        """Write the file, keeping each client's newest charge from memory and file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{self.path}.lock"):
             for name, stamp in _read(self.path).items():
@@ -245,7 +247,7 @@ class Events:
 
     @staticmethod
     def open(path: Path) -> "Events":
-        """Open or create a run's file, dropping an incomplete last line."""
+        """Open or create a run's ``events.csv``, dropping an incomplete last line."""
         counts: Counter[str] = Counter()
         if path.exists():
             text = path.read_text(encoding="utf-8")

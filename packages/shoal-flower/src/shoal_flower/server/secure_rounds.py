@@ -58,11 +58,10 @@ COLUMNS = ("round", "kind", "cluster", "clients", "opened", "examples", "norm")
 class SecureRounds:
     """The rounds of a run by secure sums.
 
-    The server does not know the clients of a cluster. With n clients in a round's sums, the first n rows of the
-    server's state represent them, ordered by cluster, each with the cluster's mean number of examples.
+    The server does not know the clients of a cluster. The first n rows of the server's state represent the n clients of
+    a round's sums, ordered by cluster, each with the cluster's mean number of examples.
 
     Args:
-        run: a random name for this process.
         means: the mean number of examples per client of each cluster, from the cluster's last revealed sum.
         last: the digest of the models in the last sum of updates, and the sum's members.
     """
@@ -137,7 +136,7 @@ class SecureRounds:
         return after, plan
 
     def histograms(self, state: State) -> dict[int, Floats]:
-        """Return the histograms (2, 2, B) of both halves of each cluster with two revealed halves."""
+        """Return the histograms (2, 2, B) of each cluster whose two halves are revealed."""
         everybody = [i for i, member in enumerate(self.server.members) if member.node is not None and member.trained]
         try:
             _, sums = self._sum("histograms", state.round, everybody, state, 2 * (len(EDGES) + 1))
@@ -273,14 +272,15 @@ class SecureHistograms:
 def comparable(names: Sequence[str], last: Collection[str], least: int) -> list[str]:
     """Choose the clients of ``names`` for another sum over the models of the last sum.
 
-    Clients refuse a sum whose members differ from the last sum's by fewer than ``least``, so some clients are left out.
+    Some clients are left out, because clients refuse a sum whose members differ from the last sum's members by fewer
+    than ``least`` clients.
 
     Args:
         last: the members of the last sum over the same models.
         least: the smallest allowed difference, as a number of clients.
 
     Raises:
-        RefusedError: too few clients would remain.
+        RefusedError: too few clients remain for the sum.
 
     >>> comparable("abcdef", "abcdef", 3), comparable("abcdefg", "abcdef", 3), comparable("abcde", "abcdef", 3)
     (['a', 'b', 'c', 'd', 'e', 'f'], ['a', 'b', 'c', 'd', 'e', 'f'], ['a', 'b', 'c'])

@@ -67,12 +67,12 @@ class UpdateFile:
     """The clients' models of a round, as rows of float32 in a temporary file.
 
     Weights and the order of summation depend on all replies, so the sum begins after the last reply. The merged model
-    then equals the simulation's bit for bit. Memory holds a few models for any number of clients. The file has 4 bytes
+    equals the simulation's model bit for bit. Memory holds a few models for any number of clients. The file has 4 bytes
     per parameter and client.
 
     Args:
         parameters: P, the length of a row.
-        order: the row of each position 0, 1, ...; an empty list means order of arrival.
+        order: the row number of each position; an empty list means the order of arrival.
     """
 
     folder: Path
@@ -121,7 +121,7 @@ class Progress:
 
     Args:
         round: the round's number; 0 before the first round.
-        asked: the number of clients with an offer.
+        asked: the number of clients that received an offer.
         answered: the number of clients that answered.
         waiting: the names of clients without an answer, at most `NAMES`.
         trained: the trained model of each client that answered, by name, at most `NAMES`.
@@ -152,13 +152,10 @@ class Server:
     """The server of a run.
 
     Args:
-        attendance: the connected clients.
         config: the run's configuration for clients, as TOML.
         choice: the party that chooses the model which a client trains (`RemoteRounds`).
-        scale: the standardization of columns, if clients have their own tables.
-        features: the file of the feature map, or ``None`` without a feature map.
         watch: a function that is called at every change in a round.
-        frozen: the file of the models' frozen tensors, for clients with different ones, or ``None`` if unknown.
+        frozen: the file of the models' frozen tensors, for clients with different tensors, or ``None`` if unknown.
     """
 
     attendance: Attendance
@@ -357,8 +354,7 @@ class RemoteHistograms:
 class RemoteCoordinator:
     """A `SteeringRule` from one bit per client, which keeps thresholds at the clients.
 
-    Accuracy is measured on the server's shadow set. A prediction before the first round counts no client as over its
-    limit.
+    Accuracy is measured on the server's shadow set. Before the first round, no client counts as over its limit.
     """
 
     server: Server
