@@ -25,7 +25,7 @@ _Watch = TypeVar("_Watch")
 
 @dataclass(frozen=True)
 class Workers:
-    """The processes that share runs or reference federations.
+    """The parallel processes that train runs or reference federations.
 
     Args:
         jobs: the number of parallel processes.
@@ -47,7 +47,7 @@ class Workers:
         )
 
     def at_most(self, items: int) -> "Workers":
-        """Return these workers with at most ``items`` jobs."""
+        """Return workers with the number of jobs limited to ``items``."""
         return Workers(max(1, min(self.jobs, items)), self.cluster)
 
     @property
@@ -132,7 +132,7 @@ class Workplace(Generic[_Watch]):
 
     Args:
         out: the directory of output files.
-        workers: the processes that share the work, which do not change results.
+        workers: the parallel processes, which do not change results.
         data_dir: the first directory to search for data.
         watch: the observer of progress; ``None`` reports no progress.
     """

@@ -1,6 +1,6 @@
 """Named random streams, whose numbers depend only on the seed and the stream's name.
 
-Additional metrics, other numbers of threads and resumed runs therefore change no other random number.
+Adding a metric, changing the number of threads or resuming a run therefore changes no other random number.
 """
 
 import contextlib
@@ -28,8 +28,8 @@ _HEAD, _WORDS = 24, 624
 class Stream:
     """A random stream, named by a path below one seed.
 
-    Calling a stream returns a stream below it. Repeated calls of `generator` and the other methods return equal
-    results.
+    Calling a stream with a path returns the stream at that path below the first stream. Repeated calls of a method
+    return equal results.
 
     Example:
         >>> import torch
@@ -98,8 +98,8 @@ class Stream:
             count: the number of permutations per owner, one per epoch.
 
         Returns:
-            The permutations, (n, count, max size) int64; ``[i, e, :sizes[i]]`` permutes ``range(sizes[i])``, and
-            padding follows.
+            The permutations, (n, count, max size) int64; ``[i, e, :sizes[i]]`` permutes ``range(sizes[i])``, and the
+            remaining entries are padding.
         """
         width = int(sizes.max()) if len(sizes) else 0
         owner = _mix(ids.numpy().astype(np.uint64) ^ np.uint64(self.key()))

@@ -233,7 +233,7 @@ class Engine:
             term: a linear term that is added to every gradient; ``None`` adds nothing.
 
         Yields:
-            Positions of owners, (u,) int64, and their trained parameters, (u, P). Every owner comes exactly once.
+            Positions of owners, (u,) int64, and their trained parameters, (u, P). Each owner is yielded exactly once.
 
         Raises:
             DivergenceError: a trained parameter is not finite.
@@ -257,7 +257,7 @@ class Engine:
         """Train as `train` does, and yield ``finish(owners, ends)``, computed on the training threads.
 
         ``then`` lists further local trainings, each of which starts where the previous training ended. A ``rule``
-        replaces the gradient step; ``starts`` are then (S, R) and results (u, R). A ``clock`` counts the threads'
+        replaces the gradient step; ``starts`` are then (S, R) and results (u, R). The ``clock`` measures the threads'
         training time.
         """
         clock = RoundClock() if clock is None else clock
@@ -323,7 +323,7 @@ class Engine:
         return self.outputs(row, example)[:0]
 
     def outputs_in_parts(self, row: Tensor, x: Tensor, indices: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Yield slices of ``indices`` and the matching rows of `outputs`, bit for bit, to save memory."""
+        """Yield consecutive parts of ``indices`` with their rows of `outputs`, which saves memory."""
         done, batches = 0, self._evaluate_batches(row[None], x, indices, lambda outputs, _: outputs)
         while part := list(islice(batches, _TOGETHER)):
             outputs = torch.cat(part)

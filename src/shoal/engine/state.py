@@ -186,10 +186,9 @@ class State:
         )
 
     def put(self, clients: Tensor, part: "State") -> "State":
-        """Return ``part``, a later state of the clients at positions (n,), with all other clients taken from this
-        state.
+        """Return ``part``, a later state of ``clients`` (n,), with all clients outside ``part`` from this state.
 
-        If the number of models changed, the other clients count as never having trained.
+        If the number of models changed, clients outside ``part`` count as never having trained.
         """
         assignment, trained = self.assignment.clone(), self.trained
         if part.trained.shape[1] != trained.shape[1]:

@@ -70,8 +70,8 @@ class WorkerPool:
 def keep_freed_memory() -> None:
     """Make glibc keep freed memory in the process, which avoids page faults in every training step.
 
-    By default, glibc returns every large freed tensor to the kernel and requests it again one step later. This costs up
-    to 40 % of a training step of the MNIST network. The function does nothing without glibc.
+    By default, glibc returns every large freed tensor to the kernel and requests it again one step later. These
+    requests cost up to 40 % of a training step of the MNIST network. The function does nothing without glibc.
     """
     _allocate(_M_MMAP_THRESHOLD, 1 << 30)
     _allocate(_M_TRIM_THRESHOLD, 1 << 30)

@@ -45,7 +45,7 @@ class ClusterNumber:
 
     @staticmethod
     def of_metrics(metrics: Mapping[str, float]) -> "ClusterNumber":
-        """Restore the value from its `metrics`."""
+        """Restore a `ClusterNumber` from its `metrics`."""
         losses = [value for key, value in metrics.items() if key.startswith("auto.loss.")]
         return ClusterNumber(int(metrics["auto.clusters"]), tuple(losses))
 
@@ -74,7 +74,6 @@ def choose_cluster_number(simulation: Simulation, engine: Engine, watch: Callabl
 
     Args:
         simulation: the simulation, moved to the engine, with ``clusters = "auto"``.
-        engine: the engine of the trials.
         watch: a function of a trial's number of clusters and the largest number, called before each trial.
 
     Raises:
@@ -127,11 +126,11 @@ def smallest_unbeaten(losses: Floats) -> int:
     """Return the smallest number of clusters that no larger number beats.
 
     A number beats a smaller number if a one-sided paired t test shows that the clients' mean loss is lower. The tests
-    share `LEVEL` by Bonferroni's correction. If one cluster is enough, it is therefore chosen with a probability of at
-    least 95 %.
+    share `LEVEL` by Bonferroni's correction. If one cluster is enough, the function therefore returns 1 with a
+    probability of at least 95 %.
 
     Args:
-        losses: each client's held-out loss with 1, 2, ... K clusters, (K, n); rows with infinite losses are skipped.
+        losses: each client's held-out losses with 1 to K clusters, (K, n); rows with infinite losses are skipped.
 
     >>> smallest_unbeaten(np.array([[1.0, 2.0, 3.0], [0.5, 1.4, 2.4], [0.4, 1.6, 2.2]]))
     2

@@ -4,9 +4,9 @@ With inputs X (B, I), Z = XW' + b, H = relu(Z), outputs O = HV' + c and E the lo
 weight and bias have the gradients E'H and the column sums of E. The hidden layer's weight and bias have the gradients
 D'X and the column sums of D, with D = EV for H > 0 and D = 0 otherwise.
 
-Full batches can train in the span of their inputs. After steps on the same X, the first layer's weight is ``W0 + A'X``,
-with A (B, H) the weighted sum of D over all steps, and the layer's outputs are ``X W0' + (X X') A``. A step then costs
-B*B*H multiplications instead of 2*B*I*H, and does not access the weight.
+Training on full batches can avoid products with the first layer's weight. After steps on the same X, the first layer's
+weight is ``W0 + A'X``, with A (B, H) the weighted sum of D over all steps, and the layer's outputs are ``X W0' +
+(X X') A``. A step by this formula costs B*B*H multiplications instead of 2*B*I*H.
 """
 
 from collections.abc import Sequence
@@ -85,11 +85,11 @@ class DenseNetwork:
 
         Args:
             weights: the trained tensors, (n, ...) each.
-            rest: the network's other tensors.
+            rest: the tensors that are not trained.
             x: stored inputs (n, B * M, ...), with the M copies of an example in consecutive rows.
             y: labels (n, B * M); labels of padded rows are ignored.
             local: the local training, with the clipping bound, the noise and M.
-            expected: the owner's divisor for each row, (n, B * M); 0 for padded rows.
+            expected: the divisor of the owner's sum, repeated for each row, (n, B * M); 0 for padded rows.
             noise: one generator per owner; ``None`` for an owner that has finished its steps.
         """
         rule, copies = local.gradient_privacy, local.multiplicity
@@ -168,7 +168,6 @@ class DenseNetwork:
         """Train rows (n, P) in place by plain steps on full batches.
 
         Args:
-            rows: the parameters of n owners, (n, P), changed in place.
             batch: inputs (n, B, I), labels y (n, B) and each example's weight (n, B) in its owner's mean loss.
             steps: the number of steps, at least 1, the same for all owners.
             local: the local training, with the learning rate and weight decay.
@@ -246,8 +245,8 @@ def flat(stored: Tensor) -> Tensor:
 def begin_at_fours(matrices: Tensor) -> Tensor:
     """Pad matrices (n, A, B) with zeros below and on the right until A and B are multiples of four.
 
-    All matrices of a batched product then begin at multiples of 16 bytes. Without this alignment, the product's last
-    bits depend on a matrix's index in the batch (measured with MKL 2024.2).
+    Without 16-byte alignment of each matrix, the last bits of a batched product depend on a matrix's index in the batch
+    (measured with MKL 2024.2).
     """
     n, height, width = matrices.shape
     if _begins_at_fours(matrices):
@@ -264,7 +263,7 @@ def _begins_at_fours(matrices: Tensor) -> bool:
 
 
 def cut(padded: Tensor, like: Tensor) -> Tensor:
-    """Return ``padded``, cut after the first axis to the shape of ``like``."""
+    """Return ``padded`` with all axes except the first cut to the lengths of ``like``."""
     for axis in range(1, like.dim()):
         padded = padded.narrow(axis, 0, like.shape[axis])
     return padded

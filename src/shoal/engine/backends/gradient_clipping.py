@@ -1,7 +1,7 @@
 """Sums of clipped per-example gradients for DP-SGD.
 
-The fast method uses only every layer's inputs and output gradients (`ghost_norms`). Networks with unsupported layers or
-shared parameters need the gradient of every single example.
+The fast method (`ghost_norms`) uses only the inputs and output gradients of each layer. Networks with unsupported
+layers or shared parameters need the gradient of every single example.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -42,7 +42,7 @@ def require_per_example_gradients(network: nn.Module) -> None:
 
 
 class PerExampleClipper:
-    """Sums of one network's clipped gradients, for one thread.
+    """A clipper of one network's per-example gradients, used by one thread.
 
     Args:
         network: the network, which callers set to training mode.

@@ -1,7 +1,7 @@
 """The vmap backend, which trains many owners in one batched computation; fastest for dense networks on a CPU.
 
-Owners with fewer examples are padded by examples of weight 0. Gradients come from `DenseNetwork` if the model has a
-closed form, otherwise from `torch.func`.
+Examples of weight 0 pad all owners to equal sizes. Gradients come from `DenseNetwork` if the model has a closed form,
+otherwise from `torch.func`.
 """
 
 from collections.abc import Callable, Iterator
@@ -226,7 +226,7 @@ def vmap_gradients(
         loss: the per-example loss.
         dtype: the number format of the computations.
         weights: the trained tensors by name, (n, ...) each.
-        rest: the network's other tensors, (n, ...) each.
+        rest: the tensors that are not trained, (n, ...) each.
         *batch: stored inputs x (n, B, ...), labels y (n, B) and each example's weight (n, B) in its owner's mean loss.
     """
 

@@ -1,4 +1,4 @@
-"""Clients that leave a federation, and the protocol of methods that make its models forget them."""
+"""Clients that leave a federation, and the protocol of forgetting methods."""
 
 import logging
 import time
@@ -132,9 +132,9 @@ class Forgetting(Protocol):
         ...
 
     def check(self, algorithm: Algorithm, local: LocalSGD, release: Release | None) -> None:
-        """Raise `InputError` if the method cannot forget in such a run; ``local`` has all defences applied."""
+        """Raise `InputError` if the method cannot be used in a run; ``local`` has all defences applied."""
         ...
 
     def forget(self, leaving: Leaving) -> tuple[State, Departure]:
-        """Return the state with which the remaining clients continue, with an unchanged round, and the report."""
+        """Return the state of the same round with which the remaining clients continue, and the report."""
         ...

@@ -67,7 +67,7 @@ class Cohort:
 
         Args:
             models: the models' parameters, (K, P).
-            examples: "all" of a client's examples, or only the first "batch" of this round's training.
+            examples: "all" uses all of a client's examples, and "batch" only the first batch of the round's training.
         """
         return self.scores(models, examples)
 
@@ -101,8 +101,6 @@ class Cohort:
 
 def chosen_losses(choice: Tensor, clusters: int) -> Tensor:
     """Return losses (n, K) float64 that are lowest for each client's ``choice`` (n,) int64.
-
-    With these losses and `neutral_preferences`, a client that chooses by its losses makes this choice.
 
     >>> chosen_losses(torch.tensor([1, 0]), clusters=2).tolist()
     [[1.0, 0.0], [0.0, 1.0]]
@@ -144,15 +142,15 @@ class LocalTraining:
             values stay at the server if clients send updates, otherwise at each client.
         linear_term: a term added to the gradient of every local step; ``None`` adds nothing.
         local: the settings of local training; ``None`` uses the run's settings.
-        participates: a mask of the clients that train, (n,); ``None`` means that all clients train. Other clients must
-            have weight 0, and their kept values are 0.
+        participates: a mask of the clients that train, (n,); ``None`` means that all clients train. Clients that do not
+            train must have weight 0, and have kept values of 0.
         example_weights: a weight per example, at least 0, client by client, (m,). A step minimises the batch's mean of
             weight times loss. ``None`` gives all examples weight 1. Weights exclude DP-SGD and defences that replace
             the loss.
         phases: consecutive parts of the local training whose epochs add up to those of ``local``; empty for a single
             part that trains all tensors.
-        shared: the names of the sent tensors; ``None`` sends all tensors. The server keeps its own values of the other
-            tensors, while ``keep`` receives the client's values.
+        shared: the names of the sent tensors; ``None`` sends all tensors. The server keeps its values of tensors that
+            are not sent, while ``keep`` receives the client's values.
         step_rule: a replacement of the gradient step; ``None`` uses gradient descent. With a rule, rows of
             ``initial_params`` have R elements, a client sends the first P elements, and ``keep`` receives all R.
 
@@ -251,7 +249,7 @@ class RoundPlan:
     def clusters(self, index: int) -> Tensor:
         """Return the cluster (n,) int64 whose model and directives each client uses in the training at ``index``.
 
-        This is the client's assigned cluster, unless clients send several updates for different models.
+        The cluster is the client's assigned cluster, unless clients send updates for several models.
         """
         weights = self.trainings[index].weights
         updates = sum(training.weights is not None for training in self.trainings)
@@ -443,7 +441,8 @@ class RoundReport:
         risks_estimated: whether risks were estimated after this round.
         seconds: wall time of "choose", of "train" and its parts (`worker_pool.TRAIN`), and of "red_team".
         updates: the updates that the server received; ``None`` if the round is not recorded (`Training.record_every`).
-        departure: the departure of the clients that left before this round; ``None`` if no client with training left.
+        departure: the departure of the clients that left before this round; ``None`` if no trained client left the
+            federation.
     """
 
     cohort: Tensor

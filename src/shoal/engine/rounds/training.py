@@ -74,7 +74,7 @@ class Training:
         coordinator: the rule that turns each risk estimate into directives; ``None`` sets no directives.
         release: the rule that replaces the models after every round; ``None`` keeps the models.
         record_every: the number of rounds between reports with the received updates; 0 records no updates.
-        first_state: the models and further parts of a `State` that `start` takes over; ``None`` takes over nothing.
+        first_state: a `State` whose models and other parts `start` copies; ``None`` copies nothing.
         presence: the rounds in which each client is present; ``None`` means that all clients are always present.
         forgetting: the method of forgetting clients that leave; ``None`` continues with the same models.
 
@@ -133,7 +133,7 @@ class Training:
     def take(self, clients: Tensor) -> "Training":
         """Return the training of the clients at positions (n,) int64, all of them present in every round.
 
-        Use it together with `State.take` to train the clients that are present in one round.
+        Together with `State.take`, this method trains only the clients that are present in one round.
         """
         return replace(self, federation=self.federation.take(clients), presence=None, first_state=None)
 
@@ -231,8 +231,8 @@ class Training:
         Args:
             state: the state before the round.
             clients: the positions of at least one client, in the order of the client ids.
-            choice: prescribed model choices, (n,) int64; ``None`` lets clients choose. This affects only algorithms
-                whose clients choose by mean loss.
+            choice: prescribed model choices, (n,) int64; ``None`` lets clients choose. Prescribed choices affect only
+                algorithms whose clients choose by mean loss.
             clock: a clock of the round's parts.
             record: whether the aggregate contains `Aggregate.sent`.
         """
@@ -257,7 +257,7 @@ class Training:
         return after, plan, aggregate
 
     def with_risks(self, after: State) -> tuple[State, bool]:
-        """Return ``after`` with new risks and directives if an estimate is due, and whether it was due."""
+        """Return ``after``, with new risks and directives if an estimate is due, and whether risks were estimated."""
         estimator, number = self.risk_estimator, after.round
         if estimator is None or estimator.every == 0 or number % estimator.every:
             return after, False
