@@ -18,7 +18,7 @@ BACKSLASH = r"; TOML reads a backslash in double quotes as an escape; write 'C:\
 
 
 class ShoalError(Exception):
-    """An error that is not a defect of Shoal, with a one-sentence message for the user.
+    """An error caused by the user's input or machine, with a one-sentence message.
 
     Example:
         >>> import shoal
@@ -32,7 +32,7 @@ class ShoalError(Exception):
 
 
 class InputError(ShoalError, ValueError):
-    """An unusable input of the user, such as a configuration value, a file or a tensor.
+    """An error in the user's input, such as a configuration value, a file or a tensor.
 
     Example:
         >>> import shoal

@@ -68,8 +68,8 @@ class Workers:
 
         Args:
             work: a function at the top level of a module.
-            shared: the first argument, sent to each process once.
-            items: the second arguments, which should be small.
+            shared: the first argument of ``work``, sent to each process once.
+            items: the second arguments of ``work``, which should be small.
 
         Raises:
             ShoalError: a process was killed, or no cluster answers.

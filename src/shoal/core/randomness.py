@@ -93,7 +93,6 @@ class Stream:
         The permutations of owner i depend only on this stream, ``ids[i]`` and ``sizes[i]``.
 
         Args:
-            ids: the owners' ids, (n,) int64.
             sizes: the number of examples per owner, (n,) int64.
             count: the number of permutations per owner, one per epoch.
 

@@ -75,7 +75,7 @@ _Examples = TypeVar("_Examples", Shards, GroupedExamples)
 
 
 class DivergenceError(InputError):
-    """Training that produced a number that is not finite.
+    """The error of a training whose parameters are no longer finite.
 
     Attributes:
         owner: the position of the owner whose training diverged.
@@ -368,8 +368,8 @@ class Engine:
         """Yield results of ``finish`` on the gradients of each example's loss, batch by batch, in the examples' order.
 
         Args:
-            finish: a function of a batch's gradients (B, p) float32 by the p trainable parameters, called on the thread
-                that computed the gradients.
+            finish: a function of a batch's gradients (B, p) float32 with respect to p trainable parameters, called on
+                the thread that computed the gradients.
             row: the model's parameters, (P,); the model is in evaluation mode.
             x: inputs (M, ...).
             y: labels (M,).

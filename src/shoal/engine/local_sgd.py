@@ -134,7 +134,8 @@ class InputAugmentation(Protocol):
     def transformed(self, images: Tensor, draws: Tensor) -> Tensor:
         """Return the transformed images, (B, C, H, W).
 
-        Each result must depend only on its own original image, because DP-SGD bounds the influence of every example.
+        Each transformed image must depend only on its original image, because DP-SGD bounds the influence of every
+        example.
 
         Args:
             images: float images of one or more clients, (B, C, H, W) with B at least 1, which must not be modified.

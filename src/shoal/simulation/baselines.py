@@ -117,8 +117,6 @@ def compare_with_baselines(
 
     Args:
         simulation: the simulation, moved to the engine.
-        engine: the simulation's engine.
-        deployed: the simulation's final models.
         baselines: the baselines by name, from `baselines_of`.
 
     Returns:

@@ -29,9 +29,7 @@ def checked_setup(
     """Return the clients' training setup with the defences applied, after checking the combination.
 
     Args:
-        defenses: the defences, in order of application.
         algorithm: the algorithm, whose optional method ``check_layout`` checks the network's parameters.
-        coordinator: the coordinator; ``None`` without one.
         risk_period: the number of rounds between risk estimates; 0 disables estimates.
 
     Raises:

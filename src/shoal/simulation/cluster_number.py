@@ -126,8 +126,8 @@ def smallest_unbeaten(losses: Floats) -> int:
     """Return the smallest number of clusters that no larger number beats.
 
     A number beats a smaller number if a one-sided paired t test shows that the clients' mean loss is lower. The tests
-    share `LEVEL` by Bonferroni's correction. If one cluster is enough, the function therefore returns 1 with a
-    probability of at least 95 %.
+    share `LEVEL` by Bonferroni's correction. If one cluster is enough, the function returns 1 with a probability of at
+    least 95 %.
 
     Args:
         losses: each client's held-out losses with 1 to K clusters, (K, n); rows with infinite losses are skipped.

@@ -124,9 +124,7 @@ def measure_models(
     """Attack and measure the models that clients use after the last round.
 
     Args:
-        training: the simulation's training.
         use: the deployed models and each client's loss, from `Training.deployed_models`.
-        rows: the rows of `rounds.csv`.
         references: the records attacked with reference federations, whose strongest attack then determines exposure;
             ``None`` without reference federations.
         budget: the measurement of epsilon; ``None`` measures the epsilon of ``training``.
@@ -165,14 +163,7 @@ def measure_final(
     observations: Mapping[int, Tensors] | None = None,
     references: AttackedRecords | None = None,
 ) -> FinalMeasurement:
-    """Let every client choose among the final models, attack these models, and measure them.
-
-    Args:
-        simulation, engine: the run's simulation and engine.
-        now: the state after the last round.
-        observations: the observations of a round attack, by round.
-        references: the records attacked with reference federations, as in `measure_models`.
-    """
+    """Let every client choose among the final models, attack these models, and measure them."""
     began = time.perf_counter()
     training, attack, everyone = simulation.on(engine), simulation.round_attack, simulation
     state, present = now.state, training.present(now.state.round)

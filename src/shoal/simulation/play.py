@@ -96,7 +96,7 @@ class EngineSettings:
 
 @dataclass(frozen=True, eq=False)
 class SimulationState:
-    """A simulation after some rounds.
+    """The state of a simulation after some rounds.
 
     Args:
         state: the state after the last round.

@@ -152,14 +152,7 @@ class RoundAttack(Protocol):
     def observe(
         self, before: State, after: State, report: RoundReport, memory: Tensors, training: Training
     ) -> tuple[Tensors, Tensors]:
-        """Return the observation of a round, and the new memory.
-
-        Args:
-            before, after: the states before and after the round.
-            report: the round's report.
-            memory: the attack's memory of earlier rounds.
-            training: the observed training.
-        """
+        """Return the observation of a round, and the new memory."""
         ...
 
     def measure(
@@ -169,7 +162,6 @@ class RoundAttack(Protocol):
 
         Args:
             observations: the observations, by round.
-            stream: the stream of random draws.
             jobs: the largest number of threads.
         """
         ...

@@ -265,7 +265,6 @@ class BoundNetwork:
             y: labels (B * M,).
             expected: the number of examples that divides the sum of gradients and noise.
             rule: the clipping bound and the noise multiplier.
-            noise: the client's random generator.
             multiplicity: the number of copies M per example.
 
         Raises:

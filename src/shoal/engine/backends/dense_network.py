@@ -50,7 +50,7 @@ class DenseNetwork:
     layout: Layout
 
     def gradients(self, weights: _Tensors, rest: _Tensors, x: Tensor, y: Tensor, share: Tensor) -> _Tensors:
-        """Return the gradients (n, ...) by the tensors in ``weights``, like `vmap_gradients`."""
+        """Return the gradients (n, ...) with respect to the tensors in ``weights``, like `vmap_gradients`."""
         gradients: _Tensors = {}
         products = self.products(weights | rest, flat(x), y, share)
         for (weight, bias), (a, g) in zip(self.layers, products, strict=True):
@@ -81,7 +81,7 @@ class DenseNetwork:
         expected: Tensor,
         noise: Sequence[torch.Generator | None],
     ) -> _Tensors:
-        """Return the sums of clipped gradients and noise, divided by ``expected``, by the tensors in ``weights``.
+        """Return sums of clipped gradients and noise with respect to ``weights``, divided by ``expected``.
 
         Args:
             weights: the trained tensors, (n, ...) each.
@@ -170,7 +170,6 @@ class DenseNetwork:
         Args:
             batch: inputs (n, B, I), labels y (n, B) and each example's weight (n, B) in its owner's mean loss.
             steps: the number of steps, at least 1, the same for all owners.
-            local: the local training, with the learning rate and weight decay.
         """
         (x, y, share), rate = batch, local.learning_rate
         (name, bias), views = self.layers[0], self.layout.views(rows)

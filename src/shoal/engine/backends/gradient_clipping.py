@@ -246,7 +246,7 @@ def batch_of_gradients(model: Model) -> int:
 
 
 def example_gradients(model: Model, network: nn.Module, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Return the gradients (B, p) float32 of B examples' losses by the p trainable parameters, in the layout's order.
+    """Return the gradients (B, p) float32 of B losses with respect to p trainable parameters, in the layout's order.
 
     Args:
         model: the model, with its loss and layout.
@@ -276,6 +276,6 @@ def example_gradients(model: Model, network: nn.Module, row: Tensor, x: Tensor, 
 
 
 def gradients_one_by_one(losses: Iterable[Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the gradients (B, ...) of B losses by each parameter, computed loss by loss."""
+    """Return the gradients (B, ...) of B losses with respect to each parameter, computed loss by loss."""
     gradients = [torch.autograd.grad(loss, [*parameters.values()], materialize_grads=True) for loss in losses]
     return dict(zip(parameters, map(torch.stack, zip(*gradients, strict=True)), strict=True))

@@ -68,7 +68,6 @@ def resolve_backend(
     """Return the faster backend for a model on a CPU by `prefers_vmap`, or the loop if vmap cannot train the model.
 
     Args:
-        local: the local training.
         examples: a few inputs (B, ...) and labels for a trial of vmap; ``None`` decides by the network's layers only.
             If vmap's gradients differ from the loop's, the function returns the loop and logs the reason.
         classes: the number of classes; ``None`` for a regression.

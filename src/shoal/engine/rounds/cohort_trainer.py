@@ -181,8 +181,6 @@ def aggregated(
     The result is bit-identical to that of `CohortTrainer.train` with the loop backend.
 
     Args:
-        state: the state before the round.
-        plan: the plan of these n clients.
         ends: the parameters that the clients sent, (n, P); the function reads a few rows at a time.
         seeds: the seeds of the server's filter, (n,) int64.
         sizes: the number of examples per client, which decides the order of summation, (n,) int64.

@@ -194,7 +194,6 @@ def summed_round(
 
     Args:
         training: the training of a federation with at least n clients.
-        state: the state before the round.
         assignment: the clients' clusters, (n,) int64.
         sizes: assumed numbers of examples per client, with the correct sum per cluster, (n,) int64.
         moves: the mean update of each cluster's clients, with the algorithm's weights, (K, P) float64; 0 for a cluster

@@ -29,9 +29,9 @@ class Cohort:
         preferences: each client's risk threshold and risk weights, n entries.
         local: the local training in this round, at the round's learning rate.
         layout: the layout of a model's parameter vector.
-        scores: the function behind `losses`.
+        scores: the function that computes `losses`.
         stream: the stream of the server's random draws in this round.
-        example_scores: the function behind `example_losses`.
+        example_scores: the function that computes `example_losses`.
         labels: the labels of all clients' examples, client by client, (m,), or (m, d) in a regression.
 
     Example:

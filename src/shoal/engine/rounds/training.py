@@ -74,7 +74,7 @@ class Training:
         coordinator: the rule that turns each risk estimate into directives; ``None`` sets no directives.
         release: the rule that replaces the models after every round; ``None`` keeps the models.
         record_every: the number of rounds between reports with the received updates; 0 records no updates.
-        first_state: a `State` whose models and other parts `start` copies; ``None`` copies nothing.
+        first_state: a `State` from which `Training.start` copies models and other values; ``None`` copies nothing.
         presence: the rounds in which each client is present; ``None`` means that all clients are always present.
         forgetting: the method of forgetting clients that leave; ``None`` continues with the same models.
 
@@ -178,8 +178,7 @@ class Training:
             yield state, report
 
     def round(self, state: State) -> tuple[State, RoundReport]:
-        """Return the state after one more round and the round's report. Clients that leave are forgotten before the
-        round.
+        """Return the state and the report after one more round, before which the models forget leaving clients.
 
         Raises:
             InputError: training diverged; the message names the round, the client and the learning rate.
@@ -225,15 +224,12 @@ class Training:
         clock: RoundClock | None = None,
         record: bool = False,
     ) -> tuple[State, RoundPlan, Aggregate]:
-        """Return the new state, plan and aggregate of one round with the clients at positions (n,), before risk
-        estimation.
+        """Return the new state, plan and aggregate of a round of ``clients`` (n,), without risk estimation.
 
         Args:
-            state: the state before the round.
             clients: the positions of at least one client, in the order of the client ids.
             choice: prescribed model choices, (n,) int64; ``None`` lets clients choose. Prescribed choices affect only
                 algorithms whose clients choose by mean loss.
-            clock: a clock of the round's parts.
             record: whether the aggregate contains `Aggregate.sent`.
         """
         clock = clock or RoundClock()
