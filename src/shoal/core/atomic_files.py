@@ -87,8 +87,7 @@ def open_to_append(path: str | Path) -> TextIO:
 
 
 def write_folder(path: Path, fill: Callable[[Path], object]) -> None:
-    """Let ``fill`` write into a temporary folder beside ``path``, and move the folder to ``path``, which must not
-    exist.
+    """Let ``fill`` write into a temporary folder, and move the folder to ``path``, which must not exist.
 
     A crash leaves no folder or a complete folder.
     """

@@ -63,8 +63,7 @@ class Workers:
     def unordered(
         self, work: Callable[[_Shared, _Item], _Result], shared: _Shared, items: Sequence[_Item]
     ) -> Iterator[_Result]:
-        """Yield ``work(shared, item)`` for every item in the order of completion; on a cluster, after all items are
-        complete.
+        """Yield ``work(shared, item)`` for every item, in any order; a cluster yields after all items are complete.
 
         Args:
             work: a function at the top level of a module.

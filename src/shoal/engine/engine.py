@@ -174,9 +174,7 @@ class Engine:
         self.close()
 
     def reopened(self, threads: int | None = None) -> "Engine":
-        """Return a new engine with the settings of this engine and at most ``threads`` threads; this engine may be
-        closed.
-        """
+        """Return a new engine with this engine's settings and at most ``threads`` threads."""
         settings = {"device": self.device, **self._settings}
         if threads is not None:
             settings["threads"] = min(threads, settings["threads"])
@@ -296,9 +294,7 @@ class Engine:
     def train_other_model(
         self, model: Model, row: Tensor, shards: Shards, randomness: LocalRandomness, local: LocalSGD
     ) -> Tensor:
-        """Return parameters (P',) of ``model``, trained from ``row`` (P',) on the examples of the only owner of
-        ``shards``.
-        """
+        """Return parameters (P',) of ``model``, trained from ``row`` (P',) on the one owner's ``shards``."""
         rows, owner = row[None].to(self.device, copy=True), torch.zeros(1, dtype=torch.int64)
         LoopBackend().train(BoundNetwork(model, self.device, self.dtype), rows, shards, owner, randomness, local)
         return rows[0].cpu()

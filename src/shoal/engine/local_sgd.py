@@ -72,9 +72,7 @@ class LinearTerm:
         return LinearTerm(self.strength[clients], self.anchors, anchor, offset)
 
     def constants(self, clients: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the strength (u, 1) and constant (u, P) in ``strength * theta - constant``, the term of ``clients``
-        (u,).
-        """
+        """Return strength (u, 1) and constant (u, P) of ``strength * theta - constant`` for ``clients`` (u,)."""
         term = self.take(clients)
         strength = term.strength[:, None].to(self.anchors)
         constant = strength * self.anchors[term.anchor]

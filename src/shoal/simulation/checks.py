@@ -93,9 +93,7 @@ def _check_coordinator(
 
 
 def check_events(simulation: Any, local: LocalSGD) -> None:  # noqa: ANN401 - its class calls this function
-    """Raise `InputError` if a simulation cannot have its events or forgetting method; ``local`` has all defences
-    applied.
-    """
+    """Raise `InputError` if a simulation's events or forgetting method are unsuitable; ``local`` has all defences."""
     forgetting, algorithm = simulation.forgetting, simulation.algorithm
     require_instance("forgetting", forgetting, Forgetting, "such as Continue()")
     if not simulation.events:

@@ -51,8 +51,7 @@ class ClusterNumber:
 
 
 def with_cluster_number(algorithm: Any, clusters: int) -> Any:  # noqa: ANN401 - any algorithm
-    """Return an algorithm with a number of clusters, wrapped in `OneShotStart` unless it has a start phase or one
-    cluster.
+    """Return ``algorithm`` with ``clusters`` clusters, and with `OneShotStart` if several clusters lack a start phase.
 
     Without a start phase, random initial models often put two groups into one cluster.
 
@@ -66,8 +65,7 @@ def with_cluster_number(algorithm: Any, clusters: int) -> Any:  # noqa: ANN401 -
 
 
 def choose_cluster_number(simulation: Simulation, engine: Engine, watch: Callable[[int, int], object]) -> ClusterNumber:
-    """Train with 1, 2, ... clusters on most of each client's examples, and choose by the losses on the remaining
-    examples.
+    """Train with 1, 2, ... clusters on most examples, and choose the number by held-out losses.
 
     Each trial uses the rounds and seed of ``simulation``. The held-out examples are the clients' hold-out sets if every
     client has one, otherwise a fifth of the training examples. `smallest_unbeaten` makes the choice.

@@ -248,8 +248,7 @@ def timings(seconds: Mapping[str, float], by_round: Sequence[Mapping[str, float]
 
 
 def accountable_trainings(training: Training, state: State) -> ClientTrainings | None:
-    """Return the local trainings of a client that spend the most privacy per round; ``None`` if directives steer the
-    noise.
+    """Return a client's local trainings with the largest privacy loss; ``None`` if directives steer the noise.
 
     Without a coordinator, the result is the trainings of cluster 0 in the last round. With a coordinator, the result is
     the trainings under the fixed defences, which have the most steps.

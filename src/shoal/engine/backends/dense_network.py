@@ -125,9 +125,7 @@ class DenseNetwork:
         return next(slot for slot in self.layout.slots if slot.name == self.layers[0][0])
 
     def products(self, tensors: _Tensors, x: Tensor, y: Tensor, share: Tensor, z: Tensor | None = None) -> _Products:
-        """Return the factors of the gradients of ``sum_b share[i, b] * loss_ib``; ``z`` are the first layer's outputs
-        if known.
-        """
+        """Return the factors of the gradients of ``sum_b share[i, b] * loss_ib``; ``z`` is the first layer's output."""
         (first, bias), *later = self.layers
         outputs, inputs, weights = z, [x], [begin_at_fours(tensors[weight]) for weight, _ in later]
         if outputs is None:
@@ -157,9 +155,7 @@ class DenseNetwork:
                 into[bias].add_(cut(g.sum(dim=1), into[bias]), alpha=factor)
 
     def cheaper_in_span(self, batch: int, steps: int) -> bool:
-        """Return whether `train_in_span` is faster than plain steps, for ``steps`` steps on one full batch of ``batch``
-        examples.
-        """
+        """Return whether `train_in_span` is faster than plain steps on a full batch of ``batch`` examples."""
         outputs, inputs = self.first.shape
         in_span = 2 * inputs * outputs * batch + batch * batch * (inputs + outputs * steps)
         return in_span < steps * (2 * batch + 3 * _PASS) * inputs * outputs + 4 * _PASS * inputs * outputs

@@ -159,8 +159,7 @@ def product_of_squares(a: Tensor, g: Tensor) -> Tensor:
 
 
 def sum_of_products(a: Tensor, g: Tensor) -> Tensor:
-    """Return the squared norms (...) of gradients as the sums of products of the Gram matrices a and g, (..., T, T)
-    each.
+    """Return squared norms (...) of gradients, the sums of products of Gram matrices a and g (..., T, T).
 
     If the products nearly cancel, return the sum of absolute products, an upper bound. Rounding could otherwise hide a
     large gradient from clipping.

@@ -45,9 +45,7 @@ class VmapBackend:
         self.dense: DenseNetwork | None = dense_network(model) if dtype == torch.float32 else None
 
     def units(self, shards: Shards, local: LocalSGD) -> list[Tensor]:
-        """Split owners (n,) into parts of similar sizes that fit the processor's caches, with at most 256 owners per
-        part.
-        """
+        """Split owners (n,) into parts of similar owners that fit the processor's caches, at most 256 per part."""
         sizes = shards.sizes
         queue = sizes.argsort(descending=True, stable=True)
         alike = [queue]

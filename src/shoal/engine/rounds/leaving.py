@@ -96,9 +96,7 @@ class Leaving:
             LOG.warning("the past rounds, trained again, differ from the run, as on another machine")
 
     def departure(self, method: str, after: State, **figures: Any) -> Departure:  # noqa: ANN401
-        """Return the report of a forgetting method with final state ``after``; ``figures`` are further fields of
-        `Departure`.
-        """
+        """Return a forgetting method's report, given its final state and further fields of `Departure`."""
         same = after.models.shape == self.state.models.shape
         return Departure(
             round=self.state.round + 1,
