@@ -163,7 +163,7 @@ def one_line(self: Any) -> str:  # noqa: ANN401
 
 
 def shorten(text: str, most: int = LONGEST) -> str:
-    """Return ``text`` on one line, cut to at most ``most`` characters by an ellipsis before the last.
+    """Return ``text`` on one line, cut before its last character to at most ``most`` characters.
 
     >>> shorten("Federation(9 clients (few 3, many 6))", 24)
     'Federation(9 clients (…)'

@@ -52,7 +52,7 @@ class Workers:
 
     @property
     def here(self) -> bool:
-        """Whether this process does the work sequentially."""
+        """Whether one process does all work sequentially."""
         return self.jobs == 1 and self.cluster is None
 
     @property

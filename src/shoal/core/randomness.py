@@ -1,6 +1,6 @@
 """Named random streams, whose numbers depend only on the seed and the stream's name.
 
-Adding a metric, changing the number of threads or resuming a run therefore changes no other random number.
+Adding a metric, changing the number of threads or resuming a run changes no other random number.
 """
 
 import contextlib
@@ -28,8 +28,7 @@ _HEAD, _WORDS = 24, 624
 class Stream:
     """A random stream, named by a path below one seed.
 
-    Calling a stream with a path returns the stream at that path below the first stream. Repeated calls of a method
-    return equal results.
+    ``stream(*path)`` returns the stream at ``path`` below ``stream``. Repeated calls of a method return equal results.
 
     Example:
         >>> import torch

@@ -46,7 +46,7 @@ class LinearTerm:
 
     Args:
         strength: one coefficient per client, at least 0, (n,).
-        anchors: the anchors' parameters, (A, P).
+        anchors: the parameter vectors of A anchors, (A, P).
         anchor: the index of each client's anchor, (n,) int64; ``None`` gives client i ``anchors[i]``.
         offset: one constant vector per client, (n, P). ``None`` means 0.
 
@@ -103,7 +103,7 @@ class StepRule(Protocol):
 
     @property
     def batches(self) -> int:
-        """The number of batches per step. If a client has fewer batches left, its last batch is repeated."""
+        """The number of batches per step. If a client has fewer batches left than a step needs, its last batch is repeated."""
         ...
 
     def step(self, rows: Tensor, gradient: Gradient, learning_rate: float) -> Tensor:
@@ -157,7 +157,7 @@ class Objective(Protocol):
             y: labels (B,), or targets (B, d) in a regression.
             loss: the per-example loss of outputs and labels.
             generator: the client's generator on the CPU, the only source of randomness.
-            number: the index, from 0, of this pass over the data in the whole run.
+            number: the index of the pass over the data, counted from 0 over the whole run.
         """
         ...
 
@@ -282,7 +282,8 @@ class LocalSGD:
         epochs: the number of passes over the local data per round, each in a new random order; the default is 1 if
             ``steps`` is not set.
         steps: the number of gradient steps per round, an alternative to ``epochs``.
-        batch_size: examples per step, or "all" for all local data; the last batch of a pass may be smaller.
+        batch_size: the number of examples per step, or "all" for all local data; the last batch of a pass may be
+            smaller.
         learning_rate: the learning rate of the first round.
         decay: the factor applied to the learning rate after every round, in (0, 1].
         weight_decay: the L2 coefficient, added to the gradient as ``weight_decay * parameters``.

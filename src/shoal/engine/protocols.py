@@ -105,7 +105,7 @@ class RiskEstimator(Protocol):
 
     @property
     def every(self) -> int:
-        """The number of rounds between estimates; 0 disables them."""
+        """The number of rounds between estimates; 0 disables estimates."""
         ...
 
     def estimate(
@@ -231,7 +231,7 @@ class MaliciousTraining:
         state: the state before the round, with ``adversary`` as updated by the round's earlier malicious clients.
         cluster: the index of the client's cluster.
         client: the client's id.
-        shards: the client's examples of this round, as the only owner.
+        shards: the client's examples in this round, with one owner.
         randomness: the client's randomness for honest training.
         local: the local training of an honest client.
         engine: the engine of the run.

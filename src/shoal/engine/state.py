@@ -148,7 +148,7 @@ class State:
             object.__setattr__(self, "risk_intervals", unknown_intervals(len(self.risks)))
 
     def trainers(self, within: int) -> Tensor:
-        """Return a mask (N, K) of clients that trained a model at most ``within`` rounds before the last client did.
+        """Return a mask (N, K) of clients that trained a model at most ``within`` rounds before its last training.
 
         If `trained` is empty, a model's trainers are the clients assigned to the model.
         """

@@ -1,4 +1,4 @@
-"""Worker threads, the memory allocator's settings for them, and the clock of a round's parts.
+"""Worker threads, settings of the memory allocator, and the clock of a round's parts.
 
 Threads share data and models without copies, and PyTorch releases Python's global lock while it computes.
 """

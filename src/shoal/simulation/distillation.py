@@ -1,4 +1,4 @@
-"""Averages over rounds and distilled students, released instead of the clusters' models."""
+"""Distilled students and averages over rounds, released instead of the clusters' models."""
 
 from dataclasses import replace
 from typing import Literal

@@ -125,7 +125,7 @@ def measure_models(
 
     Args:
         use: the deployed models and each client's loss, from `Training.deployed_models`.
-        references: the records attacked with reference federations, whose strongest attack then determines exposure;
+        references: the records attacked with reference federations, whose strongest attack determines exposure;
             ``None`` without reference federations.
         budget: the measurement of epsilon; ``None`` measures the epsilon of ``training``.
     """

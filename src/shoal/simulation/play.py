@@ -118,7 +118,7 @@ class SimulationState:
     __repr__ = one_line
 
     def with_files(self, seconds: float, *, last: bool = False) -> "SimulationState":
-        """Add the ``seconds`` of checkpoints and progress displays; also to the total after the ``last`` round."""
+        """Add the ``seconds`` of checkpoints and progress displays, after the ``last`` round also to the total."""
         *earlier, this = self.by_round
         spent = {"files": seconds} | ({"total": seconds} if last else {})
         return replace(self, seconds=add_seconds(self.seconds, spent), by_round=(*earlier, {**this, "files": seconds}))

@@ -85,8 +85,8 @@ class WarmStart:
         state: the state after the last round; `fitted` fills in its models.
         models: the tensors of each model by name; empty after `fitted`.
         simulation: the simulation that trained the models; ``None`` if unknown.
-        engine: the engine of that simulation, perhaps closed; ``None`` if unknown.
-        rows: the rows of that simulation's rounds.csv.
+        engine: the engine of ``simulation``, perhaps closed; ``None`` if unknown.
+        rows: the rows of the rounds.csv of ``simulation``.
         public: whether the user declares that the models were trained without the clients' examples. If true, attackers
             may know the models, and the simulation copies only models and risks.
     """
@@ -100,7 +100,7 @@ class WarmStart:
     __repr__ = one_line
 
     def fitted(self, model: Model) -> "WarmStart":
-        """Return this start with its models converted to parameter vectors (K, P) of ``model``.
+        """Return this `WarmStart` with its models converted to parameter vectors (K, P) of ``model``.
 
         Raises:
             InputError: the models are of a different network.
@@ -191,7 +191,7 @@ class Simulation:
             rounds do not count for membership. `rounds.csv`, seconds and epsilon cover only the new rounds. Reference
             federations also retrain the rounds of ``start``, so they need a result in memory.
         reference_federations: the number R of reference federations after the last round, each about as expensive as
-            the rounds. If R is above 0, attacks with reference federations determine exposure.
+            the run's training. If R is above 0, attacks with reference federations determine exposure.
         duplicates: "leave-out" excludes a record from attacks with reference federations and from audits if a different
             client or the test, hold-out or shadow set has a copy (the same inputs and label).
         view: the attacker's view for ``exposure``, ``mia``, ``violations`` and ``exceeded``. Attacks of a "client" or
@@ -199,11 +199,11 @@ class Simulation:
         evaluate_every: the number of rounds between evaluations on the test set.
         member_rounds: a client's examples count as members of a model if the client trained the model at most this
             number of rounds before the model's last training.
-        baselines: whether to compare the clusters with one model for all, local training and one model per group,
-            trained for the same rounds (`baseline.*` of `summary.json`).
+        baselines: whether to compare the clusters with one model for all clients, local training and one model per
+            group, trained for the same rounds (`baseline.*` of `summary.json`).
         min_clients: the smallest number of clients per cluster that causes no warning after the last round.
-        record_updates: the number of rounds between recorded rounds; 0 records none. The run's directory then contains
-            the updates that the server received, for server attacks (docs/trace.md).
+        record_updates: the number of rounds between recorded rounds; 0 records none. Recorded updates are stored in the
+            run's directory, for server attacks (docs/trace.md).
         round_attack: an attack that observes every round, such as `PropertyAttack` with a `PropertySchedule`.
         malicious_clients: clients that replace local training, such as from `active_property_attacker`.
         attacks: your own attacks on scores of reference models (`ReferenceAttack`) or on clients' updates

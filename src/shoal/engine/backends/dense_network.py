@@ -6,7 +6,7 @@ D'X and the column sums of D, with D = EV for H > 0 and D = 0 otherwise.
 
 Training on full batches can avoid products with the first layer's weight. After steps on the same X, the first layer's
 weight is ``W0 + A'X``, with A (B, H) the weighted sum of D over all steps, and the layer's outputs are ``X W0' +
-(X X') A``. A step by this formula costs B*B*H multiplications instead of 2*B*I*H.
+(X X') A``. With the Gram matrix X X', a step costs B*B*H multiplications instead of 2*B*I*H.
 """
 
 from collections.abc import Sequence
@@ -165,7 +165,7 @@ class DenseNetwork:
 
         Args:
             batch: inputs (n, B, I), labels y (n, B) and each example's weight (n, B) in its owner's mean loss.
-            steps: the number of steps, at least 1, the same for all owners.
+            steps: the number of steps per owner, at least 1.
         """
         (x, y, share), rate = batch, local.learning_rate
         (name, bias), views = self.layers[0], self.layout.views(rows)

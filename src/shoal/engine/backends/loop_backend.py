@@ -1,4 +1,4 @@
-"""The loop backend, which trains owners one at a time on each thread; fastest for convolutions on a CPU."""
+"""The loop backend, which trains data owners' models one by one on each thread; fastest for convolutions on a CPU."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ _Step = tuple[Tensor, Tensor, Tensor | None, Callable[[Forward, Tensor, Tensor],
 
 
 class LoopBackend:
-    """A trainer that trains owners one at a time."""
+    """A trainer of data owners' models, one owner at a time."""
 
     def units(self, shards: Shards, local: LocalSGD) -> list[Tensor]:  # noqa: ARG002
         """Split owners (n,) into parts for threads, by decreasing number of examples."""

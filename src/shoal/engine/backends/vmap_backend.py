@@ -1,4 +1,4 @@
-"""The vmap backend, which trains many owners in one batched computation; fastest for dense networks on a CPU.
+"""The vmap backend, which trains many data owners' models in one batch; fastest for dense networks on a CPU.
 
 Examples of weight 0 pad all owners to equal sizes. Gradients come from `DenseNetwork` if the model has a closed form,
 otherwise from `torch.func`.
@@ -38,14 +38,14 @@ _Batch = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class VmapBackend:
-    """A trainer that trains many owners at once."""
+    """A trainer of many data owners' models at once."""
 
     def __init__(self, model: Model, device: torch.device, dtype: torch.dtype) -> None:
         self._layout, self._loss, self._device, self._dtype = model.layout, model.loss, device, dtype
         self.dense: DenseNetwork | None = dense_network(model) if dtype == torch.float32 else None
 
     def units(self, shards: Shards, local: LocalSGD) -> list[Tensor]:
-        """Split owners (n,) into parts of similar owners that fit the processor's caches, at most 256 per part."""
+        """Split owners (n,) by size into parts of at most 256 owners that fit the processor's caches."""
         sizes = shards.sizes
         queue = sizes.argsort(descending=True, stable=True)
         alike = [queue]

@@ -163,7 +163,7 @@ def client_round(training: Training, state: State, *, count_best: bool = False) 
 
 
 def server_plan(training: Training, state: State, clients: Tensor, sizes: Tensor, best: Tensor) -> RoundPlan:
-    """Return the plan of ``clients`` (n,) in the round after ``state``, as far as the server knows it.
+    """Return the server's plan of ``clients`` (n,) in the round after ``state``.
 
     ``sizes`` and ``best`` are described in `ReceivedUpdates`.
     """
@@ -173,8 +173,8 @@ def server_plan(training: Training, state: State, clients: Tensor, sizes: Tensor
 def server_round(training: Training, state: State, received: ReceivedUpdates) -> tuple[State, RoundPlan]:
     """Aggregate the replies of the round after ``state``, and return the new state and the plan.
 
-    If no client replied, only the number of the round changes. `Training.with_risks` estimates the new risks
-    afterwards.
+    If no client replied, only the number of the round changes. `Training.with_risks` estimates the risks of the new
+    state.
     """
     if not len(received.clients):
         return replace(state, round=state.round + 1), RoundPlan(torch.empty(0, dtype=torch.int64), ())

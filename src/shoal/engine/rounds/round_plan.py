@@ -406,7 +406,7 @@ class Departure:
         client_rounds: the number of local trainings performed for forgetting; one client in one round counts as 1.
         full_client_rounds: the number of local trainings needed to retrain all earlier rounds without the clients.
         clusters: the number of models that changed.
-        choices: the number of model choices that the other clients repeated.
+        choices: the number of model choices that the remaining clients repeated.
         changed_choices: the number of repeated choices that differ from the original choices.
         megabytes: the size of what a server must store for the method, in units of 10^6 bytes.
         seconds: the wall time of the method.
