@@ -47,7 +47,6 @@ def check_algorithm(
     model.
 
     Args:
-        algorithm: the algorithm to check.
         federation, model, local: the federation, model and local training, by default those of
             `shoal.toy.noisy_groups`.
         rounds: the number of rounds in each of two runs; all clients take part in the first run.
@@ -185,7 +184,6 @@ def check_defense(defense: Defense, federation: Federation | None = None, model:
     of clients must change models only by rounding.
 
     Args:
-        defense: the defence to check.
         federation, model: the federation and model to defend, by default those of `shoal.toy.noisy_groups`.
 
     Raises:

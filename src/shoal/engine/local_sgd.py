@@ -103,7 +103,7 @@ class StepRule(Protocol):
 
     @property
     def batches(self) -> int:
-        """The number of batches per step. If a client has fewer batches left than a step needs, its last batch is repeated."""
+        """The number of batches per step; if fewer batches are left, the client's last batch is repeated."""
         ...
 
     def step(self, rows: Tensor, gradient: Gradient, learning_rate: float) -> Tensor:

@@ -58,7 +58,6 @@ class EngineSettings:
         """Return these settings with the backend "auto" replaced by the simulation's best backend.
 
         Args:
-            simulation: the simulation to train.
             trial: whether to try the network on two examples if its features are already computed; otherwise only the
                 network's layers decide.
 

@@ -25,7 +25,6 @@ class CohortTrainer:
 
     Args:
         shards: the clients' examples in this round, n owners.
-        ids: the clients' ids, (n,) int64.
         local_of: a function of a cluster and the plan's settings that returns the cluster's local training; ``None``
             settings mean the run's settings.
         batches: the random stream of this round's batches.

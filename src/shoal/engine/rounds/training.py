@@ -60,8 +60,6 @@ class Training:
     """A federation in training: data, algorithm, engine, defences, attackers and random streams.
 
     Args:
-        federation: the clients.
-        algorithm: the federated algorithm.
         local: the local training before any defence.
         engine: the engine, with the federation's data prepared (`Engine.prepare`).
         stream: the root of the run's random streams.
