@@ -82,8 +82,7 @@ def keep_freed_memory() -> None:
 def returned_memory() -> Iterator[None]:
     """Return freed blocks of at least 1 MiB to the kernel at once, inside this context.
 
-    The context prevents fragmented memory in code that allocates many blocks and keeps few, such as a server that reads
-    one reply at a time.
+    This avoids fragmented memory in code that allocates many blocks and keeps few, such as a server that reads replies.
     """
     _allocate(_M_MMAP_THRESHOLD, 1 << 20)
     try:

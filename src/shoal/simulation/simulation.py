@@ -179,8 +179,8 @@ class Simulation:
         rounds: the number of rounds, not counting those of ``start``.
         seed: the seed of every random draw.
         participation: the fraction of clients that take part in a round, at least one client; 0 selects no clients.
-        red_team: the estimator of risks and the attack on the final models. The default runs only after training, as
-            the gap attack in a classification and as a loss threshold (which needs a shadow set) in a regression.
+        red_team: the estimator of risks and the attack on the final models. The default runs only after training: the
+            gap attack in a classification, a loss threshold in a regression (needs a shadow set).
         defenses: defences from `shoal.defenses` or your own, in order of application.
         coordinator: the controller that sets directives for each cluster's training from the risks, such as
             ``LimitController({"augmentation": Knob(Augmentation())})``. A coordinator needs a `RedTeam` with ``every``
@@ -192,8 +192,8 @@ class Simulation:
             federations also retrain the rounds of ``start``, so they need a result in memory.
         reference_federations: the number R of reference federations after the last round, each about as expensive as
             the run's training. If R is above 0, attacks with reference federations determine exposure.
-        duplicates: "leave-out" excludes a record from attacks with reference federations and from audits if a different
-            client or the test, hold-out or shadow set has a copy (the same inputs and label).
+        duplicates: "leave-out" excludes records with copies from attacks with reference federations and from audits. A
+            copy has the same inputs and label, at a different client or in the test, hold-out or shadow set.
         view: the attacker's view for ``exposure``, ``mia``, ``violations`` and ``exceeded``. Attacks of a "client" or
             the "server" run after the last round. A client's limit may name a different view (`Preferences`).
         evaluate_every: the number of rounds between evaluations on the test set.

@@ -262,9 +262,9 @@ class Aggregate:
 
     Args:
         models: the models after aggregation, (K, P).
-        kept: for each training, the kept values of updates, (n, d), or ``None``.
-        sent: for each training, the parameters that clients sent, before the server's filter, (n, P), or ``None``;
-            empty if the round is not recorded.
+        kept: for each training, the kept values of updates, (n, d), or ``None`` if nothing was kept.
+        sent: for each training, the parameters that clients sent, (n, P), before the server's filter, or ``None`` if
+            nothing was sent; empty if the round is not recorded.
     """
 
     models: Tensor
