@@ -41,16 +41,16 @@ def check_algorithm(
 ) -> None:
     """Check the laws of an algorithm on a few rounds of a small federation.
 
-    The algorithm must equal its copy. Its first state must depend on the seed alone. A round must depend on the seed
-    and the given state alone, and must not change the given state. The order of clients must not matter, up to
-    rounding. The weights of a chosen cluster must sum to 1. A round without clients must change no model.
+    The algorithm must equal its copy. The first state must depend only on the seed. A round must depend only on the
+    seed and the given state, and must not change the given state. The order of clients must change results only by
+    rounding. The aggregation weights of a cluster with clients must sum to 1. A round without clients must change no
+    model.
 
     Args:
-        algorithm: the algorithm to check.
         federation, model, local: the federation, model and local training, by default those of
             `shoal.toy.noisy_groups`.
-        rounds: the number of rounds in each of two runs, one with all clients and one with some.
-        participation: the fraction of clients per round in the run with some clients.
+        rounds: the number of rounds in each of two runs; all clients take part in the first run.
+        participation: the fraction of clients per round in the second run.
         risk_estimator: an estimator such as `shoal.RedTeam`, if the algorithm needs risks.
 
     Raises:
@@ -181,10 +181,9 @@ def check_defense(defense: Defense, federation: Federation | None = None, model:
     """Check the laws of a defence on two rounds of FedAvg in a small federation.
 
     The defence must equal its copy, and must not change the given setup. Equal seeds must give equal models. The order
-    of clients must not matter, up to rounding.
+    of clients must change models only by rounding.
 
     Args:
-        defense: the defence to check.
         federation, model: the federation and model to defend, by default those of `shoal.toy.noisy_groups`.
 
     Raises:

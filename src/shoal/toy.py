@@ -16,7 +16,7 @@ def two_groups(*, beta: float = 0.5, threshold: float = 0.65) -> tuple[Federatio
     one model per group is correct on all examples. The test and shadow examples are the first client's examples.
 
     Args:
-        beta, threshold: the preferences of every client.
+        beta, threshold: the risk weight and risk threshold of every client.
 
     >>> federation, model, local = two_groups()
     >>> federation.clients.x.flatten().tolist(), federation.clients.y.tolist()

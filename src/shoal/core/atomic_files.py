@@ -22,7 +22,8 @@ _ANY = 0o666
 def write_atomically(path: Path, write: Callable[[Path], object], *, mode: int = _ANY) -> None:
     """Let ``write`` fill a temporary file beside ``path``, flush the file to disk, and move it to ``path``.
 
-    A crash leaves the old file or the new file, never a partial file. The file has its ``mode`` before any content.
+    A crash leaves the old file or the new file, never a partial file. The temporary file has ``mode`` before any
+    content is written.
 
     Raises:
         OSError: the file cannot be written; the error names ``path`` instead of the temporary file.
@@ -86,8 +87,7 @@ def open_to_append(path: str | Path) -> TextIO:
 
 
 def write_folder(path: Path, fill: Callable[[Path], object]) -> None:
-    """Let ``fill`` write into a temporary folder beside ``path``, and move the folder to ``path``, which must not
-    exist.
+    """Let ``fill`` write into a temporary folder, and move the folder to ``path``, which must not exist.
 
     A crash leaves no folder or a complete folder.
     """

@@ -1,6 +1,6 @@
 """Algorithms, attacks, defences and data sources that installed packages add through entry points.
 
-A package adds a name in its pyproject.toml::
+A package declares an added name in its pyproject.toml::
 
     [project.entry-points."shoal.algorithms"]
     sticky-ifca = "sticky_ifca:StickyIFCA"

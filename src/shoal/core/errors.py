@@ -18,7 +18,7 @@ BACKSLASH = r"; TOML reads a backslash in double quotes as an escape; write 'C:\
 
 
 class ShoalError(Exception):
-    """An error that is not a defect of Shoal, with a one-sentence message for the user.
+    """An error caused by the user's input or machine, with a one-sentence message.
 
     Example:
         >>> import shoal
@@ -32,7 +32,7 @@ class ShoalError(Exception):
 
 
 class InputError(ShoalError, ValueError):
-    """An unusable input of the user, such as a configuration value, a file or a tensor.
+    """An error in the user's input, such as a configuration value, a file or a tensor.
 
     Example:
         >>> import shoal
@@ -97,7 +97,7 @@ def file_errors(
 
 
 def read_error(path: object, error: OSError) -> str:
-    """Return the reason why a file cannot be read; for a missing file, with the folder that was searched."""
+    """Return the reason why a file cannot be read, with the searched folder if the file is missing."""
     return (
         f"{error.strerror}{search_place(path)}"
         if isinstance(error, FileNotFoundError)
@@ -106,9 +106,9 @@ def read_error(path: object, error: OSError) -> str:
 
 
 def search_place(path: object) -> str:
-    """Return the folder that was searched for a missing file, as the end of an error message.
+    """Return the end of an error message on a missing file, which names the searched folder.
 
-    If the path has unprintable characters, the result is advice on backslashes in TOML strings instead.
+    For a path with unprintable characters, return advice on backslashes in TOML strings.
 
     >>> search_place("/wards/a.csv")
     " in the folder '/wards'"
@@ -194,8 +194,8 @@ def quote(names: Iterable[str]) -> str:
 def suggest(word: object, allowed: Iterable[str], unlisted: Iterable[str] = ()) -> str:
     """Return the word closest to ``word`` as a hint, or up to 100 ``allowed`` words if no word is close.
 
-    A word is close if it begins with ``word`` or has a similarity of at least 0.75. ``unlisted`` words can be the hint,
-    but are not in the list of words.
+    A word is close if it begins with ``word`` or has a similarity of at least 0.75. Words in ``unlisted`` can be hints
+    but are never listed.
 
     >>> suggest("round", ["rounds", "clusters"]), suggest("emnist", ["emnist-byclass", "mnist"])
     ("did you mean 'rounds'?", "did you mean 'emnist-byclass'?")

@@ -123,7 +123,7 @@ def require_at_most(number: int, most: int, what: str) -> None:
 
 @contextlib.contextmanager
 def open_file(path: Path) -> Iterator[io.BufferedIOBase]:
-    """Open a file to read bytes, decompressed if its first two bytes are those of gzip.
+    """Open a file to read bytes, and decompress a gzip file.
 
     Raises:
         InputError: the file cannot be read, is truncated or is damaged.
@@ -153,8 +153,8 @@ def read_pictures(
     """Return ``pixels_of(picture)`` for each picture, in the order of the paths, decoded by several threads.
 
     Raises:
-        InputError: a picture cannot be read, has none of Pillow's ``formats``, or is rejected by ``pixels_of`` with
-            `ValueError`; or Pillow is not installed.
+        InputError: Pillow is not installed, or a picture is damaged, of a format outside ``formats``, or rejected by
+            ``pixels_of``.
     """
     try:
         import PIL.Image  # noqa: PLC0415 - Pillow is an extra

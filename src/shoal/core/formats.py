@@ -112,7 +112,7 @@ def cell(text: str) -> str:
 
 
 def from_cell(text: str) -> str:
-    """Return the text that `cell` converted."""
+    """Return the original text of a CSV cell written by `cell`."""
     return text[1:] if re.match(r"'+[=+\-@\t\r]", text) else text
 
 
@@ -163,7 +163,7 @@ def one_line(self: Any) -> str:  # noqa: ANN401
 
 
 def shorten(text: str, most: int = LONGEST) -> str:
-    """Return ``text`` on one line of at most ``most`` characters, with an ellipsis before the last character if cut.
+    """Return ``text`` on one line, cut before its last character to at most ``most`` characters.
 
     >>> shorten("Federation(9 clients (few 3, many 6))", 24)
     'Federation(9 clients (…)'

@@ -25,7 +25,7 @@ _Watch = TypeVar("_Watch")
 
 @dataclass(frozen=True)
 class Workers:
-    """The processes that share runs or reference federations.
+    """The parallel processes that train runs or reference federations.
 
     Args:
         jobs: the number of parallel processes.
@@ -47,12 +47,12 @@ class Workers:
         )
 
     def at_most(self, items: int) -> "Workers":
-        """Return these workers with at most ``items`` jobs."""
+        """Return workers with the number of jobs limited to ``items``."""
         return Workers(max(1, min(self.jobs, items)), self.cluster)
 
     @property
     def here(self) -> bool:
-        """Whether this process does the work sequentially."""
+        """Whether one process does all work sequentially."""
         return self.jobs == 1 and self.cluster is None
 
     @property
@@ -63,13 +63,12 @@ class Workers:
     def unordered(
         self, work: Callable[[_Shared, _Item], _Result], shared: _Shared, items: Sequence[_Item]
     ) -> Iterator[_Result]:
-        """Yield ``work(shared, item)`` for every item in the order of completion; on a cluster, after all items are
-        complete.
+        """Yield ``work(shared, item)`` for every item, in any order; a cluster yields after all items are complete.
 
         Args:
             work: a function at the top level of a module.
-            shared: the first argument, sent to each process once.
-            items: the second arguments, which should be small.
+            shared: the first argument of ``work``, sent to each process once.
+            items: the second arguments of ``work``, which should be small.
 
         Raises:
             ShoalError: a process was killed, or no cluster answers.
@@ -132,7 +131,7 @@ class Workplace(Generic[_Watch]):
 
     Args:
         out: the directory of output files.
-        workers: the processes that share the work, which do not change results.
+        workers: the parallel processes, which do not change results.
         data_dir: the first directory to search for data.
         watch: the observer of progress; ``None`` reports no progress.
     """

@@ -1,6 +1,6 @@
 """Named random streams, whose numbers depend only on the seed and the stream's name.
 
-Additional metrics, other numbers of threads and resumed runs therefore change no other random number.
+Adding a metric, changing the number of threads or resuming a run changes no other random number.
 """
 
 import contextlib
@@ -28,8 +28,7 @@ _HEAD, _WORDS = 24, 624
 class Stream:
     """A random stream, named by a path below one seed.
 
-    Calling a stream returns a stream below it. Repeated calls of `generator` and the other methods return equal
-    results.
+    ``stream(*path)`` returns the stream at ``path`` below ``stream``. Repeated calls of a method return equal results.
 
     Example:
         >>> import torch
@@ -93,13 +92,12 @@ class Stream:
         The permutations of owner i depend only on this stream, ``ids[i]`` and ``sizes[i]``.
 
         Args:
-            ids: the owners' ids, (n,) int64.
             sizes: the number of examples per owner, (n,) int64.
             count: the number of permutations per owner, one per epoch.
 
         Returns:
-            The permutations, (n, count, max size) int64; ``[i, e, :sizes[i]]`` permutes ``range(sizes[i])``, and
-            padding follows.
+            The permutations, (n, count, max size) int64; ``[i, e, :sizes[i]]`` permutes ``range(sizes[i])``, and the
+            remaining entries are padding.
         """
         width = int(sizes.max()) if len(sizes) else 0
         owner = _mix(ids.numpy().astype(np.uint64) ^ np.uint64(self.key()))

@@ -54,7 +54,7 @@ class Inline:
     """A mark of a field whose keys are in its parent's table, as in ``ifca: Annotated[IFCA, Inline()] = IFCA()``.
 
     Args:
-        key: the key that selects among several classes of values; ``None`` uses the field's name.
+        key: the key whose value selects the field's class; ``None`` uses the field's name.
     """
 
     key: str | None = None
@@ -153,7 +153,7 @@ def plain(value: object) -> object:
 
 
 def spell_value(value: object) -> str:
-    """Return a value for an error message.
+    """Return a value as text for an error message.
 
     >>> spell_value({"a": 1}), spell_value(0.5), spell_value("x")
     ('a table', '0.5', "'x'")

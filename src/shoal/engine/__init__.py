@@ -1,8 +1,8 @@
 """Federated training: local steps of many clients, rounds, and the protocols of algorithms and defences.
 
-`backends` trains clients by two interchangeable methods. `rounds` plans and aggregates each round. `protocols.py`
-declares the interfaces that algorithms, attacks and defences implement. The package may import `core`, `data` and
-`models`.
+`backends` contains two interchangeable implementations of local training. `rounds` plans and aggregates each round.
+`protocols.py` declares the interfaces that algorithms, attacks and defences implement. The package may import `core`,
+`data` and `models`.
 """
 
 from shoal.engine.backends.gradient_clipping import require_per_example_gradients

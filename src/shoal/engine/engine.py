@@ -75,7 +75,7 @@ _Examples = TypeVar("_Examples", Shards, GroupedExamples)
 
 
 class DivergenceError(InputError):
-    """Training that produced a number that is not finite.
+    """The error of a training whose parameters are no longer finite.
 
     Attributes:
         owner: the position of the owner whose training diverged.
@@ -174,9 +174,7 @@ class Engine:
         self.close()
 
     def reopened(self, threads: int | None = None) -> "Engine":
-        """Return a new engine with the settings of this engine and at most ``threads`` threads; this engine may be
-        closed.
-        """
+        """Return a new engine with this engine's settings and at most ``threads`` threads."""
         settings = {"device": self.device, **self._settings}
         if threads is not None:
             settings["threads"] = min(threads, settings["threads"])
@@ -233,7 +231,7 @@ class Engine:
             term: a linear term that is added to every gradient; ``None`` adds nothing.
 
         Yields:
-            Positions of owners, (u,) int64, and their trained parameters, (u, P). Every owner comes exactly once.
+            Positions of owners, (u,) int64, and their trained parameters, (u, P). Each owner is yielded exactly once.
 
         Raises:
             DivergenceError: a trained parameter is not finite.
@@ -257,7 +255,7 @@ class Engine:
         """Train as `train` does, and yield ``finish(owners, ends)``, computed on the training threads.
 
         ``then`` lists further local trainings, each of which starts where the previous training ended. A ``rule``
-        replaces the gradient step; ``starts`` are then (S, R) and results (u, R). A ``clock`` counts the threads'
+        replaces the gradient step; ``starts`` are then (S, R) and results (u, R). The ``clock`` measures the threads'
         training time.
         """
         clock = RoundClock() if clock is None else clock
@@ -296,9 +294,7 @@ class Engine:
     def train_other_model(
         self, model: Model, row: Tensor, shards: Shards, randomness: LocalRandomness, local: LocalSGD
     ) -> Tensor:
-        """Return parameters (P',) of ``model``, trained from ``row`` (P',) on the examples of the only owner of
-        ``shards``.
-        """
+        """Return parameters (P',) of ``model``, trained from ``row`` (P',) on the one owner's ``shards``."""
         rows, owner = row[None].to(self.device, copy=True), torch.zeros(1, dtype=torch.int64)
         LoopBackend().train(BoundNetwork(model, self.device, self.dtype), rows, shards, owner, randomness, local)
         return rows[0].cpu()
@@ -323,7 +319,7 @@ class Engine:
         return self.outputs(row, example)[:0]
 
     def outputs_in_parts(self, row: Tensor, x: Tensor, indices: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Yield slices of ``indices`` and the matching rows of `outputs`, bit for bit, to save memory."""
+        """Yield consecutive parts of ``indices`` with their rows of `outputs`, which saves memory."""
         done, batches = 0, self._evaluate_batches(row[None], x, indices, lambda outputs, _: outputs)
         while part := list(islice(batches, _TOGETHER)):
             outputs = torch.cat(part)
@@ -368,8 +364,8 @@ class Engine:
         """Yield results of ``finish`` on the gradients of each example's loss, batch by batch, in the examples' order.
 
         Args:
-            finish: a function of a batch's gradients (B, p) float32 by the p trainable parameters, called on the thread
-                that computed the gradients.
+            finish: a function of a batch's gradients (B, p) float32 with respect to p trainable parameters, called on
+                the thread that computed the gradients.
             row: the model's parameters, (P,); the model is in evaluation mode.
             x: inputs (M, ...).
             y: labels (M,).

@@ -41,13 +41,13 @@ class LinearTerm:
     """Addition of ``strength_i * (theta - anchor_i) + offset_i`` to every gradient of client i.
 
     A zero ``offset`` gives the gradient of the proximal term ``strength_i / 2 * |theta - anchor_i|^2`` (FedProx,
-    Ditto). A zero ``strength`` gives a control variate (SCAFFOLD). Buffers such as batch norm's statistics are not
-    changed.
+    Ditto). A zero ``strength`` gives a control variate (SCAFFOLD). The term does not change buffers, such as the
+    statistics of batch norm.
 
     Args:
         strength: one coefficient per client, at least 0, (n,).
-        anchors: the anchors' parameters, (A, P).
-        anchor: the index of each client's anchor, (n,) int64. ``None`` means that client i has ``anchors[i]``.
+        anchors: the parameter vectors of A anchors, (A, P).
+        anchor: the index of each client's anchor, (n,) int64; ``None`` gives client i ``anchors[i]``.
         offset: one constant vector per client, (n, P). ``None`` means 0.
 
     Example:
@@ -72,9 +72,7 @@ class LinearTerm:
         return LinearTerm(self.strength[clients], self.anchors, anchor, offset)
 
     def constants(self, clients: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the strength (u, 1) and constant (u, P) in ``strength * theta - constant``, the term of ``clients``
-        (u,).
-        """
+        """Return strength (u, 1) and constant (u, P) of ``strength * theta - constant`` for ``clients`` (u,)."""
         term = self.take(clients)
         strength = term.strength[:, None].to(self.anchors)
         constant = strength * self.anchors[term.anchor]
@@ -85,7 +83,7 @@ class StepRule(Protocol):
     """A local step that uses several gradients, or that changes several vectors per client.
 
     A rule is a pure function of the rows (R,) of one or more clients. The first P numbers of a row are the parameters
-    that the client trains and sends. The remaining numbers are the rule's further vectors.
+    that the client trains and sends. The remaining R - P numbers of a row are the rule's additional vectors.
 
     Example:
         >>> import torch
@@ -105,7 +103,7 @@ class StepRule(Protocol):
 
     @property
     def batches(self) -> int:
-        """The number of batches per step. If a client has fewer batches left, its last batch is repeated."""
+        """The number of batches per step; if fewer batches are left, the client's last batch is repeated."""
         ...
 
     def step(self, rows: Tensor, gradient: Gradient, learning_rate: float) -> Tensor:
@@ -134,7 +132,8 @@ class InputAugmentation(Protocol):
     def transformed(self, images: Tensor, draws: Tensor) -> Tensor:
         """Return the transformed images, (B, C, H, W).
 
-        Each result must depend only on its own original image, because DP-SGD bounds the influence of every example.
+        Each transformed image must depend only on its original image, because DP-SGD bounds the influence of every
+        example.
 
         Args:
             images: float images of one or more clients, (B, C, H, W) with B at least 1, which must not be modified.
@@ -150,7 +149,7 @@ class Objective(Protocol):
     def objective(
         self, forward: Forward, x: Tensor, y: Tensor, loss: Loss, generator: torch.Generator, number: int
     ) -> Tensor:
-        """Return a scalar to differentiate.
+        """Return the batch's objective, a scalar to minimise.
 
         Args:
             forward: the network in training mode.
@@ -158,7 +157,7 @@ class Objective(Protocol):
             y: labels (B,), or targets (B, d) in a regression.
             loss: the per-example loss of outputs and labels.
             generator: the client's generator on the CPU, the only source of randomness.
-            number: the index, from 0, of this pass over the data in the whole run.
+            number: the index of the pass over the data, counted from 0 over the whole run.
         """
         ...
 
@@ -191,7 +190,7 @@ class TorchOptimizer:
             self.name in _OPTIMIZERS, f"torch.optim has no optimizer '{self.name}'; {suggest(self.name, _OPTIMIZERS)}"
         )
         for taken in ("lr", "weight_decay", "params"):
-            require(taken not in self.options, f"'options' must not contain '{taken}'; local training sets it")
+            require(taken not in self.options, f"'options' must not contain '{taken}'; local training sets this option")
         # TOML has lists where PyTorch has tuples.
         options = {key: tuple(value) if isinstance(value, list) else value for key, value in self.options.items()}
         object.__setattr__(self, "options", options)
@@ -280,9 +279,11 @@ class LocalSGD:
     `torch.optim.SGD`, with v = 0 at the start of every round.
 
     Args:
-        epochs: the number of passes over the local data per round, each in a new random order; 1 without ``steps``.
+        epochs: the number of passes over the local data per round, each in a new random order; the default is 1 if
+            ``steps`` is not set.
         steps: the number of gradient steps per round, an alternative to ``epochs``.
-        batch_size: examples per step, or "all" for all local data; the last batch of a pass may be smaller.
+        batch_size: the number of examples per step, or "all" for all local data; the last batch of a pass may be
+            smaller.
         learning_rate: the learning rate of the first round.
         decay: the factor applied to the learning rate after every round, in (0, 1].
         weight_decay: the L2 coefficient, added to the gradient as ``weight_decay * parameters``.
@@ -297,7 +298,7 @@ class LocalSGD:
         multiplicity: the number of augmented copies of each example in a batch, whose gradients are averaged (set by a
             defence).
         objective: a replacement of the batch's mean loss (set by a defence); ``None`` uses the mean loss.
-        share: the fraction of the steps that is performed, in (0, 1], but at least one step (set by a defence).
+        share: the fraction of steps to perform, in (0, 1]; at least one step is performed (set by a defence).
         tensors: the names of the trained tensors, at least one (set by an algorithm, see `TrainingPhase`); ``None``
             trains all tensors.
         round_decay: the learning rate's decay per completed round (set by `at_round`).

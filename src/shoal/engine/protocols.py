@@ -28,19 +28,16 @@ class Algorithm(Protocol):
     A wrapper calls its base's methods and adds its own tensors to the state. Three optional attributes describe an
     algorithm:
 
-    - ``moves_by_average = False`` declares that the server does not move models by the weighted mean of updates.
-      Property attacks then refuse the algorithm.
+    - ``moves_by_average = False`` declares that models do not change by the weighted mean of updates, which excludes
+      property attacks.
     - ``membership_barrier`` is a clause on why clients cannot leave or join, such as "decides clusters in its first
-      round". An empty clause allows both.
+      round"; if empty, clients may leave and join.
     - ``trains_clusters_alone = True`` declares that, given the clients' choices, each model depends only on its
-      cluster's clients, and that training changes nothing but models. Exact forgetting then retrains only the leavers'
-      clusters.
+      cluster's clients, and that training changes only models. Exact forgetting retrains only the leavers' clusters.
     """
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
-        """Raise `InputError` if the local training, or a risk estimate every ``risk_period`` rounds (0: never), is
-        unsuitable.
-        """
+        """Raise `InputError` if ``local`` or risk estimates every ``risk_period`` rounds (0: never) are unsuitable."""
         ...
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
@@ -108,7 +105,7 @@ class RiskEstimator(Protocol):
 
     @property
     def every(self) -> int:
-        """The number of rounds between estimates; 0 disables them."""
+        """The number of rounds between estimates; 0 disables estimates."""
         ...
 
     def estimate(
@@ -205,7 +202,7 @@ class ScalableDefense(LocalDefense, Protocol):
         """Return the defence at a fraction of its full strength.
 
         Args:
-            strength: the fraction, in [0, 1]; 0 trains bit-identically to training without the defence.
+            strength: the fraction, in [0, 1]; 0 gives the same result, bit for bit, as no defence.
 
         Raises:
             InputError: the strength is outside [0, 1].
@@ -218,7 +215,7 @@ class SteeringRule(Protocol):
     """A rule that sets every cluster's directives for local training from the estimated risks."""
 
     def start(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
-        """Return ``state`` before the first round with its first directives and `State.control`."""
+        """Return the initial ``state`` with initial directives and an initial `State.control`."""
         ...
 
     def update(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
@@ -234,7 +231,7 @@ class MaliciousTraining:
         state: the state before the round, with ``adversary`` as updated by the round's earlier malicious clients.
         cluster: the index of the client's cluster.
         client: the client's id.
-        shards: the client's examples of this round, as the only owner.
+        shards: the client's examples in this round, with one owner.
         randomness: the client's randomness for honest training.
         local: the local training of an honest client.
         engine: the engine of the run.
@@ -265,7 +262,7 @@ class MaliciousClients(Protocol):
         ...
 
     def start(self, state: State, stream: Stream) -> Tensors:
-        """Return `State.adversary` before the first round; the rest of ``state`` is already set."""
+        """Return `State.adversary` before the first round; ``state`` is otherwise complete."""
         ...
 
     def train(self, request: MaliciousTraining) -> tuple[Tensor, Tensors]:
@@ -318,7 +315,7 @@ class HasClientTrainings(Protocol):
 def client_trainings(algorithm: object, local: LocalSGD) -> ClientTrainings:
     """Return a client's trainings in a run with local training ``local``.
 
-    An algorithm without a declaration (`HasClientTrainings`) has the trainings of the algorithm in any of its fields.
+    A wrapper that does not declare trainings (`HasClientTrainings`) has the trainings of the wrapped algorithm.
     """
     if isinstance(algorithm, HasClientTrainings):
         return algorithm.client_trainings(local)
@@ -335,10 +332,8 @@ def require_counted_trainings(
     """Raise `InputError` if clients perform local trainings that the algorithm does not declare.
 
     Args:
-        algorithm: the run's algorithm.
-        local: the run's local training.
         trained: the sequences of trainings that clients perform; ``None`` in a sequence is the run's local training.
-        final: whether the sequences follow the last round.
+        final: whether clients perform the trainings after the last round.
     """
     declared = client_trainings(algorithm, local)
     sequences = (declared.final,) if final else (declared.rounds, declared.first or ())

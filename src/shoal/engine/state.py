@@ -97,7 +97,7 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """A federation after some rounds, which is all that a checkpoint needs to resume.
+    """The state of a federation after some rounds, which is all that a checkpoint needs to resume.
 
     Args:
         round: the number of completed rounds.
@@ -114,8 +114,8 @@ class State:
         control: the coordinator's tensors, by name.
         risk_intervals: the 95 % interval of each risk estimate, (K, 2) float64; NaN if the interval is unknown.
         trained: the last round in which each client updated each model, (N, K) int64; 0 if the client never did. The
-            engine sets this tensor, and restarts it with the current round's clients if an algorithm changes K but not
-            ``trained``.
+            engine sets this tensor. If an algorithm changes K but not ``trained``, the engine resets ``trained`` to the
+            current round's clients.
 
     Example:
         >>> import torch
@@ -148,10 +148,9 @@ class State:
             object.__setattr__(self, "risk_intervals", unknown_intervals(len(self.risks)))
 
     def trainers(self, within: int) -> Tensor:
-        """Return which clients trained each model at most ``within`` rounds before the model's last training, (N, K)
-        bool.
+        """Return a mask (N, K) of clients that trained a model at most ``within`` rounds before its last training.
 
-        If `trained` is empty, each model's clients are those assigned to it.
+        If `trained` is empty, a model's trainers are the clients assigned to the model.
         """
         if not self.trained.numel():
             return self.assignment[:, None] == torch.arange(len(self.models))
@@ -186,10 +185,9 @@ class State:
         )
 
     def put(self, clients: Tensor, part: "State") -> "State":
-        """Return ``part``, a later state of the clients at positions (n,), with all other clients taken from this
-        state.
+        """Return ``part``, a later state of ``clients`` (n,), with all clients outside ``part`` from this state.
 
-        If the number of models changed, the other clients count as never having trained.
+        If the number of models changed, clients outside ``part`` count as never having trained.
         """
         assignment, trained = self.assignment.clone(), self.trained
         if part.trained.shape[1] != trained.shape[1]:

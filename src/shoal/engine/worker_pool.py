@@ -1,4 +1,4 @@
-"""Worker threads, the memory allocator's settings for them, and the clock of a round's parts.
+"""Worker threads, settings of the memory allocator, and the clock of a round's parts.
 
 Threads share data and models without copies, and PyTorch releases Python's global lock while it computes.
 """
@@ -70,8 +70,8 @@ class WorkerPool:
 def keep_freed_memory() -> None:
     """Make glibc keep freed memory in the process, which avoids page faults in every training step.
 
-    By default, glibc returns every large freed tensor to the kernel and requests it again one step later. This costs up
-    to 40 % of a training step of the MNIST network. The function does nothing without glibc.
+    By default, glibc returns every large freed tensor to the kernel and requests it again one step later. These
+    requests cost up to 40 % of a training step of the MNIST network. The function does nothing without glibc.
     """
     _allocate(_M_MMAP_THRESHOLD, 1 << 30)
     _allocate(_M_TRIM_THRESHOLD, 1 << 30)
@@ -82,8 +82,7 @@ def keep_freed_memory() -> None:
 def returned_memory() -> Iterator[None]:
     """Return freed blocks of at least 1 MiB to the kernel at once, inside this context.
 
-    The context prevents fragmented memory in code that allocates many blocks and keeps few, such as a server that reads
-    one reply at a time.
+    This avoids fragmented memory in code that allocates many blocks and keeps few, such as a server that reads replies.
     """
     _allocate(_M_MMAP_THRESHOLD, 1 << 20)
     try:

@@ -1,4 +1,4 @@
-"""Baselines of clustering, which are one model for all clients, local training, and one model per group."""
+"""Baselines of clustering: one model for all clients, local training, and one model per group."""
 
 import logging
 import math
@@ -47,8 +47,8 @@ class GroupValues:
 
     Args:
         share: the fraction of the federation's clients that belong to the group.
-        values: the metric of each test example, (M,) float64, on its client's model. If the client is unknown, the
-            value is the mean over the models of the group's clients.
+        values: the metric of each test example, (M,) float64, on its client's model. If the client of an example is
+            unknown, the value is the mean over the models of the group's clients.
         owners: the client of each test example, (M,) int64; if clients are unknown, every example has a different
             owner.
     """
@@ -117,8 +117,6 @@ def compare_with_baselines(
 
     Args:
         simulation: the simulation, moved to the engine.
-        engine: the simulation's engine.
-        deployed: the simulation's final models.
         baselines: the baselines by name, from `baselines_of`.
 
     Returns:

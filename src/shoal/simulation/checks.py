@@ -29,14 +29,11 @@ def checked_setup(
     """Return the clients' training setup with the defences applied, after checking the combination.
 
     Args:
-        setup: the setup without defences.
-        defenses: the defences, in order of application.
         algorithm: the algorithm, whose optional method ``check_layout`` checks the network's parameters.
-        coordinator: the coordinator; ``None`` without one.
         risk_period: the number of rounds between risk estimates; 0 disables estimates.
 
     Raises:
-        InputError: two of the settings exclude each other.
+        InputError: two settings exclude each other.
     """
     with locate_errors("defenses"):
         setup = apply_defenses(setup, defenses)
@@ -96,9 +93,7 @@ def _check_coordinator(
 
 
 def check_events(simulation: Any, local: LocalSGD) -> None:  # noqa: ANN401 - its class calls this function
-    """Raise `InputError` if a simulation cannot have its events or forgetting method; ``local`` has all defences
-    applied.
-    """
+    """Raise `InputError` if a simulation's events or forgetting method are unsuitable; ``local`` has all defences."""
     forgetting, algorithm = simulation.forgetting, simulation.algorithm
     require_instance("forgetting", forgetting, Forgetting, "such as Continue()")
     if not simulation.events:
@@ -123,7 +118,7 @@ def check_events(simulation: Any, local: LocalSGD) -> None:  # noqa: ANN401 - it
         )
         require(
             start is None or start.public,
-            "clients cannot leave after a 'start' that may be trained on them; use start(public=True) if it is not",
+            "clients cannot leave if 'start' may be trained on their examples; use start(public=True) for other data",
         )
         require(simulation.canaries is None, "a federation with canaries cannot have events; remove one of them")
         require(

@@ -45,14 +45,13 @@ class ClusterNumber:
 
     @staticmethod
     def of_metrics(metrics: Mapping[str, float]) -> "ClusterNumber":
-        """Restore the value from its `metrics`."""
+        """Restore a `ClusterNumber` from its `metrics`."""
         losses = [value for key, value in metrics.items() if key.startswith("auto.loss.")]
         return ClusterNumber(int(metrics["auto.clusters"]), tuple(losses))
 
 
 def with_cluster_number(algorithm: Any, clusters: int) -> Any:  # noqa: ANN401 - any algorithm
-    """Return an algorithm with a number of clusters, wrapped in `OneShotStart` unless it has a start phase or one
-    cluster.
+    """Return ``algorithm`` with ``clusters`` clusters, and with `OneShotStart` if several clusters lack a start phase.
 
     Without a start phase, random initial models often put two groups into one cluster.
 
@@ -66,15 +65,13 @@ def with_cluster_number(algorithm: Any, clusters: int) -> Any:  # noqa: ANN401 -
 
 
 def choose_cluster_number(simulation: Simulation, engine: Engine, watch: Callable[[int, int], object]) -> ClusterNumber:
-    """Train with 1, 2, ... clusters on most of each client's examples, and choose by the losses on the remaining
-    examples.
+    """Train with 1, 2, ... clusters on most examples, and choose the number by held-out losses.
 
     Each trial uses the rounds and seed of ``simulation``. The held-out examples are the clients' hold-out sets if every
     client has one, otherwise a fifth of the training examples. `smallest_unbeaten` makes the choice.
 
     Args:
         simulation: the simulation, moved to the engine, with ``clusters = "auto"``.
-        engine: the engine of the trials.
         watch: a function of a trial's number of clusters and the largest number, called before each trial.
 
     Raises:
@@ -127,11 +124,11 @@ def smallest_unbeaten(losses: Floats) -> int:
     """Return the smallest number of clusters that no larger number beats.
 
     A number beats a smaller number if a one-sided paired t test shows that the clients' mean loss is lower. The tests
-    share `LEVEL` by Bonferroni's correction. If one cluster is enough, it is therefore chosen with a probability of at
+    share `LEVEL` by Bonferroni's correction. If one cluster is enough, the function returns 1 with a probability of at
     least 95 %.
 
     Args:
-        losses: each client's held-out loss with 1, 2, ... K clusters, (K, n); rows with infinite losses are skipped.
+        losses: each client's held-out losses with 1 to K clusters, (K, n); rows with infinite losses are skipped.
 
     >>> smallest_unbeaten(np.array([[1.0, 2.0, 3.0], [0.5, 1.4, 2.4], [0.4, 1.6, 2.2]]))
     2

@@ -1,4 +1,4 @@
-"""Averages over rounds and distilled students, released instead of the clusters' models."""
+"""Distilled students and averages over rounds, released instead of the clusters' models."""
 
 from dataclasses import replace
 from typing import Literal
@@ -31,23 +31,23 @@ class Distillation:
 
         average_t = average_(t-1) + (models_t - average_(t-1)) / min(t, N)
 
-    This is the mean of the first N rounds, and an exponential average in later rounds. Clients still receive the
-    original models. The average restarts if the number of models changes.
+    The average is a plain mean in the first N rounds, and an exponential average in later rounds. Clients receive the
+    models without averaging. The average restarts if the number of models changes.
 
     The student minimises the cross-entropy with its teacher's posteriors ``softmax(outputs / T)``. In a regression, the
     student minimises the model's loss with the teacher's outputs as targets. If the public examples determine the
     teacher completely, the student equals its teacher and protects nothing.
 
-    Distillation protects against attackers that have only students, which are outsiders with ``distil = "end"``, and
-    also other clients with ``"round"``. The server has the teachers. Jagielski et al. (NeurIPS 2023, arXiv:2303.03446)
-    can still infer members from some students, so measure your own students, also with canaries.
+    Distillation protects against outsiders, and with ``distil = "round"`` also against other clients. Distillation does
+    not protect against the server, which has the teachers. Jagielski et al. (NeurIPS 2023, arXiv:2303.03446) can still
+    infer members from some students, so measure your own students, also with canaries.
 
     Args:
-        distil: when students replace the models. "end" is after the last round. "round" is after every round, so that
-            clients train students. "never" releases averages without students.
+        distil: the time when students replace the models. "end" replaces models after the last round. "round" replaces
+            models after every round, so clients train students. "never" releases averages without students.
         average: the number N of rounds in the average; ``None`` disables averaging.
         steps: the number of SGD steps per student.
-        batch_size: public examples per step.
+        batch_size: the number of public examples per step.
         learning_rate: the learning rate of SGD.
         temperature: the temperature T of the teacher's posteriors.
 
@@ -55,8 +55,8 @@ class Distillation:
         InputError: the settings request neither students nor averages.
 
     Source: Shejwalkar and Houmansadr, "Membership privacy for machine learning models through knowledge transfer", AAAI
-    2021, arXiv:1906.06589, for one model and selected public examples. Averages under noise: De, Berrada, Hayes, Smith,
-    Balle 2022, arXiv:2204.13650, section 3.2, over steps instead of rounds.
+    2021, arXiv:1906.06589, for one model and selected public examples. De, Berrada, Hayes, Smith and Balle 2022,
+    arXiv:2204.13650, section 3.2, average over steps under noise.
 
     Example:
         >>> import shoal.toy

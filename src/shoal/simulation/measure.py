@@ -95,8 +95,8 @@ class FinalMeasurement:
     Args:
         summary: the metrics of `summary.json`.
         clients: one row per client, with `CLIENT_COLUMNS`, ``train_accuracy``, `EXPOSURE_COLUMNS` and
-            ``threshold_drawn``. Limits add ``view``, DP-SGD adds ``epsilon``, canaries add `CLIENT_CANARY_COLUMNS`, and
-            named clients add ``name``.
+            ``threshold_drawn``. Client limits add the column ``view``, DP-SGD adds ``epsilon``, canaries add
+            `CLIENT_CANARY_COLUMNS`, and named clients add ``name``.
         state: the state after the last round, whose assignment is each client's last cluster in training.
         rounds, roc, updates, canaries, presence: tables described in `shoal.Result`.
     """
@@ -124,12 +124,8 @@ def measure_models(
     """Attack and measure the models that clients use after the last round.
 
     Args:
-        simulation: the settings of the measurement.
-        training: the simulation's training.
-        state: the state after the last round.
         use: the deployed models and each client's loss, from `Training.deployed_models`.
-        rows: the rows of `rounds.csv`.
-        references: the records attacked with reference federations, whose strongest attack then determines exposure;
+        references: the records attacked with reference federations, whose strongest attack determines exposure;
             ``None`` without reference federations.
         budget: the measurement of epsilon; ``None`` measures the epsilon of ``training``.
     """
@@ -167,14 +163,7 @@ def measure_final(
     observations: Mapping[int, Tensors] | None = None,
     references: AttackedRecords | None = None,
 ) -> FinalMeasurement:
-    """Let every client choose among the final models, attack these models, and measure them.
-
-    Args:
-        simulation, engine: the run's simulation and engine.
-        now: the state after the last round.
-        observations: the observations of a round attack, by round.
-        references: the records attacked with reference federations, as in `measure_models`.
-    """
+    """Let every client choose among the final models, attack these models, and measure them."""
     began = time.perf_counter()
     training, attack, everyone = simulation.on(engine), simulation.round_attack, simulation
     state, present = now.state, training.present(now.state.round)
@@ -259,11 +248,10 @@ def timings(seconds: Mapping[str, float], by_round: Sequence[Mapping[str, float]
 
 
 def accountable_trainings(training: Training, state: State) -> ClientTrainings | None:
-    """Return the local trainings of a client that spend the most privacy per round; ``None`` if directives steer the
-    noise.
+    """Return a client's local trainings with the largest privacy loss; ``None`` if directives steer the noise.
 
-    Without a coordinator, the result is the trainings of cluster 0 in the last round. With a coordinator, it is the
-    trainings under the fixed defences, which have the most steps.
+    Without a coordinator, the result is the trainings of cluster 0 in the last round. With a coordinator, the result is
+    the trainings under the fixed defences, which have the most steps.
     """
     fixed = tuple(defense for defense in training.defenses if defense is not training.coordinator)
     last, unsteered = replace(state, round=max(0, state.round - 1)), replace(training, defenses=fixed)

@@ -33,13 +33,12 @@ from shoal.simulation.simulation import Simulation, apply_feature_map, first_exa
 LOG = logging.getLogger(__name__)
 
 PARTS = ("choose", *TRAIN, "red_team", "evaluation", "files", "measurement")
-"""The parts of a simulation's wall time. "files" is the time of checkpoints and watches after each round."""
+"""The parts of a simulation's wall time. "files" is the time of checkpoints and progress displays."""
 
 
 @settings
 class EngineSettings:
-    """The engine. Results do not depend on ``threads``; ``device`` and ``backend`` change only the last bits of
-    results.
+    """The engine's settings; ``threads`` changes no result, ``device`` and ``backend`` change the last bits of results.
 
     Args:
         device: "cpu", "cuda", or one of several GPUs, such as "cuda:1".
@@ -59,7 +58,6 @@ class EngineSettings:
         """Return these settings with the backend "auto" replaced by the simulation's best backend.
 
         Args:
-            simulation: the simulation to train.
             trial: whether to try the network on two examples if its features are already computed; otherwise only the
                 network's layers decide.
 
@@ -97,7 +95,7 @@ class EngineSettings:
 
 @dataclass(frozen=True, eq=False)
 class SimulationState:
-    """A simulation after some rounds.
+    """The state of a simulation after some rounds.
 
     Args:
         state: the state after the last round.
@@ -105,7 +103,7 @@ class SimulationState:
         seconds: the wall time of each of the `PARTS`, of the round attack ("NAME_attack"), and of "train" and "total".
         memory: the round attack's memory.
         observation: the round attack's observation of the last round; ``None`` without an attack.
-        by_round: the seconds of the parts of each round.
+        by_round: the wall time of each part in seconds, round by round.
         departures: the departures of clients, in order.
     """
 
@@ -119,9 +117,7 @@ class SimulationState:
     __repr__ = one_line
 
     def with_files(self, seconds: float, *, last: bool = False) -> "SimulationState":
-        """Add the ``seconds`` of checkpoints and watches after a round; after the ``last`` round, also add them to the
-        total.
-        """
+        """Add the ``seconds`` of checkpoints and progress displays, after the ``last`` round also to the total."""
         *earlier, this = self.by_round
         spent = {"files": seconds} | ({"total": seconds} if last else {})
         return replace(self, seconds=add_seconds(self.seconds, spent), by_round=(*earlier, {**this, "files": seconds}))

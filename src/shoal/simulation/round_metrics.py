@@ -151,7 +151,7 @@ def main_task_metrics(outputs: Tensor, assignment: Ints, federation: Federation)
     Args:
         outputs: the outputs of each model for each test example, (K, M, C).
         assignment: the index of each client's model, (N,).
-        federation: the federation with these clients and test examples.
+        federation: the federation of the clients and test examples.
     """
     if federation.classes is None:
         return {}

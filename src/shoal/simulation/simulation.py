@@ -85,10 +85,10 @@ class WarmStart:
         state: the state after the last round; `fitted` fills in its models.
         models: the tensors of each model by name; empty after `fitted`.
         simulation: the simulation that trained the models; ``None`` if unknown.
-        engine: the engine of that simulation, perhaps closed; ``None`` if unknown.
-        rows: the rows of that simulation's rounds.csv.
-        public: whether the user declares that the models were trained without the clients' examples. Attackers may then
-            know the models, and only models and risks are taken over.
+        engine: the engine of ``simulation``, perhaps closed; ``None`` if unknown.
+        rows: the rows of the rounds.csv of ``simulation``.
+        public: whether the user declares that the models were trained without the clients' examples. If true, attackers
+            may know the models, and the simulation copies only models and risks.
     """
 
     state: State
@@ -100,7 +100,7 @@ class WarmStart:
     __repr__ = one_line
 
     def fitted(self, model: Model) -> "WarmStart":
-        """Return this start with its models converted to parameter vectors (K, P) of ``model``.
+        """Return this `WarmStart` with its models converted to parameter vectors (K, P) of ``model``.
 
         Raises:
             InputError: the models are of a different network.
@@ -153,14 +153,7 @@ class RoundAttack(Protocol):
     def observe(
         self, before: State, after: State, report: RoundReport, memory: Tensors, training: Training
     ) -> tuple[Tensors, Tensors]:
-        """Return the observation of a round, and the new memory.
-
-        Args:
-            before, after: the states before and after the round.
-            report: the round's report.
-            memory: the attack's memory of earlier rounds.
-            training: the observed training.
-        """
+        """Return the observation of a round, and the new memory."""
         ...
 
     def measure(
@@ -170,7 +163,6 @@ class RoundAttack(Protocol):
 
         Args:
             observations: the observations, by round.
-            stream: the stream of random draws.
             jobs: the largest number of threads.
         """
         ...
@@ -188,30 +180,31 @@ class Simulation:
         rounds: the number of rounds, not counting those of ``start``.
         seed: the seed of every random draw.
         participation: the fraction of clients that take part in a round, at least one client; 0 selects no clients.
-        red_team: the estimator of risks and the attack on the final models. The default runs only after training, as
-            the gap attack in a classification and as a loss threshold (which needs a shadow set) in a regression.
+        red_team: the estimator of risks and the attack on the final models. The default runs only after training: the
+            gap attack in a classification, a loss threshold in a regression (needs a shadow set).
         defenses: defences from `shoal.defenses` or your own, in order of application.
         coordinator: the controller that sets directives for each cluster's training from the risks, such as
-            ``LimitController({"augmentation": Knob(Augmentation())})``. It needs a `RedTeam` with ``every`` above 0.
+            ``LimitController({"augmentation": Knob(Augmentation())})``. A coordinator needs a `RedTeam` with ``every``
+            above 0.
         canaries: the canaries in ``federation``, from `MislabelledCanaries.insert`.
         start: trained models to continue from, see `Result.start`. The numbering of rounds continues. A result in
             memory continues bit for bit. A result from a directory lacks the algorithm's tensors, and its earlier
             rounds do not count for membership. `rounds.csv`, seconds and epsilon cover only the new rounds. Reference
             federations also retrain the rounds of ``start``, so they need a result in memory.
         reference_federations: the number R of reference federations after the last round, each about as expensive as
-            the rounds. Their attacks then determine exposure.
-        duplicates: "leave-out" excludes a record from attacks with reference federations and from audits if a different
-            client or the test, hold-out or shadow set has a copy (the same inputs and label).
+            the run's training. If R is above 0, attacks with reference federations determine exposure.
+        duplicates: "leave-out" excludes records with copies from attacks with reference federations and from audits. A
+            copy has the same inputs and label, at a different client or in the test, hold-out or shadow set.
         view: the attacker's view for ``exposure``, ``mia``, ``violations`` and ``exceeded``. Attacks of a "client" or
             the "server" run after the last round. A client's limit may name a different view (`Preferences`).
         evaluate_every: the number of rounds between evaluations on the test set.
-        member_rounds: the largest number of rounds between a client's and a model's last training for which the
-            client's examples count as members of the model.
-        baselines: whether to compare the clusters with one model for all, local training and one model per group,
-            trained for the same rounds (`baseline.*` of `summary.json`).
-        min_clients: the number of clients below which a warning names a cluster after the last round.
-        record_updates: the number of rounds between recorded rounds; 0 records none. The run's directory then contains
-            the updates that the server received, for server attacks (docs/trace.md).
+        member_rounds: a client's examples count as members of a model if the client trained the model at most this
+            number of rounds before the model's last training.
+        baselines: whether to compare the clusters with one model for all clients, local training and one model per
+            group, trained for the same rounds (`baseline.*` of `summary.json`).
+        min_clients: the smallest number of clients per cluster that causes no warning after the last round.
+        record_updates: the number of rounds between recorded rounds; 0 records none. Recorded updates are stored in the
+            run's directory, for server attacks (docs/trace.md).
         round_attack: an attack that observes every round, such as `PropertyAttack` with a `PropertySchedule`.
         malicious_clients: clients that replace local training, such as from `active_property_attacker`.
         attacks: your own attacks on scores of reference models (`ReferenceAttack`) or on clients' updates
@@ -457,12 +450,7 @@ def first_examples(federation: Federation) -> tuple[Tensor, Tensor]:
 
 
 def require_known(simulation: Simulation) -> None:
-    """Raise `InputError` if reference federations cannot repeat the training of a simulation's ``start``.
-
-    Raises:
-        InputError: the training of ``start`` is unknown or cannot be repeated, or the members of its models are
-            unknown.
-    """
+    """Raise `InputError` if reference federations cannot repeat the training of a simulation's ``start``."""
     start = simulation.start
     if start is None or start.public:
         return

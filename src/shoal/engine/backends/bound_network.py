@@ -30,7 +30,7 @@ class LocalStep:
         rows: the parameters (P,) of one client, or (n, P) of n clients that step together.
         weights: the views of ``rows`` that ``local`` trains, in the layout's order.
         layout: the layout of each row.
-        term: the strength and constant of `LinearTerm.constants` for these rows; ``None`` adds no term.
+        term: the result of `LinearTerm.constants` for the clients in ``rows``; ``None`` adds no term.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class LocalStep:
     def step(self, gradients: Sequence[Tensor], batch: int = 1, active: Tensor | None = None) -> None:
         """Take one step by ``gradients / batch``, with one gradient per trained tensor.
 
-        ``active`` (n, 1) is 1 for clients that still train and 0 for other clients, whose gradients are 0. ``None``
-        means that all clients train.
+        ``active`` (n, 1) is 1 for clients that still train and 0 for clients whose gradients are 0; ``None`` means 1
+        for all clients.
         """
         local, rate = self._local, self._local.learning_rate
         scale = 1 / batch
@@ -203,14 +203,7 @@ class BoundNetwork:
             self._computed.copy_(self.row)
 
     def begin(self, row: Tensor, local: LocalSGD, term: tuple[Tensor, Tensor] | None, seed: int) -> None:
-        """Start the local training of a client.
-
-        Args:
-            row: the initial parameters, (P,).
-            local: the local training, at the round's learning rate.
-            term: the strength and constant of a linear term, as in `LocalStep`.
-            seed: the seed of dropout masks.
-        """
+        """Start the local training of a client."""
         self.load(row)
         self.network.train()
         self._names = trained_names(local, self.model.layout)
@@ -234,7 +227,7 @@ class BoundNetwork:
     def gradient(
         self, row: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None, batch_loss: _BatchLoss | None = None
     ) -> Tensor:
-        """Return the gradient (P,) of the loss of `step` at ``row`` (P,), with 0 for tensors that are not trained."""
+        """Return the gradient (P,) of the training loss at ``row`` (P,), with 0 for tensors that are not trained."""
         self.load(row)
         flat = torch.zeros_like(self.row)
         views = self.model.layout.views(flat)
@@ -267,12 +260,11 @@ class BoundNetwork:
         """Take one step on clipped gradients with noise.
 
         Args:
-            x: inputs (B * M, ...), with the M copies of an example in consecutive rows; with B = 0 the step consists of
+            x: inputs (B * M, ...), with the M copies of an example in consecutive rows; with B = 0 the step adds only
                 noise.
             y: labels (B * M,).
             expected: the number of examples that divides the sum of gradients and noise.
             rule: the clipping bound and the noise multiplier.
-            noise: the client's random generator.
             multiplicity: the number of copies M per example.
 
         Raises:

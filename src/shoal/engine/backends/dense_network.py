@@ -1,12 +1,11 @@
 """Closed-form batched gradients of linear models and of networks with one hidden layer.
 
-With inputs X (B, I), Z = XW' + b, H = relu(Z), outputs O = HV' + c and E the loss gradient at O, the output layer's
-weight and bias have the gradients E'H and the column sums of E. The hidden layer's weight and bias have the gradients
-D'X and the column sums of D, with D = EV for H > 0 and D = 0 otherwise.
+For inputs X (B, I), the model computes Z = XW' + b, H = relu(Z) and O = HV' + c, with loss gradient E at O. The output
+layer's gradients are E'H (weight) and the column sums of E (bias). The hidden layer's gradients are D'X (weight) and
+the column sums of D (bias), with D = EV where H > 0 and D = 0 elsewhere.
 
-Full batches can train in the span of their inputs. After steps on the same X, the first layer's weight is ``W0 + A'X``,
-with A (B, H) the weighted sum of D over all steps, and the layer's outputs are ``X W0' + (X X') A``. A step then costs
-B*B*H multiplications instead of 2*B*I*H, and does not access the weight.
+Training on full batches can avoid products with the first layer's weight. After steps on the same X, this weight is
+``W0 + A'X``, with A (B, H) the weighted sum of D over all steps. The layer's outputs are ``X W0' + (X X') A``. With the Gram matrix X X', a step costs B*B*H multiplications instead of 2*B*I*H.
 """
 
 from collections.abc import Sequence
@@ -50,7 +49,7 @@ class DenseNetwork:
     layout: Layout
 
     def gradients(self, weights: _Tensors, rest: _Tensors, x: Tensor, y: Tensor, share: Tensor) -> _Tensors:
-        """Return the gradients (n, ...) by the tensors in ``weights``, like `vmap_gradients`."""
+        """Return the gradients (n, ...) with respect to the tensors in ``weights``, like `vmap_gradients`."""
         gradients: _Tensors = {}
         products = self.products(weights | rest, flat(x), y, share)
         for (weight, bias), (a, g) in zip(self.layers, products, strict=True):
@@ -81,15 +80,15 @@ class DenseNetwork:
         expected: Tensor,
         noise: Sequence[torch.Generator | None],
     ) -> _Tensors:
-        """Return the sums of clipped gradients and noise, divided by ``expected``, by the tensors in ``weights``.
+        """Return sums of clipped gradients and noise with respect to ``weights``, divided by ``expected``.
 
         Args:
             weights: the trained tensors, (n, ...) each.
-            rest: the network's other tensors.
+            rest: the tensors that are not trained.
             x: stored inputs (n, B * M, ...), with the M copies of an example in consecutive rows.
             y: labels (n, B * M); labels of padded rows are ignored.
             local: the local training, with the clipping bound, the noise and M.
-            expected: the owner's divisor for each row, (n, B * M); 0 for padded rows.
+            expected: the divisor of the owner's sum, repeated for each row, (n, B * M); 0 for padded rows.
             noise: one generator per owner; ``None`` for an owner that has finished its steps.
         """
         rule, copies = local.gradient_privacy, local.multiplicity
@@ -125,9 +124,7 @@ class DenseNetwork:
         return next(slot for slot in self.layout.slots if slot.name == self.layers[0][0])
 
     def products(self, tensors: _Tensors, x: Tensor, y: Tensor, share: Tensor, z: Tensor | None = None) -> _Products:
-        """Return the factors of the gradients of ``sum_b share[i, b] * loss_ib``; ``z`` are the first layer's outputs
-        if known.
-        """
+        """Return the factors of the gradients of ``sum_b share[i, b] * loss_ib``; ``z`` is the first layer's output."""
         (first, bias), *later = self.layers
         outputs, inputs, weights = z, [x], [begin_at_fours(tensors[weight]) for weight, _ in later]
         if outputs is None:
@@ -157,9 +154,7 @@ class DenseNetwork:
                 into[bias].add_(cut(g.sum(dim=1), into[bias]), alpha=factor)
 
     def cheaper_in_span(self, batch: int, steps: int) -> bool:
-        """Return whether `train_in_span` is faster than plain steps, for ``steps`` steps on one full batch of ``batch``
-        examples.
-        """
+        """Return whether `train_in_span` is faster than plain steps on a full batch of ``batch`` examples."""
         outputs, inputs = self.first.shape
         in_span = 2 * inputs * outputs * batch + batch * batch * (inputs + outputs * steps)
         return in_span < steps * (2 * batch + 3 * _PASS) * inputs * outputs + 4 * _PASS * inputs * outputs
@@ -168,10 +163,8 @@ class DenseNetwork:
         """Train rows (n, P) in place by plain steps on full batches.
 
         Args:
-            rows: the parameters of n owners, (n, P), changed in place.
             batch: inputs (n, B, I), labels y (n, B) and each example's weight (n, B) in its owner's mean loss.
-            steps: the number of steps, at least 1, the same for all owners.
-            local: the local training, with the learning rate and weight decay.
+            steps: the number of steps per owner, at least 1.
         """
         (x, y, share), rate = batch, local.learning_rate
         (name, bias), views = self.layers[0], self.layout.views(rows)
@@ -246,8 +239,8 @@ def flat(stored: Tensor) -> Tensor:
 def begin_at_fours(matrices: Tensor) -> Tensor:
     """Pad matrices (n, A, B) with zeros below and on the right until A and B are multiples of four.
 
-    All matrices of a batched product then begin at multiples of 16 bytes. Without this alignment, the product's last
-    bits depend on a matrix's index in the batch (measured with MKL 2024.2).
+    Without 16-byte alignment of each matrix, the last bits of a batched product depend on a matrix's index in the batch
+    (measured with MKL 2024.2).
     """
     n, height, width = matrices.shape
     if _begins_at_fours(matrices):
@@ -264,7 +257,7 @@ def _begins_at_fours(matrices: Tensor) -> bool:
 
 
 def cut(padded: Tensor, like: Tensor) -> Tensor:
-    """Return ``padded``, cut after the first axis to the shape of ``like``."""
+    """Return ``padded`` with all axes except the first cut to the lengths of ``like``."""
     for axis in range(1, like.dim()):
         padded = padded.narrow(axis, 0, like.shape[axis])
     return padded

@@ -1,8 +1,9 @@
 """Per-example gradients of one layer's parameters, and their norms, from the layer's inputs and output gradients.
 
-Norms are computed without the per-example gradients if this is cheaper, which Bu, Mao, Xu 2022 call mixed ghost
-clipping ("Scalable and Efficient Training of Large Convolutional Neural Networks with Differential Privacy",
-arXiv:2205.10683).
+Norms are computed without per-example gradients if that is cheaper (mixed ghost clipping).
+
+Source: Bu, Mao, Xu, "Scalable and Efficient Training of Large Convolutional Neural Networks with Differential Privacy",
+2022, arXiv:2205.10683.
 """
 
 from collections.abc import Callable
@@ -75,7 +76,7 @@ def _convolution(layer: nn.Module, a: Tensor, g: Tensor) -> list[ParameterGradie
     parts = _if_trained(layer.bias, lambda: _materialised(layer.bias, g.flatten(2).sum(dim=2)))
 
     def gradient(inputs: Tensor, outputs: Tensor, examples: int) -> Tensor:
-        """Return the weight's gradient from the outputs' gradients, for each of ``examples`` groups of channels."""
+        """Return the weight's gradient for each of ``examples`` examples, stored as groups of channels."""
         shape = (examples * weight.shape[0], *weight.shape[1:])
         _, weight_gradient, _ = torch.ops.aten.convolution_backward(
             outputs, inputs, weight.new_empty(shape, dtype=inputs.dtype), None, layer.stride, layer.padding,
@@ -158,11 +159,10 @@ def product_of_squares(a: Tensor, g: Tensor) -> Tensor:
 
 
 def sum_of_products(a: Tensor, g: Tensor) -> Tensor:
-    """Return the squared norms (...) of gradients as the sums of products of the Gram matrices a and g, (..., T, T)
-    each.
+    """Return squared norms (...) of gradients, the sums of products of Gram matrices a and g (..., T, T).
 
-    A dishonest server could make the products cancel until rounding hides a gradient's norm. The function then returns
-    the sum of absolute products, an upper bound.
+    If the products nearly cancel, return the sum of absolute products, an upper bound. Rounding could otherwise hide a
+    large gradient from clipping.
     """
     products, sizes = a * g, (a.abs() + UNDERFLOW) * (g.abs() + UNDERFLOW)
     lost, size = (sizes - products.abs()).sum(dim=(-2, -1)), sizes.sum(dim=(-2, -1))

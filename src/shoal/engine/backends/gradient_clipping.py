@@ -1,7 +1,7 @@
 """Sums of clipped per-example gradients for DP-SGD.
 
-The fast method uses only every layer's inputs and output gradients (`ghost_norms`). Networks with unsupported layers or
-shared parameters need the gradient of every single example.
+The fast method (`ghost_norms`) uses only the inputs and output gradients of each layer. Networks with unsupported
+layers or shared parameters need the gradient of every single example.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -42,7 +42,7 @@ def require_per_example_gradients(network: nn.Module) -> None:
 
 
 class PerExampleClipper:
-    """Sums of one network's clipped gradients, for one thread.
+    """A clipper of one network's per-example gradients, used by one thread.
 
     Args:
         network: the network, which callers set to training mode.
@@ -246,7 +246,7 @@ def batch_of_gradients(model: Model) -> int:
 
 
 def example_gradients(model: Model, network: nn.Module, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Return the gradients (B, p) float32 of B examples' losses by the p trainable parameters, in the layout's order.
+    """Return the gradients (B, p) float32 of B losses with respect to p trainable parameters, in the layout's order.
 
     Args:
         model: the model, with its loss and layout.
@@ -276,6 +276,6 @@ def example_gradients(model: Model, network: nn.Module, row: Tensor, x: Tensor, 
 
 
 def gradients_one_by_one(losses: Iterable[Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the gradients (B, ...) of B losses by each parameter, computed loss by loss."""
+    """Return the gradients (B, ...) of B losses with respect to each parameter, computed loss by loss."""
     gradients = [torch.autograd.grad(loss, [*parameters.values()], materialize_grads=True) for loss in losses]
     return dict(zip(parameters, map(torch.stack, zip(*gradients, strict=True)), strict=True))

@@ -1,4 +1,4 @@
-"""The loop backend, which trains owners one at a time on each thread; fastest for convolutions on a CPU."""
+"""The loop backend, which trains data owners' models one by one on each thread; fastest for convolutions on a CPU."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -33,12 +33,10 @@ _Step = tuple[Tensor, Tensor, Tensor | None, Callable[[Forward, Tensor, Tensor],
 
 
 class LoopBackend:
-    """A trainer that trains owners one at a time."""
+    """A trainer of data owners' models, one owner at a time."""
 
     def units(self, shards: Shards, local: LocalSGD) -> list[Tensor]:  # noqa: ARG002
-        """Split owners (n,) into parts for threads, the largest owners first, with several owners per part at the
-        beginning.
-        """
+        """Split owners (n,) into parts for threads, by decreasing number of examples."""
         return parts_of(shards.sizes)
 
     def train(
@@ -53,18 +51,7 @@ class LoopBackend:
         *,
         rule: StepRule | None = None,
     ) -> None:
-        """Train some owners, and replace each of the ``rows`` (u, P) by the parameters trained on its owner's examples.
-
-        Args:
-            bound: the network of this thread.
-            rows: the parameters, changed in place, (u, P), or (u, R) with a rule.
-            shards: the examples of all owners.
-            owners: the owner of each row, (u,) int64.
-            randomness: the random numbers of all owners, from `LocalSGD.randomness`.
-            local: the local training, at the round's learning rate.
-            term: the linear term of all owners; ``None`` adds no term.
-            rule: a replacement of the gradient step; ``None`` uses gradient descent.
-        """
+        """Train the parameters ``rows``, (u, P) or (u, R) with a step rule, of ``owners`` (u,) in place."""
         constants = None if term is None else term.constants(owners)
         for i, (row, owner) in enumerate(zip(rows, owners.tolist(), strict=True)):
             added = None if constants is None else (constants[0][i], constants[1][i].to(row.device))
@@ -200,7 +187,7 @@ def _train_privately(batches: _Batches, rule: GradientPrivacy) -> None:
 
 
 def augmented(augmentation: InputAugmentation, x: Tensor, draws: Tensor) -> Tensor:
-    """Return images x (B, C, H, W), transformed by their draws (B, d), in the channels-last memory format."""
+    """Return augmented images x (B, C, H, W) in the channels-last format, given random ``draws`` (B, d)."""
     require(
         x.dim() == 4 and x.is_floating_point(),
         f"augmentation needs images of shape (channels, height, width) (got inputs of shape {tuple(x.shape[1:])})",

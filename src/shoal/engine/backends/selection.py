@@ -31,9 +31,9 @@ _TOLERANCE = 1e-3
 
 
 def loop_reason(local: LocalSGD, *, dense: bool) -> str | None:
-    """Return the reason why vmap cannot train by ``local``; ``None`` if it can.
+    """Return the reason why vmap cannot train with the settings ``local``; ``None`` if vmap can.
 
-    ``dense`` is whether the model has closed-form gradients (`dense_network.py`).
+    ``dense`` states whether the model has closed-form gradients (`dense_network.py`).
     """
     if local.private and not dense:
         return "cannot clip this network's per-example gradients for DP-SGD"
@@ -51,8 +51,8 @@ def _loop_reason(model: Model, local: LocalSGD | None) -> str | None:
 def prefers_vmap(layout: Layout, network: nn.Module) -> bool:
     """Return whether a network trains faster under vmap than in the loop on a CPU.
 
-    Measurements (`docs/results/performance/measurements.md`) show this for networks of linear layers with at most
-    500,000 parameters, frozen parameters included.
+    In measurements (`docs/results/performance/measurements.md`), vmap is faster for networks of linear layers with at
+    most 500,000 parameters, including frozen parameters.
     """
     owners = [module for module in network.modules() if any(True for _ in module.parameters(recurse=False))]
     size = layout.size + sum(p.numel() for p in network.parameters() if not p.requires_grad)
@@ -68,8 +68,6 @@ def resolve_backend(
     """Return the faster backend for a model on a CPU by `prefers_vmap`, or the loop if vmap cannot train the model.
 
     Args:
-        model: the model to train.
-        local: the local training.
         examples: a few inputs (B, ...) and labels for a trial of vmap; ``None`` decides by the network's layers only.
             If vmap's gradients differ from the loop's, the function returns the loop and logs the reason.
         classes: the number of classes; ``None`` for a regression.
@@ -94,7 +92,7 @@ def resolve_backend(
 
 
 def check_backend(backend: Backend | None, model: Model, local: LocalSGD | None = None) -> None:
-    """Raise `InputError` if the requested backend cannot train ``model`` by ``local``.
+    """Raise `InputError` if the requested backend cannot train ``model`` with the settings ``local``.
 
     Example:
         >>> import shoal
@@ -136,8 +134,8 @@ def check_examples(backend: Backend, model: Model, x: Tensor, y: Tensor) -> None
 def vmap_obstacle(model: Model, x: Tensor, y: Tensor) -> str | None:
     """Return the reason why vmap cannot train ``model`` on inputs x (B, ...) with labels y.
 
-    ``None`` means that vmap can train the model or that the loop cannot either. The trial trains two owners with three
-    and two examples, and compares vmap's gradients with the loop's.
+    The result is ``None`` if vmap can train the model, or if neither backend can. The trial trains two owners with
+    three and two examples, and compares vmap's gradients with the loop's.
     """
     if dense_network(model) is not None:  # It is not trained by vmap, and loading torch.func's takes a second.
         return None

@@ -1,7 +1,7 @@
-"""The vmap backend, which trains many owners in one batched computation; fastest for dense networks on a CPU.
+"""The vmap backend, which trains many data owners' models in one batch; fastest for dense networks on a CPU.
 
-Owners with fewer examples are padded by examples of weight 0. Gradients come from `DenseNetwork` if the model has a
-closed form, otherwise from `torch.func`.
+Examples of weight 0 pad all owners to equal sizes. Gradients come from `DenseNetwork` if the model has a closed form,
+otherwise from `torch.func`.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,16 +38,14 @@ _Batch = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class VmapBackend:
-    """A trainer that trains many owners at once."""
+    """A trainer of many data owners' models at once."""
 
     def __init__(self, model: Model, device: torch.device, dtype: torch.dtype) -> None:
         self._layout, self._loss, self._device, self._dtype = model.layout, model.loss, device, dtype
         self.dense: DenseNetwork | None = dense_network(model) if dtype == torch.float32 else None
 
     def units(self, shards: Shards, local: LocalSGD) -> list[Tensor]:
-        """Split owners (n,) into parts of similar sizes that fit the processor's caches, with at most 256 owners per
-        part.
-        """
+        """Split owners (n,) by size into parts of at most 256 owners that fit the processor's caches."""
         sizes = shards.sizes
         queue = sizes.argsort(descending=True, stable=True)
         alike = [queue]
@@ -226,7 +224,7 @@ def vmap_gradients(
         loss: the per-example loss.
         dtype: the number format of the computations.
         weights: the trained tensors by name, (n, ...) each.
-        rest: the network's other tensors, (n, ...) each.
+        rest: the tensors that are not trained, (n, ...) each.
         *batch: stored inputs x (n, B, ...), labels y (n, B) and each example's weight (n, B) in its owner's mean loss.
     """
 

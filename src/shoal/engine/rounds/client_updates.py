@@ -15,13 +15,9 @@ from shoal.engine.state import State
 def client_updates(
     training: Training, before: State, report: RoundReport, client: int, examples: Shards | None = None
 ) -> Iterator[tuple[int, float, Tensor]]:
-    """Recompute what the server received from a client in a round; yield nothing if the client did not take part.
+    """Recompute the updates that a client sent in a round; yield nothing if the client did not take part.
 
     Args:
-        training: the federation's training.
-        before: the state before the round.
-        report: the round's report.
-        client: the client's id.
         examples: examples of one owner that replace the client's examples, with new randomness and equal example
             weights; ``None`` uses the client's examples.
 

@@ -24,9 +24,7 @@ class CohortTrainer:
     """The trainer of the n clients of a round.
 
     Args:
-        engine: the engine of the trainings.
         shards: the clients' examples in this round, n owners.
-        ids: the clients' ids, (n,) int64.
         local_of: a function of a cluster and the plan's settings that returns the cluster's local training; ``None``
             settings mean the run's settings.
         batches: the random stream of this round's batches.
@@ -34,7 +32,7 @@ class CohortTrainer:
         client_filter: the honest clients' filter of every sent update; ``None`` applies no filter.
         malicious_clients: the clients that replace local training; ``None`` means that all clients are honest.
         record: whether the outcome contains `Aggregate.sent`.
-        clock: the clock of the round's parts.
+        clock: the clock that measures the round's parts.
     """
 
     engine: Engine
@@ -149,7 +147,8 @@ class CohortTrainer:
         epochs = sum(phase.epochs for phase in training.phases)
         require(
             local.epochs == epochs and local.share == 1,
-            f"the algorithm's phases need local.epochs = {epochs} and all steps; set it, or remove shorter training",
+            f"the algorithm's phases need local.epochs = {epochs}, with all steps; set local.epochs, and remove "
+            "defences that skip steps",
         )
         parts = [replace(local, epochs=phase.epochs, tensors=phase.tensors) for phase in training.phases]
         return [(part.randomness(self.shards, self.ids, stream("phase", i)), part) for i, part in enumerate(parts)]
@@ -176,13 +175,11 @@ class Rows(Protocol):
 def aggregated(
     state: State, plan: RoundPlan, ends: Tensor | Rows, seeds: Tensor, sizes: Tensor, update_filter: UpdateFilter | None
 ) -> Aggregate:
-    """Return the server's part of a round, from parameters that clients trained on other machines.
+    """Aggregate the parameters that clients trained on other machines.
 
     The result is bit-identical to that of `CohortTrainer.train` with the loop backend.
 
     Args:
-        state: the state before the round.
-        plan: the plan of these n clients.
         ends: the parameters that the clients sent, (n, P); the function reads a few rows at a time.
         seeds: the seeds of the server's filter, (n,) int64.
         sizes: the number of examples per client, which decides the order of summation, (n,) int64.
@@ -194,7 +191,7 @@ def aggregated(
     sent = [index for index, training in enumerate(plan.trainings) if training.weights is not None]
     require(
         len(sent) == 1,
-        f"deployed clients send one update per round (this algorithm requests {len(sent)}); choose another algorithm",
+        f"deployed clients send one update per round (the algorithm requests {len(sent)}); choose another algorithm",
     )
     training = plan.trainings[sent[0]]
     assert training.weights is not None
@@ -246,9 +243,7 @@ class Aggregator:
         self._added = torch.zeros(len(models), 1, dtype=torch.float64)
 
     def partial_sum(self, clients: Tensor, ends: Tensor) -> PartialSum:
-        """Return the weighted sums by model of the parameters ``ends`` (u, P) of ``clients`` (u,). Any thread may call
-        this.
-        """
+        """Return the weighted sums by model of the parameters ``ends`` (u, P) of ``clients`` (u,)."""
         weights = self._weights[:, clients]
         moved = torch.nonzero(weights.any(dim=1)).flatten()
         return moved, (weights[moved].to(ends) @ ends).cpu(), weights[moved].sum(dim=1, keepdim=True)
@@ -308,11 +303,11 @@ class _LocalTensors:
     clusters: Tensor
 
     def hide(self, clients: Tensor, rows: Tensor) -> Tensor:
-        """Return the ``rows`` (u, P) of ``clients`` (u,) with the server's values in the personal tensors."""
+        """Return the ``rows`` (u, P) of ``clients`` (u,), with personal tensors replaced by the server's values."""
         return self._replace(rows, self.models[self.clusters[clients]].to(rows)) if self.slices else rows
 
     def restore(self, rows: Tensor, trained: Tensor) -> Tensor:
-        """Return ``rows`` (u, P) with the values of ``trained`` (u, P) in the personal tensors."""
+        """Return ``rows`` (u, P), with personal tensors replaced by the values in ``trained`` (u, P)."""
         return self._replace(rows, trained) if self.slices else rows
 
     def _replace(self, rows: Tensor, values: Tensor) -> Tensor:

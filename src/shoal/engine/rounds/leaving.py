@@ -1,4 +1,4 @@
-"""Clients that leave a federation, and the protocol of methods that make its models forget them."""
+"""Clients that leave a federation, and the protocol of forgetting methods."""
 
 import logging
 import time
@@ -96,9 +96,7 @@ class Leaving:
             LOG.warning("the past rounds, trained again, differ from the run, as on another machine")
 
     def departure(self, method: str, after: State, **figures: Any) -> Departure:  # noqa: ANN401
-        """Return the report of a forgetting method with final state ``after``; ``figures`` are further fields of
-        `Departure`.
-        """
+        """Return a forgetting method's report, given its final state and further fields of `Departure`."""
         same = after.models.shape == self.state.models.shape
         return Departure(
             round=self.state.round + 1,
@@ -132,9 +130,9 @@ class Forgetting(Protocol):
         ...
 
     def check(self, algorithm: Algorithm, local: LocalSGD, release: Release | None) -> None:
-        """Raise `InputError` if the method cannot forget in such a run; ``local`` has all defences applied."""
+        """Raise `InputError` if the method cannot be used in a run; ``local`` has all defences applied."""
         ...
 
     def forget(self, leaving: Leaving) -> tuple[State, Departure]:
-        """Return the state with which the remaining clients continue, with an unchanged round, and the report."""
+        """Return the state of the same round with which the remaining clients continue, and the report."""
         ...

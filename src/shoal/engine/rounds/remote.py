@@ -24,8 +24,8 @@ class RemoteRounds:
     """The parts of an algorithm's rounds that run on clients and on the server.
 
     Args:
-        client: the algorithm that runs on each client, given the offered models, risks and directives. Its plan has one
-            training with ``weights``, because a client sends one update.
+        client: the algorithm that runs on each client, given the offered models, risks and directives. The client's
+            plan has one training with ``weights``, because a client sends one update.
         server: the algorithm that runs on the server, given the updates, the clients' choices and their numbers of
             examples.
         choice: who assigns models to clients. With "client", clients choose among all models. With "server", the server
@@ -46,7 +46,7 @@ class RunsRemotely(Protocol):
         """Return the parts of the rounds that run on clients and on the server.
 
         Raises:
-            InputError: with these settings, the algorithm needs more from a client per round than one update.
+            InputError: the algorithm's settings need more than one update per client and round.
         """
         ...
 
@@ -55,7 +55,7 @@ def remote_rounds(algorithm: Algorithm) -> RemoteRounds:
     """Return the parts of an algorithm's rounds that run on clients and on the server.
 
     Raises:
-        InputError: the algorithm cannot be deployed at all, or not with these settings.
+        InputError: the algorithm cannot be deployed with its settings.
 
     Example:
         >>> import shoal
@@ -163,7 +163,7 @@ def client_round(training: Training, state: State, *, count_best: bool = False) 
 
 
 def server_plan(training: Training, state: State, clients: Tensor, sizes: Tensor, best: Tensor) -> RoundPlan:
-    """Return the plan of ``clients`` (n,) in the round after ``state``, as far as the server knows it.
+    """Return the server's plan of ``clients`` (n,) in the round after ``state``.
 
     ``sizes`` and ``best`` are described in `ReceivedUpdates`.
     """
@@ -173,7 +173,8 @@ def server_plan(training: Training, state: State, clients: Tensor, sizes: Tensor
 def server_round(training: Training, state: State, received: ReceivedUpdates) -> tuple[State, RoundPlan]:
     """Aggregate the replies of the round after ``state``, and return the new state and the plan.
 
-    Without clients, only the number of the round changes. `Training.with_risks` estimates the new risks afterwards.
+    If no client replied, only the number of the round changes. `Training.with_risks` estimates the risks of the new
+    state.
     """
     if not len(received.clients):
         return replace(state, round=state.round + 1), RoundPlan(torch.empty(0, dtype=torch.int64), ())
@@ -193,9 +194,8 @@ def summed_round(
 
     Args:
         training: the training of a federation with at least n clients.
-        state: the state before the round.
         assignment: the clients' clusters, (n,) int64.
-        sizes: numbers of examples whose sum per cluster is correct, (n,) int64.
+        sizes: assumed numbers of examples per client, with the correct sum per cluster, (n,) int64.
         moves: the mean update of each cluster's clients, with the algorithm's weights, (K, P) float64; 0 for a cluster
             without clients.
 

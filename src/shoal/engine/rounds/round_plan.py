@@ -29,9 +29,9 @@ class Cohort:
         preferences: each client's risk threshold and risk weights, n entries.
         local: the local training in this round, at the round's learning rate.
         layout: the layout of a model's parameter vector.
-        scores: the function behind `losses`.
+        scores: the function that computes `losses`.
         stream: the stream of the server's random draws in this round.
-        example_scores: the function behind `example_losses`.
+        example_scores: the function that computes `example_losses`.
         labels: the labels of all clients' examples, client by client, (m,), or (m, d) in a regression.
 
     Example:
@@ -67,7 +67,7 @@ class Cohort:
 
         Args:
             models: the models' parameters, (K, P).
-            examples: "all" of a client's examples, or only the first "batch" of this round's training.
+            examples: "all" uses all of a client's examples, and "batch" only the first batch of the round's training.
         """
         return self.scores(models, examples)
 
@@ -101,8 +101,6 @@ class Cohort:
 
 def chosen_losses(choice: Tensor, clusters: int) -> Tensor:
     """Return losses (n, K) float64 that are lowest for each client's ``choice`` (n,) int64.
-
-    With these losses and `neutral_preferences`, a client that chooses by its losses makes this choice.
 
     >>> chosen_losses(torch.tensor([1, 0]), clusters=2).tolist()
     [[1.0, 0.0], [0.0, 1.0]]
@@ -144,15 +142,15 @@ class LocalTraining:
             values stay at the server if clients send updates, otherwise at each client.
         linear_term: a term added to the gradient of every local step; ``None`` adds nothing.
         local: the settings of local training; ``None`` uses the run's settings.
-        participates: a mask of the clients that train, (n,); ``None`` means that all clients train. Other clients must
-            have weight 0, and their kept values are 0.
+        participates: a mask of the clients that train, (n,); ``None`` means that all clients train. Clients that do not
+            train must have weight 0, and have kept values of 0.
         example_weights: a weight per example, at least 0, client by client, (m,). A step minimises the batch's mean of
             weight times loss. ``None`` gives all examples weight 1. Weights exclude DP-SGD and defences that replace
             the loss.
         phases: consecutive parts of the local training whose epochs add up to those of ``local``; empty for a single
             part that trains all tensors.
-        shared: the names of the sent tensors; ``None`` sends all tensors. The server keeps its own values of the other
-            tensors, while ``keep`` receives the client's values.
+        shared: the names of the sent tensors; ``None`` sends all tensors. The server keeps its values of tensors that
+            are not sent, while ``keep`` receives the client's values.
         step_rule: a replacement of the gradient step; ``None`` uses gradient descent. With a rule, rows of
             ``initial_params`` have R elements, a client sends the first P elements, and ``keep`` receives all R.
 
@@ -251,7 +249,7 @@ class RoundPlan:
     def clusters(self, index: int) -> Tensor:
         """Return the cluster (n,) int64 whose model and directives each client uses in the training at ``index``.
 
-        This is the client's assigned cluster, unless clients send several updates for different models.
+        The cluster is the client's assigned cluster, unless clients send updates for several models.
         """
         weights = self.trainings[index].weights
         updates = sum(training.weights is not None for training in self.trainings)
@@ -264,9 +262,9 @@ class Aggregate:
 
     Args:
         models: the models after aggregation, (K, P).
-        kept: for each training, the kept values of updates, (n, d), or ``None``.
-        sent: for each training, the parameters that clients sent, before the server's filter, (n, P), or ``None``;
-            empty if the round is not recorded.
+        kept: for each training, the kept values of updates, (n, d), or ``None`` if nothing was kept.
+        sent: for each training, the parameters that clients sent, (n, P), before the server's filter, or ``None`` if
+            nothing was sent; empty if the round is not recorded.
     """
 
     models: Tensor
@@ -408,7 +406,7 @@ class Departure:
         client_rounds: the number of local trainings performed for forgetting; one client in one round counts as 1.
         full_client_rounds: the number of local trainings needed to retrain all earlier rounds without the clients.
         clusters: the number of models that changed.
-        choices: the number of model choices that the other clients repeated.
+        choices: the number of model choices that the remaining clients repeated.
         changed_choices: the number of repeated choices that differ from the original choices.
         megabytes: the size of what a server must store for the method, in units of 10^6 bytes.
         seconds: the wall time of the method.
@@ -443,7 +441,8 @@ class RoundReport:
         risks_estimated: whether risks were estimated after this round.
         seconds: wall time of "choose", of "train" and its parts (`worker_pool.TRAIN`), and of "red_team".
         updates: the updates that the server received; ``None`` if the round is not recorded (`Training.record_every`).
-        departure: the departure of the clients that left before this round; ``None`` if no client with training left.
+        departure: the departure of the clients that left before this round; ``None`` if no trained client left the
+            federation.
     """
 
     cohort: Tensor

@@ -60,8 +60,6 @@ class Training:
     """A federation in training: data, algorithm, engine, defences, attackers and random streams.
 
     Args:
-        federation: the clients.
-        algorithm: the federated algorithm.
         local: the local training before any defence.
         engine: the engine, with the federation's data prepared (`Engine.prepare`).
         stream: the root of the run's random streams.
@@ -74,7 +72,7 @@ class Training:
         coordinator: the rule that turns each risk estimate into directives; ``None`` sets no directives.
         release: the rule that replaces the models after every round; ``None`` keeps the models.
         record_every: the number of rounds between reports with the received updates; 0 records no updates.
-        first_state: the models and further parts of a `State` that `start` takes over; ``None`` takes over nothing.
+        first_state: a `State` from which `Training.start` copies models and other values; ``None`` copies nothing.
         presence: the rounds in which each client is present; ``None`` means that all clients are always present.
         forgetting: the method of forgetting clients that leave; ``None`` continues with the same models.
 
@@ -133,7 +131,7 @@ class Training:
     def take(self, clients: Tensor) -> "Training":
         """Return the training of the clients at positions (n,) int64, all of them present in every round.
 
-        Use it together with `State.take` to train the clients that are present in one round.
+        Together with `State.take`, this method trains only the clients that are present in one round.
         """
         return replace(self, federation=self.federation.take(clients), presence=None, first_state=None)
 
@@ -178,8 +176,7 @@ class Training:
             yield state, report
 
     def round(self, state: State) -> tuple[State, RoundReport]:
-        """Return the state after one more round and the round's report. Clients that leave are forgotten before the
-        round.
+        """Return the state and the report after one more round, before which the models forget leaving clients.
 
         Raises:
             InputError: training diverged; the message names the round, the client and the learning rate.
@@ -225,15 +222,12 @@ class Training:
         clock: RoundClock | None = None,
         record: bool = False,
     ) -> tuple[State, RoundPlan, Aggregate]:
-        """Return the new state, plan and aggregate of one round with the clients at positions (n,), before risk
-        estimation.
+        """Return the new state, plan and aggregate of a round of ``clients`` (n,), without risk estimation.
 
         Args:
-            state: the state before the round.
             clients: the positions of at least one client, in the order of the client ids.
-            choice: prescribed model choices, (n,) int64; ``None`` lets clients choose. This affects only algorithms
-                whose clients choose by mean loss.
-            clock: a clock of the round's parts.
+            choice: prescribed model choices, (n,) int64; ``None`` lets clients choose. Prescribed choices affect only
+                algorithms whose clients choose by mean loss.
             record: whether the aggregate contains `Aggregate.sent`.
         """
         clock = clock or RoundClock()
@@ -257,7 +251,7 @@ class Training:
         return after, plan, aggregate
 
     def with_risks(self, after: State) -> tuple[State, bool]:
-        """Return ``after`` with new risks and directives if an estimate is due, and whether it was due."""
+        """Return ``after``, with new risks and directives if an estimate is due, and whether risks were estimated."""
         estimator, number = self.risk_estimator, after.round
         if estimator is None or estimator.every == 0 or number % estimator.every:
             return after, False
