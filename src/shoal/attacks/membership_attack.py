@@ -1,4 +1,4 @@
-"""The protocol of membership-inference attacks, and the inputs of their fit and their queries.
+"""The protocol of membership-inference attacks, and the data types for fitting and querying an attack.
 
 An attack is fitted on the outputs of shadow models, then scores examples. Some attacks also use the shadow models as
 reference models.
@@ -64,7 +64,7 @@ class ReferenceModels:
     outputs: Tensor
 
     def evaluate(self, x: Tensor, rows: Tensor, engine: Engine) -> Tensor:
-        """Compute the shadow models' outputs for the inputs of x at ``rows`` (m,), (R, m, C) float32 on the CPU."""
+        """Compute the shadow models' outputs on the rows ``rows`` (m,) of ``x``, (R, m, C) float32 on the CPU."""
         return torch.stack([engine.outputs(model, x, rows).cpu() for model in self.models])
 
     def without(self, model: int) -> "ReferenceModels":
@@ -185,7 +185,7 @@ class MembershipAttack(Protocol):
         """Fit the attack to one model of the federation.
 
         Args:
-            records: the records of that model's shadow models, as declared by ``needs``.
+            records: the records of the model's shadow models.
             stream: the randomness of the fit.
         """
         ...
@@ -211,8 +211,8 @@ def losses(outputs: Tensor, labels: Tensor, loss: Loss = cross_entropy) -> Float
 def logit_confidence(outputs: Tensor, labels: Tensor, loss: Loss = cross_entropy) -> Tensor:
     """Return the logit-scaled confidence in the true class, log(p / (1 - p)), of outputs (M, C) and labels (M,).
 
-    The computation is z_y - log sum_{j != y} exp(z_j), which stays finite if p rounds to 1. For losses other than
-    cross-entropy the confidence is minus the loss.
+    The value is computed from logits z as z_y - log sum_{j != y} exp(z_j), which is finite even if p rounds to 1. For
+    losses other than cross-entropy the confidence is minus the loss.
 
     Returns:
         One confidence per output, (M,) float64.

@@ -1,4 +1,4 @@
-"""The knobs of a coordinator, the learning of their effects, and the coordinator's memory."""
+"""The knobs of a coordinator, the regression of their effects, and the coordinator's memory."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -59,11 +59,11 @@ class Sensitivity:
     ratio: float = 1.0
 
     def observed(self, strengths: Tensor, change: Tensor) -> "Sensitivity":
-        """Return the regression after another estimate of the risks.
+        """Return the regression, updated by one estimate of the risks.
 
         Args:
             strengths: the change of each cluster's strengths, (K, J).
-            change: the change of the figure in each cluster, (K,); NaN if unknown.
+            change: the change of the risk or accuracy in each cluster, (K,); NaN if unknown.
         """
         measured = ~change.isnan()
         if int(measured.sum()) < 2:
@@ -78,7 +78,7 @@ class Sensitivity:
         )
 
     def effect(self) -> Tensor:
-        """Return the posterior mean (J,) of b."""
+        """Return the posterior mean (J,) of the knobs' effects b."""
         count = len(self.prior)
         if count == 0:
             return self.prior

@@ -1,4 +1,4 @@
-"""Projected gradient ascent: the leaver maximises its loss within a ball around a model without its last update."""
+"""Projected gradient ascent on the leaver's loss, as a method of forgetting."""
 
 import logging
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Shadow models, which the server trains on its own examples to know the models' members.
+"""Shadow models, which the server trains on its own examples and whose members the server therefore knows.
 
 A federated model, trained by many clients over many rounds, fits its members differently from a model that one owner
 trains in one round. The "federated" training of shadow models imitates training by many clients over many rounds.
@@ -41,7 +41,7 @@ class ShadowModels:
     Args:
         number: the number of shadow models per model of the federation (IFCA-MIR uses 3).
         size: the number of training examples per shadow model, at most half the shadow set. "cluster" means as many
-            examples as the cluster's clients have in total, and at least a client's average.
+            examples as the cluster's clients have in total, but at least the average number of examples per client.
         epochs: the number of passes over the training examples, per round with "federated" training. "round" means as
             many passes as a client makes in a round.
         warm_start: whether "pooled" training starts from the federation's model instead of random parameters.
@@ -81,8 +81,7 @@ class ShadowModels:
     ) -> list[Records]:
         """Train the shadow models of each of the K models of ``state``, and record their outputs.
 
-        With ``keep_models``, `Records.reference` contains the shadow models. All outputs then come from one evaluation
-        of the whole shadow set, which may change their last bits.
+        With ``keep_models``, `Records.reference` contains the shadow models.
 
         Raises:
             InputError: the shadow set has fewer than two examples.
@@ -176,7 +175,7 @@ def split_between_owners(examples: int, sizes: Tensor) -> Tensor:
     """Split a number of examples between owners, in proportion to the clients' sizes.
 
     Returns:
-        The number of examples of each owner, (m,) int64, without owners with 0 examples.
+        The number of examples per owner, (m,) int64; owners with 0 examples are left out.
 
     >>> split_between_owners(10, torch.tensor([8, 4, 8])), split_between_owners(1, torch.tensor([5, 5, 5]))
     (tensor([4, 2, 4]), tensor([1]))
@@ -212,7 +211,7 @@ def train_shadow_federations(
     in the last round, with the learning rate of each round; a defence's changes in earlier rounds are not repeated.
 
     Raises:
-        DivergenceError: a result is not finite.
+        DivergenceError: a shadow model has non-finite parameters.
     """
     counts = torch.tensor([len(model.sizes) for model in federations])
     model_of = torch.repeat_interleave(torch.arange(len(federations)), counts)

@@ -37,8 +37,8 @@ class LossScore:
 class DifficultyCalibration:
     """The attacked model's score minus the mean score of the reference models that did not train on the record.
 
-    If every reference model trained on a record, the mean difference between OUT and IN scores is added to their
-    scores.
+    If every reference model trained on a record, the mean difference between OUT and IN scores is added to the
+    reference models' scores.
     """
 
     name: ClassVar[str] = "calibration"

@@ -42,7 +42,7 @@ class Regression:
         """Fit ``member`` (M,) on ``features`` (M, F); members and non-members have the same total weight.
 
         Raises:
-            InputError: no members, or no non-members.
+            InputError: the records include no members, or no non-members.
         """
         from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - takes a second to import
 

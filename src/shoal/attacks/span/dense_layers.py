@@ -54,7 +54,7 @@ def dense_layers(model: Model, only: str | None = None) -> list[DenseLayer]:
     """List the trained dense layers of a model's network in order, or only the layer with the name ``only``.
 
     Raises:
-        InputError: the network has no trained dense layer, or none with this name.
+        InputError: the network has no trained dense layer, or no dense layer has the name ``only``.
 
     Example:
         >>> import shoal
@@ -92,7 +92,7 @@ def _patch(module: nn.Module) -> tuple[int, ...] | None:
 def layer_inputs(
     model: Model, row: Tensor, layer: DenseLayer, x: Tensor, dtype: torch.dtype, y: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Compute the inputs and errors of one layer, as in `layer_factors`."""
+    """Compute the inputs and errors of one layer by `layer_factors`."""
     return layer_factors(model, row, [layer], x, dtype, y)[0]
 
 

@@ -45,7 +45,7 @@ def scores_of_moves(
 ) -> SpanScores:
     """Score ``count`` clients or clusters by one dense layer's updates.
 
-    The layer is the one with the name ``layer``, or the most informative layer if ``layer`` is ``None``.
+    The argument ``layer`` is the layer's name; ``None`` selects the most informative layer.
     """
     layers = dense_layers(engine.model, layer)
     spans = not (knowledge.noisy and candidates.filters)
@@ -341,8 +341,8 @@ class _Residuals:
         return _Residuals(residual, floor[:count], level, exact)
 
     def exact_scores(self) -> tuple[Floats, Floats]:
-        """Return scores (m + z,) and thresholds (m,), which are geometric means of the rounding and the non-members'
-        level.
+        """Return scores (m + z,) and thresholds (m,), which are geometric means of the rounding error and the
+        non-members' level.
         """
         return -self.residual, -np.sqrt(np.minimum(_FLOORS * self.floor, self.level) * self.level)
 

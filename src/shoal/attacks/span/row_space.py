@@ -26,7 +26,7 @@ class RowSpace:
 
     Args:
         basis: the matrix V of orthonormal right singular vectors of D, (d, r) float64.
-        singular: the singular values s of these vectors, descending, (r,) float64.
+        singular: the singular values s of D, one per column of V, descending, (r,) float64.
         rows: the number R of rows of D.
         deviation: the standard deviation nu of the noise.
 
@@ -105,7 +105,7 @@ def row_spaces(moves: Sequence[Tensor], deviations: Sequence[float], above: floa
     """Compute the row space of each of n matrices D (R, d), with noise of standard deviation nu.
 
     The rank is the number of singular values above ``above * nu (sqrt(R) + sqrt(d))``. The rank is smaller if a value
-    is below a thousandth of the largest value and more than `GAP` times smaller than the value before it. Matrices of
+    is below a thousandth of the largest value and more than `GAP` times smaller than the preceding value. Matrices of
     equal shape are decomposed together in float64, by the eigenvectors of the smaller of ``D D'`` and ``D'D``.
     """
     spaces: list[RowSpace | None] = [None] * len(moves)

@@ -188,15 +188,14 @@ class ModelAcquisition:
 
         Args:
             training: the training of a federation with the clients of ``state``, followed by the sybils. The sybils'
-                examples in this federation are not read, but their number counts in averages.
+                examples in this federation are not read, but the number of these examples determines a sybil's weight.
             state: the state before the first sybil joins.
             examples: the attacker's examples, with one owner.
-            rounds: the number of rounds.
             every: the number of rounds between two sybils, more than the number of splits on a path. With fewer rounds,
                 a sybil joins before the previous sybil reaches its cluster.
 
         Raises:
-            InputError: no rounds, no sybils, examples of several owners, or diverged training.
+            InputError: there are no rounds or no sybils, examples have several owners, or training diverged.
         """
         honest, stream = len(state.assignment), training.stream("sybils")
         require(rounds >= 1 and every >= 1, f"'rounds' and 'every' must be at least 1 (got {rounds} and {every})")
@@ -307,7 +306,7 @@ class SybilPaths:
         return untried[0] if untried else min(self._replies, key=lambda reply: self._behind(key, reply, {key}))
 
     def update_of(self, model: Tensor, reply: int) -> Tensor | None:
-        """Return the update (P,) that a sybil sent as ``reply`` to ``model``, or ``None`` if no sybil did."""
+        """Return the update (P,) that a sybil sent as ``reply`` to ``model``, or ``None`` without an update."""
         return self._sent.get((key_of(model), reply))
 
     def next_models(self, model: Tensor) -> list[Tensor]:
