@@ -80,7 +80,7 @@ class Records:
     Args:
         outputs: outputs before softmax, (M, C) float32.
         labels: true classes, (M,) int64, or regression targets, (M, d) float32.
-        member: whether each record's shadow model was trained on its example, (M,) bool.
+        member: whether each record's shadow model was trained on the record's example, (M,) bool.
         shadow: the index of each record's shadow model, (M,) int64.
         example: the index of each record's example in the shadow set, (M,) int64.
         reference: the shadow models, or ``None`` if the attack does not use reference models.
@@ -139,7 +139,7 @@ _COLUMNS = ("outputs", "labels", "member", "shadow", "example")
 
 
 class FittedAttack(Protocol):
-    """A fitted attack, which classifies an example as a member if its score exceeds ``threshold``."""
+    """A fitted attack, which classifies an example as a member if the example's score exceeds ``threshold``."""
 
     @property
     def threshold(self) -> float:
@@ -153,10 +153,10 @@ class FittedAttack(Protocol):
 
 @runtime_checkable
 class MembershipAttack(Protocol):
-    """A membership-inference attack before its fit: a frozen dataclass of its hyper-parameters.
+    """A membership-inference attack before fitting, as a frozen dataclass of hyper-parameters.
 
     An attack on posteriors or predicted classes sets the class variable ``needs_classes = True`` and is refused in a
-    regression. To add an attack, add its class to `shoal.attacks.MEMBERSHIP_ATTACKS`.
+    regression. To add an attack, add the attack's class to `shoal.attacks.MEMBERSHIP_ATTACKS`.
 
     Example:
         >>> from dataclasses import dataclass

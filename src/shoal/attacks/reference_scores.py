@@ -157,7 +157,7 @@ class ReferenceScores:
 
 @runtime_checkable
 class ReferenceAttack(Protocol):
-    """An attack on a matrix of scores: a frozen dataclass of its hyper-parameters.
+    """An attack on a matrix of scores, as a frozen dataclass of hyper-parameters.
 
     Args:
         name: the attack's key in `audit.json`.

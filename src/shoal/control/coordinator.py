@@ -122,8 +122,8 @@ class LimitController:
             The discount is at least 0, and changes by ``price_step * (min_clients - members) / min_clients`` nats per
             estimate. If ``min_clients`` is 0, there are no discounts.
         price_step: the step of a model's discount per estimate, in nats.
-        known_risks: a function from the state to the certain risk of each client's model, (N,), NaN if unknown; None
-            means that all risks are unknown.
+        known_risks: a function from the state to the certain risk of each client's model, (N,), NaN if unknown;
+            ``None`` means that all risks are unknown.
 
     Example:
         >>> import shoal.toy
@@ -366,7 +366,7 @@ DIRECTIVE_COLUMN = "directive."
 
 @dataclass(frozen=True, eq=False)
 class RecordedDirectives:
-    """A coordinator that repeats recorded directives; implements the engine's protocol `SteeringRule`.
+    """A coordinator that repeats recorded directives; implements the engine protocol `SteeringRule`.
 
     Reference federations use the directives of the attacked federation.
 

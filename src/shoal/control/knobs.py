@@ -139,7 +139,7 @@ class Memory:
     """The memory of a coordinator for K clusters and J knobs, stored in `State.control`.
 
     Figures of clusters have the shape (K,), and strengths have the shape (K, J). Risk, accuracy and the fraction over
-    the limit are those of the last estimate.
+    the limit come from the last estimate.
 
     Args:
         demand: the required risk reduction of each cluster.

@@ -18,10 +18,11 @@ from shoal.forgetting.past_rounds import BYTES, require_approximable, same_draws
 class FedEraser:
     """The method that rebuilds models from stored updates: the server stores all clients' updates in every D-th round.
 
-    A model starts from its initial parameters. The first stored round adds the mean update of the remaining clients. In
-    each later stored round, the remaining clients train the rebuilt model for a fraction of their local epochs. With U
-    the mean of the remaining clients' stored updates and V the mean of their new updates, each tensor of a model
-    changes by ``|U| V / |V|``, which has the new direction and the old length. A tensor with V = 0 does not change.
+    Each model is rebuilt from the initial parameters of the run. The first stored round adds the mean update of the
+    remaining clients. In each later stored round, the remaining clients train the rebuilt model for a fraction of their
+    local epochs. With U the mean of the remaining clients' stored updates and V the mean of their new updates, each
+    tensor of a model changes by ``|U| V / |V|``, which has the new direction and the old length. A tensor with V = 0
+    does not change.
 
     The result is an approximation of a run that never had the leaver, because the lengths of U come from training with
     the leaver. The cost is about ``ratio / interval`` of a full retraining.

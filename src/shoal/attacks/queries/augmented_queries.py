@@ -43,8 +43,8 @@ def require_queries(queries: object, shape: Sequence[int]) -> int:
 def image_copies(images: Tensor, number: int) -> list[Tensor]:
     """Return the first ``number`` of 18 copies of images (m, channels, height, width).
 
-    The unshifted image comes first, then its mirror image, then the shifted images, each followed by its mirror image.
-    Images are shifted by an eighth of their side and padded with 0.
+    The unshifted image comes first, then the mirror image, then each shifted image followed by a mirror image of the
+    shifted image. Images are shifted by an eighth of their side and padded with 0.
 
     Example:
         >>> import torch

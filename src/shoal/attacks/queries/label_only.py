@@ -1,6 +1,6 @@
 """Label-only attacks, which query a model with changed inputs to measure how robust its predicted label is.
 
-A member keeps its label under more changes than a non-member. The baseline is the gap attack,
+The predicted label of a member survives more changes than the label of a non-member. The baseline is the gap attack,
 `shoal.attacks.queries.yeom.Gap`.
 
 Source: Choquette-Choo, Tramer, Carlini, Papernot 2021, ICML, arXiv:2007.14321, section 3 (data augmentation attack) and

@@ -1,4 +1,4 @@
-"""Shadow models, which the server trains on its own examples and whose members the server therefore knows.
+"""Shadow models, which the server trains on its own examples to obtain models with known members.
 
 A federated model, trained by many clients over many rounds, fits its members differently from a model that one owner
 trains in one round. The "federated" training of shadow models imitates training by many clients over many rounds.
@@ -36,7 +36,7 @@ class ShadowModels:
     """The training of shadow models.
 
     Each shadow model draws a sample from the shadow set without replacement. One half of the sample trains the shadow
-    model; the other half are its non-members.
+    model; the examples of the other half are non-members.
 
     Args:
         number: the number of shadow models per model of the federation (IFCA-MIR uses 3).
@@ -45,8 +45,8 @@ class ShadowModels:
         epochs: the number of passes over the training examples, per round with "federated" training. "round" means as
             many passes as a client makes in a round.
         warm_start: whether "pooled" training starts from the federation's model instead of random parameters.
-        training: "pooled" or "federated". With "pooled", one owner trains the shadow model on all its examples for one
-            round (IFCA-MIR). With "federated", as many owners as the cluster has clients train the shadow model by
+        training: "pooled" or "federated". With "pooled", one owner trains the shadow model on all training examples for
+            one round (IFCA-MIR). With "federated", as many owners as the cluster has clients train the shadow model by
             federated averaging, from random parameters, for as many rounds as the run has done. A "federated" estimate
             costs as much as the run so far, multiplied by the number of shadow models.
 
@@ -187,7 +187,7 @@ def split_between_owners(examples: int, sizes: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class ShadowFederation:
-    """A shadow model and its owners.
+    """A shadow model and the owners of the model's training examples.
 
     Args:
         start: the initial parameters, (P,).

@@ -94,8 +94,7 @@ def pooled_variances(attack: ReferenceAttack, *sides: Side) -> list[float]:
         variances = np.where(freedom > 0, variances, squares.sum() / freedom.sum())
     require(
         not len(sides[0].scores) or bool(np.all(variances > 0)),
-        f"the attack '{attack.name}' needs two reference models with different scores of one record; both must "
-        "have trained on the record, or neither",
+        f"the attack '{attack.name}' needs a record with two different IN scores or two different OUT scores",
     )
     return [float(variance) for variance in variances]
 
@@ -106,7 +105,8 @@ def log_ratio(
     """Return the log density of each record's score given IN minus the log density given OUT, (M,).
 
     Args:
-        log_density: the function that returns log densities (M,) for a side and its pooled variance.
+        log_density: the function that returns log densities (M,) for one side (IN or OUT) and the side's pooled
+            variance.
     """
     sides = in_and_out(attack, records, needs_in=True)
     inside, outside = map(log_density, sides, pooled_variances(attack, *sides))

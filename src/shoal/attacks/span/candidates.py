@@ -32,7 +32,7 @@ class Candidates:
         examples: the number of examples of each record's client, (M,) int64; a value of ``None`` means
             `Knowledge.examples`.
         row: the row of the scores, a client or a cluster, in which each record is scored, (M,) int64; -1 means no row.
-            With ``None``, all records are scored in all rows.
+            A value of ``None`` means that all records are scored in all rows.
 
     Raises:
         InputError: the candidates are empty, or columns have different lengths.

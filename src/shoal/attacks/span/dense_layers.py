@@ -1,8 +1,8 @@
 """The dense layers of a network: their slices of the parameter vector, and their inputs.
 
 A convolution with non-overlapping patches is a dense layer on each patch. Layers of other types are not attacked. For
-example, a 3 x 3 kernel on c channels has 9 c inputs but hundreds of patches per image, so the span of its updates is
-the whole space.
+example, a 3 x 3 kernel on c channels has 9 c inputs but hundreds of patches per image, so the convolution's updates
+span the whole space.
 """
 
 import math

@@ -59,7 +59,7 @@ class RowSpace:
 
         The fractions are ``|x - V V'x| / |x|`` (1 for x = 0) and ``nu sqrt(d) |a| / |x|``. With coefficients ``a = S^-1
         V'x``, x is a combination of the rows of D, each of which has noise of length ``nu sqrt(d)``. For records of L
-        vectors, (M, L, d), lengths are those of the concatenated vectors.
+        vectors, (M, L, d), the length of a record is the length of the L concatenated vectors.
         """
         vectors, length = _places(records)
         inside = vectors @ self.basis

@@ -1,4 +1,4 @@
-"""Inference of a client's group, and of its tolerance of risk, from its choices of a model over rounds.
+"""Inference of a client's group and tolerance of risk from the client's choices of a model over rounds.
 
 The attacking server sees the cluster that each client trained in each round, and knows the groups of some clients. The
 server infers the groups of the other clients. If clients choose by risk (IFCA-MIR) or refuse models above their

@@ -1,4 +1,4 @@
-"""Statistics of every record that an honest-but-curious server computes from clients' updates, for its attacks.
+"""Statistics of every record that an honest-but-curious server computes from clients' updates for attacks.
 
 The server sent the model w and receives the model w_k of client k. If the client trained on a record x, the record's
 loss at w_k is low, and grad l(w; x) points along w - w_k. The attacks on these statistics (`update_membership.py`,
@@ -107,7 +107,7 @@ class UpdateScores:
 
 @runtime_checkable
 class UpdateAttack(Protocol):
-    """A server's membership attack on each client's updates: a frozen dataclass of its settings."""
+    """A server's membership attack on each client's updates, as a frozen dataclass of settings."""
 
     name: ClassVar[str]
     """Its key in audit.json."""
