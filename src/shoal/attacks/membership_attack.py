@@ -68,7 +68,7 @@ class ReferenceModels:
         return torch.stack([engine.outputs(model, x, rows).cpu() for model in self.models])
 
     def without(self, model: int) -> "ReferenceModels":
-        """Leave out the model at index ``model``."""
+        """Return the reference models without the model at index ``model``."""
         rest = torch.arange(len(self.models)) != model
         return ReferenceModels(self.models[rest], self.member[rest], self.outputs[rest])
 
@@ -123,7 +123,7 @@ class Records:
 
     @staticmethod
     def concatenate(records: Sequence["Records"], reference: ReferenceModels | None) -> "Records":
-        """Concatenate records of models with the same loss, and set the reference models."""
+        """Concatenate records of models with the same loss, and attach the reference models."""
         columns = {name: torch.cat([getattr(part, name) for part in records]) for name in _COLUMNS}
         return Records(**columns, reference=reference, loss=records[0].loss)
 
@@ -186,7 +186,6 @@ class MembershipAttack(Protocol):
 
         Args:
             records: the records of the model's shadow models.
-            stream: the randomness of the fit.
         """
         ...
 

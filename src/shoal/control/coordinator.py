@@ -22,9 +22,9 @@ from shoal.models.model import NegativeLoss, accuracy
 class RiskPrediction:
     """A power law for the advantage of the strongest attack: ``2 A - 1 = factor * n ** -exponent``.
 
-    A is the attack accuracy, and n is the number of training examples per class. Factor and exponent depend on the
-    network, the data and the training, and must be measured. The default values are for RMIA against a small network on
-    Fashion-MNIST (`docs/results/audit/measured.md`).
+    In the formula, A is the attack accuracy, and n is the number of training examples per class. Factor and exponent
+    depend on the network, the data and the training, and must be measured. The default values are for RMIA against a
+    small network on Fashion-MNIST (`docs/results/audit/measured.md`).
 
     Args:
         factor: the advantage 2 A - 1 with one example per class.
@@ -305,7 +305,7 @@ def over_limit_shares(
         assignment: the model of each client, (N,); -1 if the client has no model and does not answer.
         federation: the clients.
         epsilon: the epsilon of randomised response; None means true answers.
-        stream: the random stream of the flipped answers.
+        stream: the random stream for randomised response.
         known: the certain risk of each client's model, (N,), NaN if unknown; None if all are unknown.
     """
     asked = torch.nonzero(assignment >= 0).flatten()

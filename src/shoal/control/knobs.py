@@ -24,7 +24,7 @@ class Knob:
         defense: a defence of local training at full strength. None means a mechanism of the algorithm, such as
             `Pooling`, that reads the directive with the knob's name.
         risk_reduction: the prior mean of the risk reduction at full strength, in attack accuracy by the risk estimator.
-        accuracy_cost: the prior mean of the loss of held-out accuracy at full strength.
+        accuracy_cost: the prior mean of the decrease in held-out accuracy at full strength.
 
     Example:
         >>> import shoal
@@ -44,7 +44,7 @@ class Sensitivity:
 
     The trend is common to all clusters of an estimate, because training continues in all clusters. The regression
     removes the trend by subtracting the mean over clusters. A single cluster, or clusters with equal changes of
-    strengths, carry no information.
+    strengths, carry no information about the knobs' effects.
 
     Args:
         prior: the prior mean of each knob's effect at full strength, (J,) float64.

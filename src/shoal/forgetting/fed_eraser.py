@@ -27,9 +27,9 @@ class FedEraser:
     The result is an approximation of a run that never had the leaver, because the lengths of U come from training with
     the leaver. The cost is about ``ratio / interval`` of a full retraining.
 
-    As in the paper, but not in the authors' code, U is relative to the model that the clients received, and rounds 1, 1
-    + D, ... are stored. As in the authors' code, updates are averaged before norms are computed. Ours: each cluster is
-    rebuilt by the clients that chose the cluster in a stored round, with the algorithm's weights.
+    As in the paper, but not in the authors' code, U is relative to the model that the clients received, and the server
+    stores every D-th round from round 1 on. As in the authors' code, updates are averaged before norms are computed.
+    Ours: each cluster is rebuilt by the clients that chose the cluster in a stored round, with the algorithm's weights.
 
     Args:
         interval: the number D of rounds from one stored round to the next.

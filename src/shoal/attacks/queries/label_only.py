@@ -106,8 +106,6 @@ def boundary_distance(
     twice the largest level. The number of queries per record is ``draws`` times the number of levels, plus one.
 
     Args:
-        engine, model, x, y, rows: the arguments of `augmentation_votes`.
-        stream: the randomness of the noise.
         levels: the standard deviations of the noise in units of the inputs, positive and increasing.
         draws: the number of noise directions.
     """

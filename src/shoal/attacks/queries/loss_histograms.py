@@ -107,7 +107,6 @@ def accuracies_of(counts: Counts, assignment: Tensor, ids: Tensor, clusters: int
         counts: the histograms of each client, (N, 2, B); all 0 for a client that sent no histograms.
         assignment: the model of each client, (N,) int64; -1 for a client without a model.
         clusters: the number K of models.
-        stream: the randomness of the split into halves.
     """
     return [
         cross_fitted_accuracy(

@@ -62,7 +62,6 @@ class SiteInference:
 
         Args:
             outputs: the outputs of the record's cluster model, (M, C).
-            label: the labels of the records, (M,).
             site: the client of each record, (M,).
         """
         from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - takes a second to import

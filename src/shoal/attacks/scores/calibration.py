@@ -54,7 +54,7 @@ class DifficultyCalibration:
 
 @dataclass(frozen=True, eq=False)
 class OtherClusters:
-    """A record's confidence on its cluster's model minus its mean confidence on the models of the other clusters.
+    """A record's confidence on its own cluster's model minus its mean confidence on the other clusters' models.
 
     The attack needs no reference models, because a client of a clustered federation receives the models of all
     clusters.

@@ -56,7 +56,7 @@ def in_and_out(attack: ReferenceAttack, records: ReferenceScores, *, needs_in: b
     """Split scores into an IN and an OUT side.
 
     Args:
-        needs_in: whether the attack reads IN scores; if not, only OUT scores must exist.
+        needs_in: whether the attack reads IN scores; if false, only OUT scores must exist.
 
     Raises:
         InputError: the reference models are fewer than ``attack.least``, or no record has a score on a side that the

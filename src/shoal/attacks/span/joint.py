@@ -153,7 +153,7 @@ class ModelJoint(_JointAttack):
             models: the models before the first round and after each of T rounds, (T + 1, K, P).
             merged: the clients and weights of each of the T rounds.
             candidates: the M records to score, each with its ``client``.
-            first: the number of the first of the T rounds.
+            first: the round number of the first update.
         """
         moves = moves_of_models(models, candidates, engine, knowledge, first)
         summed = list[Move]()

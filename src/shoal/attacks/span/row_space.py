@@ -73,7 +73,7 @@ class RowSpace:
     def soft_residuals(self, records: Tensor) -> Tensor:
         """Return residuals (M,) that include the fraction ``l^2 / (s^2 + l^2)`` of a direction with singular value s.
 
-        The level l is 4 times `edge`.
+        The level l is 4 times the value of `edge`.
         """
         (vectors, length), level = _places(records), (4 * edge(self.rows, self.inputs, self.deviation)) ** 2
         squares = (vectors @ self.basis).square()

@@ -122,7 +122,7 @@ class ModelSpan(_SpanAttack):
         Args:
             models: the models before the first and after each of T rounds, (T + 1, K, P), with NaN for parameters that
                 are not sent.
-            first: the number of the first of the T rounds.
+            first: the round number of the first update.
 
         Raises:
             InputError: there are fewer than two models, a model has a wrong size, or the network has no dense layer.

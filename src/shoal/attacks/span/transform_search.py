@@ -55,7 +55,6 @@ def search_residuals(
         space: the row space of a layer with images as inputs.
         images: the images, (M, C, H, W).
         family: the transforms.
-        bias: whether the layer has a bias.
         dtype: the precision of the inputs.
 
     Returns:

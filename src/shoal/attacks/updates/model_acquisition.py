@@ -158,11 +158,8 @@ class ModelAcquisition:
         """Choose a sybil's reply in round ``number``, and return its index in ``replies`` and the update (P,).
 
         Args:
-            history: the models that all sybils have received.
-            number: the round.
             model: the received model, (P,).
             honest: the update of local training from the received model, (P,).
-            stream: the randomness of directions.
         """
         paths = SybilPaths(history, len(self.replies))
         chosen = paths.choice(model, number)
