@@ -54,7 +54,7 @@ class RiskPrediction:
         The result times the number of classes is a value for `CFL.min_examples`.
 
         Raises:
-            InputError: no number of examples reduces the predicted risk to ``risk``.
+            InputError: the risk is at most 0.5 or above 1.
 
         >>> round(RiskPrediction().examples_per_class(0.721)), RiskPrediction().examples_per_class(1.0)
         (25, 0.0)
