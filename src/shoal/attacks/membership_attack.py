@@ -1,4 +1,4 @@
-"""The protocol of membership-inference attacks, and the inputs of their fit and their queries.
+"""The protocol of membership-inference attacks, and the data types for fitting and querying an attack.
 
 An attack is fitted on the outputs of shadow models, then scores examples. Some attacks also use the shadow models as
 reference models.
@@ -64,11 +64,11 @@ class ReferenceModels:
     outputs: Tensor
 
     def evaluate(self, x: Tensor, rows: Tensor, engine: Engine) -> Tensor:
-        """Compute the shadow models' outputs for the inputs of x at ``rows`` (m,), (R, m, C) float32 on the CPU."""
+        """Compute the shadow models' outputs on the rows ``rows`` (m,) of ``x``, (R, m, C) float32 on the CPU."""
         return torch.stack([engine.outputs(model, x, rows).cpu() for model in self.models])
 
     def without(self, model: int) -> "ReferenceModels":
-        """Leave out the model at index ``model``."""
+        """Return the reference models without the model at index ``model``."""
         rest = torch.arange(len(self.models)) != model
         return ReferenceModels(self.models[rest], self.member[rest], self.outputs[rest])
 
@@ -80,7 +80,7 @@ class Records:
     Args:
         outputs: outputs before softmax, (M, C) float32.
         labels: true classes, (M,) int64, or regression targets, (M, d) float32.
-        member: whether each record's shadow model was trained on its example, (M,) bool.
+        member: whether each record's shadow model was trained on the record's example, (M,) bool.
         shadow: the index of each record's shadow model, (M,) int64.
         example: the index of each record's example in the shadow set, (M,) int64.
         reference: the shadow models, or ``None`` if the attack does not use reference models.
@@ -123,7 +123,7 @@ class Records:
 
     @staticmethod
     def concatenate(records: Sequence["Records"], reference: ReferenceModels | None) -> "Records":
-        """Concatenate records of models with the same loss, and set the reference models."""
+        """Concatenate records of models with the same loss, and attach the reference models."""
         columns = {name: torch.cat([getattr(part, name) for part in records]) for name in _COLUMNS}
         return Records(**columns, reference=reference, loss=records[0].loss)
 
@@ -139,7 +139,7 @@ _COLUMNS = ("outputs", "labels", "member", "shadow", "example")
 
 
 class FittedAttack(Protocol):
-    """A fitted attack, which classifies an example as a member if its score exceeds ``threshold``."""
+    """A fitted attack, which classifies an example as a member if the example's score exceeds ``threshold``."""
 
     @property
     def threshold(self) -> float:
@@ -153,10 +153,10 @@ class FittedAttack(Protocol):
 
 @runtime_checkable
 class MembershipAttack(Protocol):
-    """A membership-inference attack before its fit: a frozen dataclass of its hyper-parameters.
+    """A membership-inference attack before fitting, as a frozen dataclass of hyper-parameters.
 
     An attack on posteriors or predicted classes sets the class variable ``needs_classes = True`` and is refused in a
-    regression. To add an attack, add its class to `shoal.attacks.MEMBERSHIP_ATTACKS`.
+    regression. To add an attack, add the attack's class to `shoal.attacks.MEMBERSHIP_ATTACKS`.
 
     Example:
         >>> from dataclasses import dataclass
@@ -185,8 +185,7 @@ class MembershipAttack(Protocol):
         """Fit the attack to one model of the federation.
 
         Args:
-            records: the records of that model's shadow models, as declared by ``needs``.
-            stream: the randomness of the fit.
+            records: the records of the model's shadow models.
         """
         ...
 
@@ -211,8 +210,8 @@ def losses(outputs: Tensor, labels: Tensor, loss: Loss = cross_entropy) -> Float
 def logit_confidence(outputs: Tensor, labels: Tensor, loss: Loss = cross_entropy) -> Tensor:
     """Return the logit-scaled confidence in the true class, log(p / (1 - p)), of outputs (M, C) and labels (M,).
 
-    The computation is z_y - log sum_{j != y} exp(z_j), which stays finite if p rounds to 1. For losses other than
-    cross-entropy the confidence is minus the loss.
+    The value is computed from logits z as z_y - log sum_{j != y} exp(z_j), which is finite even if p rounds to 1. For
+    losses other than cross-entropy the confidence is minus the loss.
 
     Returns:
         One confidence per output, (M,) float64.

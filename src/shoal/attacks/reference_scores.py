@@ -36,7 +36,7 @@ class Population:
         model: the index of the attacked model that scored each record, (Z,) int64.
 
     Raises:
-        InputError: a shape does not fit, or a value is not finite.
+        InputError: an array has a wrong shape, or a value is not finite.
 
     Example:
         >>> import numpy as np
@@ -69,14 +69,14 @@ class ReferenceScores:
 
     Args:
         score: logit-scaled confidences log(p / (1 - p)) of the attacked model in each record's true class, (M,).
-        member: whether the attacked model trained on each record, (M,) bool. Attacks do not read this array.
+        member: whether the attacked model trained on each record, (M,) bool; attacks do not read this field.
         reference: logit-scaled confidences of the R reference models, (M, R).
         reference_member: whether each reference model trained on each record, (M, R) bool.
         model: the index of the attacked model that scored each record, (M,) int64.
         population: records that no model trained on.
 
     Raises:
-        InputError: a shape does not fit, or a value is not finite.
+        InputError: an array has a wrong shape, or a value is not finite.
 
     Example:
         >>> import numpy as np
@@ -122,7 +122,7 @@ class ReferenceScores:
         """Keep only the reference models at the indices ``references`` (r,), in the given order.
 
         Raises:
-            InputError: an index that no reference model has.
+            InputError: an index is out of range.
         """
         chosen = np.asarray(references, dtype=np.int64)
         for r in chosen:
@@ -137,7 +137,7 @@ class ReferenceScores:
         """Return the scores with reference model r as the attacked model and the remaining models as reference models.
 
         Raises:
-            InputError: an index that no reference model has.
+            InputError: an index is out of range.
         """
         self._require_reference(r)
         kept = self.only(np.delete(np.arange(self.references), r))
@@ -157,13 +157,13 @@ class ReferenceScores:
 
 @runtime_checkable
 class ReferenceAttack(Protocol):
-    """An attack on a matrix of scores: a frozen dataclass of its hyper-parameters.
+    """An attack on a matrix of scores, as a frozen dataclass of hyper-parameters.
 
     Args:
         name: the attack's key in `audit.json`.
         title: the attack's name in a report, starting with a small letter.
         view: the attacker: an "outsider", a "client" or the "server".
-        least: the fewest reference models that the attack needs; an audit with fewer skips the attack.
+        least: the fewest reference models that the attack needs; an audit with fewer reference models skips the attack.
     """
 
     name: ClassVar[str]
@@ -178,7 +178,7 @@ class ReferenceAttack(Protocol):
         record, the record has a neutral score.
 
         Raises:
-            InputError: too few reference models, or their scores do not suffice for the attack.
+            InputError: the reference models are too few, or lack the IN or OUT scores that the attack needs.
         """
         ...
 

@@ -1,7 +1,7 @@
 """A coordinator that turns measured risks into directives for the local training of each cluster.
 
 This package may import `engine` and the layers below it, never `algorithms`, `attacks` or `defenses`. A coordinator
-receives the defences that it steers as values of its knobs.
+receives defences as values of its knobs.
 """
 
 from shoal.control.coordinator import (

@@ -22,9 +22,9 @@ from shoal.models.model import NegativeLoss, accuracy
 class RiskPrediction:
     """A power law for the advantage of the strongest attack: ``2 A - 1 = factor * n ** -exponent``.
 
-    A is the attack accuracy, and n is the number of training examples per class. Factor and exponent depend on the
-    network, the data and the training, and must be measured. The default values are for RMIA against a small network on
-    Fashion-MNIST (`docs/results/audit/measured.md`).
+    In the formula, A is the attack accuracy, and n is the number of training examples per class. Factor and exponent
+    depend on the network, the data and the training, and must be measured. The default values are for RMIA against a
+    small network on Fashion-MNIST (`docs/results/audit/measured.md`).
 
     Args:
         factor: the advantage 2 A - 1 with one example per class.
@@ -54,7 +54,7 @@ class RiskPrediction:
         The result times the number of classes is a value for `CFL.min_examples`.
 
         Raises:
-            InputError: no number of examples reaches the risk.
+            InputError: the risk is at most 0.5 or above 1.
 
         >>> round(RiskPrediction().examples_per_class(0.721)), RiskPrediction().examples_per_class(1.0)
         (25, 0.0)
@@ -87,27 +87,28 @@ class LimitController:
 
     1. If the fraction s of members over their limit is above ``target``, the risk reduction d grows by ``gain * (s -
        target)``.
-    2. If s is below ``target - hysteresis``, d shrinks by ``release * (target - s)``. With ``release_on = "interval"``,
-       the upper ends of the risks' 95 % intervals decide whether d shrinks.
+    2. If the fraction s is below ``target - hysteresis``, the risk reduction d shrinks by ``release * (target - s)``.
+       With ``release_on = "interval"``, the upper ends of the risks' 95 % intervals decide whether the risk reduction d
+       shrinks.
     3. If the held-out accuracy is below its best value by more than ``max_cost`` plus two standard errors of a
-       difference, the risk reduction d is halved instead.
-    4. Knobs change until they reduce the risk by d at a total cost of at most ``max_cost`` (`allocate`).
+       difference, the risk reduction d is halved, and the first two rules do not apply.
+    4. The knobs' strengths are set to reduce the risk by d at a total cost of at most ``max_cost`` (`allocate`).
 
     The risk reduction d is between 0 and the largest reduction that the knobs can achieve. The effect of a knob starts
     from a prior (`Knob`) and is learned from all clusters (`Sensitivity`). With gain 0, or while no member is over its
-    limit, all directives are 0, and training equals that of the algorithm alone bit for bit.
+    limit, all directives are 0, and training equals the algorithm's training without a coordinator bit for bit.
 
     Args:
         knobs: the knobs, by the name of their directive.
         target: the allowed fraction of a model's members over their limit.
         hysteresis: the margin below ``target``. Knobs are reduced only if the fraction of members over their limit is
             below ``target - hysteresis``.
-        gain: the factor on ``s - target``, where s is the fraction of members over their limit. The product is added to
-            the required risk reduction (in attack accuracy) at each estimate.
-        release: the factor on ``target - s``, where s is the fraction of members over their limit. The product is
-            subtracted from the required risk reduction at each estimate.
+        gain: the factor on ``s - target``, where s is the fraction of members over their limit. At each estimate,
+            ``gain * (s - target)`` is added to the required risk reduction (in attack accuracy).
+        release: the factor on ``target - s``, where s is the fraction of members over their limit. At each estimate,
+            ``release * (target - s)`` is subtracted from the required risk reduction.
         release_on: the figure that must be within the members' limits before knobs are reduced: the "estimate" of the
-            risk, or the upper end of its 95 % "interval". "interval" takes a second bit from each member.
+            risk, or the upper end of the risk's 95 % "interval". With "interval", each member answers a second bit.
         max_cost: the largest total cost of all knobs in held-out accuracy.
         audit_factor: the slope of the line from the estimated risk to a strong attack's accuracy, measured by audits.
             The risk reported to clients is ``audit_level + audit_factor * (risk - 0.5)``.
@@ -121,8 +122,8 @@ class LimitController:
             The discount is at least 0, and changes by ``price_step * (min_clients - members) / min_clients`` nats per
             estimate. If ``min_clients`` is 0, there are no discounts.
         price_step: the step of a model's discount per estimate, in nats.
-        known_risks: a function from the state to the certain risk of each client's model, (N,), NaN if unknown; None
-            means that all risks are unknown.
+        known_risks: a function from the state to the certain risk of each client's model, (N,), NaN if unknown;
+            ``None`` means that all risks are unknown.
 
     Example:
         >>> import shoal.toy
@@ -162,7 +163,8 @@ class LimitController:
     def start(self, state: State, federation: Federation, engine: Engine, stream: Stream) -> State:
         """Set the first directives, which are 0 without a prediction of the risk.
 
-        The prediction of the risk assumes clusters of equal size. All clients answer as after an estimate.
+        The prediction of the risk assumes clusters of equal size. All clients answer whether the predicted risk is
+        above their limit.
         """
         memory = Memory.empty(len(state.models), self.knobs)
         if self.prediction is not None:
@@ -198,7 +200,6 @@ class LimitController:
         """Set the directives from the clients' answers and the held-out accuracy.
 
         Args:
-            state: the state after an estimate of the risks.
             shares: the fraction of each model's members over their limit, (K,).
             possible: the fraction of each model's members that could be over their limit, (K,), which must be small
                 before knobs are reduced.
@@ -294,17 +295,17 @@ def over_limit_shares(
 ) -> Tensor:
     """Return the fraction of each model's members whose risk is above their limit, (K,); NaN without members.
 
-    Limits stay with the clients, because each client answers one bit. With ``epsilon`` the answers use randomised
-    response (Warner 1965): an answer is true with probability p = e^epsilon / (1 + e^epsilon). The server corrects a
-    received fraction s to (s - (1 - p)) / (2 p - 1), clipped to [0, 1]. The answers to one estimate are
-    epsilon-differentially private.
+    Each client answers one bit and does not send its limit. With ``epsilon`` the answers use randomised response
+    (Warner 1965): an answer is true with probability p = e^epsilon / (1 + e^epsilon). The server corrects a received
+    fraction s to (s - (1 - p)) / (2 p - 1), clipped to [0, 1]. The answers to one estimate are epsilon-differentially
+    private.
 
     Args:
         risks: the risks reported to clients, (K,).
         assignment: the model of each client, (N,); -1 if the client has no model and does not answer.
         federation: the clients.
         epsilon: the epsilon of randomised response; None means true answers.
-        stream: the random stream of the flipped answers.
+        stream: the random stream for randomised response.
         known: the certain risk of each client's model, (N,), NaN if unknown; None if all are unknown.
     """
     asked = torch.nonzero(assignment >= 0).flatten()
@@ -335,7 +336,7 @@ def _flip_probability(epsilon: float | None) -> float:
 
 
 def utilities(state: State, federation: Federation, engine: Engine) -> tuple[Tensor, Tensor]:
-    """Return the accuracy of each model for its members and its standard error, (K,) float64 each; NaN without members.
+    """Return each model's accuracy for its members, and the standard error, (K,) float64 each; NaN without members.
 
     The accuracy is measured on the members' hold-out examples, or on the server's examples if no member has hold-out
     examples. A regression uses minus the mean loss in place of the accuracy.
@@ -365,7 +366,7 @@ DIRECTIVE_COLUMN = "directive."
 
 @dataclass(frozen=True, eq=False)
 class RecordedDirectives:
-    """A coordinator that repeats recorded directives; implements the engine's protocol `SteeringRule`.
+    """A coordinator that repeats recorded directives; implements the engine protocol `SteeringRule`.
 
     Reference federations use the directives of the attacked federation.
 

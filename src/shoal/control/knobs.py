@@ -1,4 +1,4 @@
-"""The knobs of a coordinator, the learning of their effects, and the coordinator's memory."""
+"""The knobs of a coordinator, the regression of their effects, and the coordinator's memory."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -24,7 +24,7 @@ class Knob:
         defense: a defence of local training at full strength. None means a mechanism of the algorithm, such as
             `Pooling`, that reads the directive with the knob's name.
         risk_reduction: the prior mean of the risk reduction at full strength, in attack accuracy by the risk estimator.
-        accuracy_cost: the prior mean of the loss of held-out accuracy at full strength.
+        accuracy_cost: the prior mean of the decrease in held-out accuracy at full strength.
 
     Example:
         >>> import shoal
@@ -44,7 +44,7 @@ class Sensitivity:
 
     The trend is common to all clusters of an estimate, because training continues in all clusters. The regression
     removes the trend by subtracting the mean over clusters. A single cluster, or clusters with equal changes of
-    strengths, carry no information.
+    strengths, carry no information about the knobs' effects.
 
     Args:
         prior: the prior mean of each knob's effect at full strength, (J,) float64.
@@ -59,11 +59,11 @@ class Sensitivity:
     ratio: float = 1.0
 
     def observed(self, strengths: Tensor, change: Tensor) -> "Sensitivity":
-        """Return the regression after another estimate of the risks.
+        """Return the regression, updated by one estimate of the risks.
 
         Args:
             strengths: the change of each cluster's strengths, (K, J).
-            change: the change of the figure in each cluster, (K,); NaN if unknown.
+            change: the change of the risk or accuracy in each cluster, (K,); NaN if unknown.
         """
         measured = ~change.isnan()
         if int(measured.sum()) < 2:
@@ -78,7 +78,7 @@ class Sensitivity:
         )
 
     def effect(self) -> Tensor:
-        """Return the posterior mean (J,) of b."""
+        """Return the posterior mean (J,) of the knobs' effects b."""
         count = len(self.prior)
         if count == 0:
             return self.prior
@@ -139,7 +139,7 @@ class Memory:
     """The memory of a coordinator for K clusters and J knobs, stored in `State.control`.
 
     Figures of clusters have the shape (K,), and strengths have the shape (K, J). Risk, accuracy and the fraction over
-    the limit are those of the last estimate.
+    the limit come from the last estimate.
 
     Args:
         demand: the required risk reduction of each cluster.

@@ -17,11 +17,11 @@ class Exact:
     """The method that retrains, without the leaver, every model that the leaver trained.
 
     **Retraining by cluster** is used if each model depends only on the clients that chose the model, and the run has
-    neither a coordinator nor a `shoal.engine.Release`. FedAvg, FedProx, IFCA, its variants and one model per group
+    neither a coordinator nor a `shoal.engine.Release`. FedAvg, FedProx, IFCA, IFCA's variants and one model per group
     qualify. In each past round, the remaining clients choose again, and the clients of retrained models train again. A
     model is retrained from the first round in which a leaver trained the model, or in which another client's choice
     changed. Models that are not retrained stay equal bit for bit. If clients choose by loss alone, the result equals a
-    run that never had the leaver. If clients choose by risk, the risks are those that the original run estimated.
+    run that never had the leaver. If clients choose by risk, the method uses the risks that the original run estimated.
 
     **Retraining of the whole federation** is used for other algorithms, and for runs with a coordinator or a release.
     All past rounds run again without the leaver, with new choices and new random draws.

@@ -18,17 +18,18 @@ from shoal.forgetting.past_rounds import BYTES, require_approximable, same_draws
 class FedEraser:
     """The method that rebuilds models from stored updates: the server stores all clients' updates in every D-th round.
 
-    A model starts from its initial parameters. The first stored round adds the mean update of the remaining clients. In
-    each later stored round, the remaining clients train the rebuilt model for a fraction of their local epochs. With U
-    the mean of the remaining clients' stored updates and V the mean of their new updates, each tensor of a model
-    changes by ``|U| V / |V|``, which has the new direction and the old length. A tensor with V = 0 does not change.
+    Each model is rebuilt from the initial parameters of the run. The first stored round adds the mean update of the
+    remaining clients. In each later stored round, the remaining clients train the rebuilt model for a fraction of their
+    local epochs. With U the mean of the remaining clients' stored updates and V the mean of their new updates, each
+    tensor of a model changes by ``|U| V / |V|``, which has the new direction and the old length. A tensor with V = 0
+    does not change.
 
     The result is an approximation of a run that never had the leaver, because the lengths of U come from training with
     the leaver. The cost is about ``ratio / interval`` of a full retraining.
 
-    As in the paper, but not in its code, U is relative to the model that the clients received, and rounds 1, 1 + D, ...
-    are stored. As in the code, updates are averaged before norms are computed. Ours: each cluster is rebuilt by the
-    clients that chose the cluster in a stored round, with the algorithm's weights.
+    As in the paper, but not in the authors' code, U is relative to the model that the clients received, and the server
+    stores every D-th round from round 1 on. As in the authors' code, updates are averaged before norms are computed.
+    Ours: each cluster is rebuilt by the clients that chose the cluster in a stored round, with the algorithm's weights.
 
     Args:
         interval: the number D of rounds from one stored round to the next.

@@ -1,4 +1,4 @@
-"""Projected gradient ascent: the leaver maximises its loss within a ball around a model without its last update."""
+"""Projected gradient ascent on the leaver's loss, as a method of forgetting."""
 
 import logging
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ LOG = logging.getLogger("shoal")
 
 @settings
 class ProjectedGradientAscent:
-    """The method by which the leaver maximises its loss within a ball around a model without its last update.
+    """The method by which the leaver maximises its loss near a reference model without the leaver's last update.
 
     With w the current model, w_i the leaver's model in its last round and W_i the leaver's weight in that round, the
     reference model is ``w_ref = (w - W_i w_i) / (1 - W_i)``. The squared radius of the ball around w_ref is a third of

@@ -23,15 +23,15 @@ _CHUNK = 512
 
 
 def require_queries(queries: object, shape: Sequence[int]) -> int:
-    """Return the number of queries per record, after a check.
+    """Check and return the number of queries per record.
 
     Raises:
-        InputError: a number outside 1 to 18, or more than one query for inputs that are not images.
+        InputError: the number is outside 1 to 18, or exceeds 1 for inputs that are not images.
     """
     number = integer("queries", queries, "such as 18", 1)
     require(
         number <= MAX_QUERIES,
-        f"'queries' must be at most {MAX_QUERIES} (got {number}); an image has 2 flips times 9 shifts",
+        f"'queries' must be at most {MAX_QUERIES} (got {number})",
     )
     require(
         number == 1 or len(shape) == 3,
@@ -43,8 +43,8 @@ def require_queries(queries: object, shape: Sequence[int]) -> int:
 def image_copies(images: Tensor, number: int) -> list[Tensor]:
     """Return the first ``number`` of 18 copies of images (m, channels, height, width).
 
-    The unshifted image comes first, then its mirror image, then the shifted images, each followed by its mirror image.
-    Images are shifted by an eighth of their side and padded with 0.
+    The unshifted image comes first, then the mirror image, then each shifted image followed by a mirror image of the
+    shifted image. Images are shifted by an eighth of their side and padded with 0.
 
     Example:
         >>> import torch
@@ -61,8 +61,8 @@ def image_copies(images: Tensor, number: int) -> list[Tensor]:
 def mean_confidence(engine: Engine, model: Tensor, x: Tensor, labels: Tensor, rows: Tensor, number: int) -> Tensor:
     """Return the mean logit-scaled confidence of a model (P,) over ``number`` copies of each input, (m,) float64.
 
-    The inputs are those of x at ``rows`` (m,), with the true classes ``labels`` (m,). If ``number`` is 1, inputs need
-    not be images.
+    The inputs are the rows ``rows`` (m,) of ``x``, with the true classes ``labels`` (m,). If ``number`` is 1, inputs
+    need not be images.
     """
     if number == 1:
         return logit_confidence(engine.outputs(model, x, rows).cpu(), labels, engine.model.loss)

@@ -1,7 +1,7 @@
 """Label-only attacks, which query a model with changed inputs to measure how robust its predicted label is.
 
-A member keeps its label under more changes than a non-member. Label-only attacks are functions, because a `Query` does
-not contain changed inputs. The baseline is the gap attack, `shoal.attacks.queries.yeom.Gap`.
+The predicted label of a member survives more changes than the label of a non-member. The baseline is the gap attack,
+`shoal.attacks.queries.yeom.Gap`.
 
 Source: Choquette-Choo, Tramer, Carlini, Papernot 2021, ICML, arXiv:2007.14321, section 3 (data augmentation attack) and
 section 3.3 (decision boundary distance by random noise).
@@ -32,9 +32,10 @@ class ImageChanges:
     """Copies of an image: the image itself, translations and rotations.
 
     Args:
-        pixels: the largest translation; translations by (i, j) have ``|i| + |j| = 1..pixels`` and are padded with 0. 0
-            means no translation.
-        degrees: the angle of the rotations in both directions, bilinear and padded with 0. 0 means no rotation.
+        pixels: the largest translation; translations by (i, j) have ``|i| + |j| = 1..pixels`` and are padded with 0; no
+            translation if ``pixels`` is 0.
+        degrees: the angle of the rotations in both directions, bilinear and padded with 0; an angle of 0 means no
+            rotation.
     """
 
     pixels: Count = 1
@@ -59,7 +60,7 @@ def augmentation_votes(
     Args:
         engine: the model's engine.
         model: the model's parameters, (P,).
-        x: the inputs, (N, ...), prepared by `Engine.prepare` or not.
+        x: the inputs, (N, ...), raw or prepared by `Engine.prepare`.
         y: the labels, (N,) int64.
         rows: the indices of the records to score, (M,) int64.
         copies: the changes; a value of ``None`` means the default `ImageChanges`.
@@ -105,8 +106,6 @@ def boundary_distance(
     twice the largest level. The number of queries per record is ``draws`` times the number of levels, plus one.
 
     Args:
-        engine, model, x, y, rows: the arguments of `augmentation_votes`.
-        stream: the randomness of the noise.
         levels: the standard deviations of the noise in units of the inputs, positive and increasing.
         draws: the number of noise directions.
     """

@@ -1,15 +1,15 @@
-"""Risk from clients' histograms of their losses, without shadow models.
+"""Risk estimates from clients' loss histograms, without shadow models.
 
 Every client sends two histograms of its model's loss: on its training examples (members) and on its hold-out examples
 (non-members). The server adds up the histograms, chooses the best loss threshold on one half of the clients, and
 measures the accuracy of the threshold on the other half (cross-fitting).
 
 A relative loss is the loss minus the mean loss of the other models, which did not train on the client's examples
-(`OtherClusters`). With one model the relative loss is the loss.
+(`OtherClusters`). In a federation with one model, the relative loss equals the loss.
 
-The histograms reveal each client's numbers of training and hold-out examples, and the fit of the model. Noise on the
-histograms makes each estimate epsilon-differentially private for one example more or less. Noise on the histograms does
-not protect the client's updates, and the epsilons of several estimates add up.
+The histograms reveal each client's numbers of training and hold-out examples, and how well the model fits the examples.
+Noise on the histograms makes each estimate epsilon-differentially private under the addition or removal of one example.
+Noise on the histograms does not protect the client's updates, and the epsilons of several estimates add up.
 
 Source: Yeom et al. 2018, arXiv:1709.01604, Adversary 1, with another threshold (attack); Ghosh, Roughgarden,
 Sundararajan 2009, arXiv:0811.2841, the geometric mechanism (noise).
@@ -104,11 +104,9 @@ def accuracies_of(counts: Counts, assignment: Tensor, ids: Tensor, clusters: int
     """Compute the estimates of `LossHistograms.accuracies` from the received histograms.
 
     Args:
-        counts: the histograms of each client, (N, 2, B); 0 for clients that sent none.
+        counts: the histograms of each client, (N, 2, B); all 0 for a client that sent no histograms.
         assignment: the model of each client, (N,) int64; -1 for a client without a model.
-        ids: the ids of the clients, (N,) int64.
         clusters: the number K of models.
-        stream: the randomness of the split into halves.
     """
     return [
         cross_fitted_accuracy(
@@ -121,7 +119,7 @@ def accuracies_of(counts: Counts, assignment: Tensor, ids: Tensor, clusters: int
 
 
 def own_risks(models: Tensor, members: Shards, holdout: Shards, engine: Engine) -> Tensor:
-    """Estimate the risk of each of K models (K, P) at one client, (K,) float64, without shadow models and messages.
+    """Estimate the risk of each of K models (K, P) at one client, (K,) float64, without shadow models.
 
     The risk is the balanced accuracy of the best loss threshold, cross-fitted on two halves of the client's members and
     hold-out examples.
@@ -129,7 +127,7 @@ def own_risks(models: Tensor, members: Shards, holdout: Shards, engine: Engine) 
     Source: IFCA-MIR, section 5.7 (idea).
 
     Raises:
-        InputError: fewer than two members or two hold-out examples.
+        InputError: the client has fewer than two members, or fewer than two hold-out examples.
     """
     fewest = min(len(members.indices), len(holdout.indices))
     require(
@@ -160,9 +158,10 @@ def require_holdout(federation: Federation, estimator: str) -> None:
 
 
 def cross_fitted_accuracy(counts: Counts, half: Ints, elsewhere: Counts) -> Estimate:
-    """Compute the balanced accuracy of the threshold of each half of the clients on the other half.
+    """Choose a loss threshold on each half of the clients, and compute the balanced accuracy on the other half.
 
-    The accuracy is NaN without a threshold. The interval does not include the noise that clients add.
+    The accuracy is NaN if no threshold can be chosen. The confidence interval ignores the noise that clients add to
+    their histograms.
 
     Args:
         counts: the histograms of n clients, (n, 2, B).
@@ -191,7 +190,7 @@ def cross_fitted_accuracy(counts: Counts, half: Ints, elsewhere: Counts) -> Esti
 
 def best_cut(counts: Counts) -> int:
     """Return the number of lowest bins that best separates members from hold-out examples in (2, B); ties give the
-    smallest.
+    smallest number.
 
     >>> best_cut(np.array([[3.0, 1.0, 0.0], [0.0, 1.0, 2.0]]))
     1

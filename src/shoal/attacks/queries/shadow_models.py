@@ -1,4 +1,4 @@
-"""Shadow models, which the server trains on its own examples to know the models' members.
+"""Shadow models, which the server trains on its own examples to obtain models with known members.
 
 A federated model, trained by many clients over many rounds, fits its members differently from a model that one owner
 trains in one round. The "federated" training of shadow models imitates training by many clients over many rounds.
@@ -36,17 +36,17 @@ class ShadowModels:
     """The training of shadow models.
 
     Each shadow model draws a sample from the shadow set without replacement. One half of the sample trains the shadow
-    model; the other half are its non-members.
+    model; the examples of the other half are non-members.
 
     Args:
         number: the number of shadow models per model of the federation (IFCA-MIR uses 3).
         size: the number of training examples per shadow model, at most half the shadow set. "cluster" means as many
-            examples as the cluster's clients have in total, and at least a client's average.
+            examples as the cluster's clients have in total, but at least the average number of examples per client.
         epochs: the number of passes over the training examples, per round with "federated" training. "round" means as
             many passes as a client makes in a round.
         warm_start: whether "pooled" training starts from the federation's model instead of random parameters.
-        training: "pooled" or "federated". With "pooled", one owner trains the shadow model on all its examples for one
-            round (IFCA-MIR). With "federated", as many owners as the cluster has clients train the shadow model by
+        training: "pooled" or "federated". With "pooled", one owner trains the shadow model on all training examples for
+            one round (IFCA-MIR). With "federated", as many owners as the cluster has clients train the shadow model by
             federated averaging, from random parameters, for as many rounds as the run has done. A "federated" estimate
             costs as much as the run so far, multiplied by the number of shadow models.
 
@@ -81,8 +81,7 @@ class ShadowModels:
     ) -> list[Records]:
         """Train the shadow models of each of the K models of ``state``, and record their outputs.
 
-        With ``keep_models``, `Records.reference` contains the shadow models. All outputs then come from one evaluation
-        of the whole shadow set, which may change their last bits.
+        With ``keep_models``, `Records.reference` contains the shadow models.
 
         Raises:
             InputError: the shadow set has fewer than two examples.
@@ -176,7 +175,7 @@ def split_between_owners(examples: int, sizes: Tensor) -> Tensor:
     """Split a number of examples between owners, in proportion to the clients' sizes.
 
     Returns:
-        The number of examples of each owner, (m,) int64, without owners with 0 examples.
+        The number of examples per owner, (m,) int64; owners with 0 examples are left out.
 
     >>> split_between_owners(10, torch.tensor([8, 4, 8])), split_between_owners(1, torch.tensor([5, 5, 5]))
     (tensor([4, 2, 4]), tensor([1]))
@@ -188,7 +187,7 @@ def split_between_owners(examples: int, sizes: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class ShadowFederation:
-    """A shadow model and its owners.
+    """A shadow model and the owners of the model's training examples.
 
     Args:
         start: the initial parameters, (P,).
@@ -212,7 +211,7 @@ def train_shadow_federations(
     in the last round, with the learning rate of each round; a defence's changes in earlier rounds are not repeated.
 
     Raises:
-        DivergenceError: a result is not finite.
+        DivergenceError: a shadow model has non-finite parameters.
     """
     counts = torch.tensor([len(model.sizes) for model in federations])
     model_of = torch.repeat_interleave(torch.arange(len(federations)), counts)

@@ -32,9 +32,9 @@ class ShadowModelAttack:
 
     Args:
         classifier: "logistic" (logistic regression), "mlp" (64 hidden neurons) or "random-forest" (100 trees).
-        per_class: whether each true class has a separate classifier, as in the paper. Otherwise one classifier reads
-            the true class as a one-hot input. "logistic" needs ``per_class`` or ``sorted_posteriors``, because a linear
-            classifier of all classes cannot select the posterior of the true class.
+        per_class: whether each true class has a separate classifier, as in the paper. If false, one classifier for all
+            classes reads the true class as a one-hot input. "logistic" needs ``per_class`` or ``sorted_posteriors``,
+            because a linear classifier of all classes cannot select the posterior of the true class.
         sorted_posteriors: whether posteriors are sorted in descending order.
         name: the attack's name in a configuration.
 
@@ -91,7 +91,6 @@ class FittedShadowModelAttack:
     The score is 0.5 (non-member) for a class without a classifier.
 
     Args:
-        attack: the attack before its fit.
         classifiers: the classifier of each class; -1 is the key of a classifier for all classes.
         threshold: the largest score that is classified as a non-member.
     """

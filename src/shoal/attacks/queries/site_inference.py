@@ -21,7 +21,7 @@ class SiteGuesses:
 
     Args:
         outputs: the guesses from outputs, with the accuracy of guesses from the label as chance level.
-        gain: the accuracy of the guesses from outputs minus that of the guesses from the label.
+        gain: the accuracy of the guesses from outputs minus the accuracy of the guesses from the label.
         low, high: the 95 % interval of the gain over paired records.
     """
 
@@ -35,7 +35,7 @@ class SiteGuesses:
 class SiteInference:
     """The attack that guesses a record's client by a regression of clients on the model's outputs, per class.
 
-    The regression is cross-fitted on other records of the same clients. The attacker therefore has outputs on records
+    The regression is cross-fitted on other records of the same clients. The attacker therefore needs outputs on records
     of known clients, for example from a shared evaluation.
 
     Args:
@@ -62,7 +62,6 @@ class SiteInference:
 
         Args:
             outputs: the outputs of the record's cluster model, (M, C).
-            label: the labels of the records, (M,).
             site: the client of each record, (M,).
         """
         from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - takes a second to import

@@ -77,7 +77,7 @@ class Gap:
     name: Literal["gap"] = "gap"
 
     def fit(self, records: Records, stream: Stream) -> "FittedGap":
-        """Return the same attack for every model."""
+        """Return the fitted attack, which does not depend on the records."""
         del records, stream
         return FittedGap()
 

@@ -43,9 +43,9 @@ class BaVarIA:
     """The log density of a record's score given its IN scores, minus the log density given its OUT scores.
 
     Each density is the Student-t predictive distribution of the next IN or OUT score. A normal-inverse-gamma prior is
-    fitted on the IN scores of all records, and another on the OUT scores. Records without IN or without OUT scores are
-    treated as in `LiRA`. If a record's IN scores are all equal and its OUT scores are all equal, each side counts as R
-    / 2 scores, because unequal counts alone would reveal membership.
+    fitted on the IN scores of all records, and another on the OUT scores. For a record without IN scores, the attack
+    shifts the OUT scores as `LiRA` does, and vice versa. If a record's IN scores are all equal and its OUT scores are
+    all equal, each side counts as R / 2 scores, because unequal counts alone would reveal membership.
 
     The fit of the prior is ours, not the paper's (`fit_prior`).
     """

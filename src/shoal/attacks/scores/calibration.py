@@ -37,8 +37,8 @@ class LossScore:
 class DifficultyCalibration:
     """The attacked model's score minus the mean score of the reference models that did not train on the record.
 
-    If every reference model trained on a record, the mean difference between OUT and IN scores is added to their
-    scores.
+    If every reference model trained on a record, the mean difference between OUT and IN scores is added to the
+    reference models' scores.
     """
 
     name: ClassVar[str] = "calibration"
@@ -54,7 +54,7 @@ class DifficultyCalibration:
 
 @dataclass(frozen=True, eq=False)
 class OtherClusters:
-    """A record's confidence on its cluster's model minus its mean confidence on the models of the other clusters.
+    """A record's confidence on its own cluster's model minus its mean confidence on the other clusters' models.
 
     The attack needs no reference models, because a client of a clustered federation receives the models of all
     clusters.

@@ -1,4 +1,4 @@
-"""Scores of records by the reference models that trained on the record (IN) and by those that did not (OUT).
+"""Scores of records by the reference models that trained on the record (IN) and by reference models that did not (OUT).
 
 If a record has only IN or only OUT scores, the missing scores are estimated by adding or subtracting the mean
 difference between IN and OUT.
@@ -56,13 +56,11 @@ def in_and_out(attack: ReferenceAttack, records: ReferenceScores, *, needs_in: b
     """Split scores into an IN and an OUT side.
 
     Args:
-        attack: the attack that reads the scores.
-        records: the scores of M records.
-        needs_in: whether the attack reads IN scores; if not, only OUT scores must exist.
+        needs_in: whether the attack reads IN scores; if false, only OUT scores must exist.
 
     Raises:
-        InputError: fewer reference models than ``attack.least``, or no record has a score on a side that the attack
-            reads.
+        InputError: the reference models are fewer than ``attack.least``, or no record has a score on a side that the
+            attack reads.
     """
     require(
         records.references >= attack.least,
@@ -96,8 +94,7 @@ def pooled_variances(attack: ReferenceAttack, *sides: Side) -> list[float]:
         variances = np.where(freedom > 0, variances, squares.sum() / freedom.sum())
     require(
         not len(sides[0].scores) or bool(np.all(variances > 0)),
-        f"the attack '{attack.name}' needs two reference models with different scores of one record; both must "
-        "have trained on the record, or neither",
+        f"the attack '{attack.name}' needs a record with two different IN scores or two different OUT scores",
     )
     return [float(variance) for variance in variances]
 
@@ -108,8 +105,8 @@ def log_ratio(
     """Return the log density of each record's score given IN minus the log density given OUT, (M,).
 
     Args:
-        attack, records: the arguments of `in_and_out`.
-        log_density: the function that returns log densities (M,) for a side and its pooled variance.
+        log_density: the function that returns log densities (M,) for one side (IN or OUT) and the side's pooled
+            variance.
     """
     sides = in_and_out(attack, records, needs_in=True)
     inside, outside = map(log_density, sides, pooled_variances(attack, *sides))

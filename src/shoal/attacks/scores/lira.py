@@ -97,8 +97,9 @@ class OfflineLiRA:
 def variances(side: Side, pooled: float, own_variance: int) -> Floats:
     """Return the variance of each record's scores on one side, (M,).
 
-    With fewer than ``own_variance`` reference models, every variance is the pooled variance. With more, a record with
-    two scores has a separate variance, at least `VARIANCE_FLOOR` times the pooled variance.
+    With fewer than ``own_variance`` reference models, every variance is the pooled variance. With more reference
+    models, a record with at least two scores has a separate variance, at least `VARIANCE_FLOOR` times the pooled
+    variance.
     """
     variances = np.full(len(side.scores), pooled)
     if side.scores.shape[1] < own_variance:

@@ -26,15 +26,15 @@ class RMIA:
     """The fraction of comparison records with a likelihood ratio of at most 1 / gamma times the scored record's ratio.
 
     A record's likelihood ratio is its probability under the attacked model divided by its mean probability under
-    reference models, with IN and OUT models weighted equally. The comparison records are the population records of the
-    same attacked model. Without a population, the comparison records are the other records of the same model, with the
-    mean over OUT scores. Without comparison records the fraction is 1/2.
+    reference models, with IN and OUT models weighted equally. The comparison records are the population records that
+    the same attacked model scored. Without a population, the comparison records are the same model's other records,
+    with mean probabilities over OUT models. Without comparison records the fraction is 1/2.
 
     Ours: the likelihood ratio orders records with equal fractions, and changes a score by at most `TIE`.
 
     Args:
-        gamma: the factor, at least 1 (the paper uses 2). With gamma = 2 most fractions are near 0, and a threshold from
-            other models is less accurate (docs/audit.md).
+        gamma: the factor between the two likelihood ratios that are compared, at least 1 (the paper uses 2). With gamma
+            = 2 most fractions are near 0, and a threshold from other models is less accurate (docs/audit.md).
     """
 
     name: ClassVar[str] = "rmia"
@@ -45,7 +45,7 @@ class RMIA:
     gamma: Gamma = 1.0
 
     def scores(self, records: ReferenceScores) -> Floats:
-        """Return one fraction per record, (M,), changed by at most `TIE`."""
+        """Return each record's fraction of comparison records, (M,), changed by at most `TIE`."""
         inside, outside = in_and_out(self, records, needs_in=True)
         log_out = _log_mean(outside)
         # The mean of equal means is exactly that mean.
@@ -61,7 +61,7 @@ class OfflineRMIA:
     over the reference models.
 
     Args:
-        gamma: the factor, as in `RMIA`.
+        gamma: the factor between the two likelihood ratios that are compared, at least 1.
         a: the weight of p_out, in [0, 1]; at 1 the estimate is p_out.
     """
 
@@ -74,7 +74,7 @@ class OfflineRMIA:
     a: Fraction = 0.33
 
     def scores(self, records: ReferenceScores) -> Floats:
-        """Return one fraction per record, (M,), changed by at most `TIE`."""
+        """Return each record's fraction of comparison records, (M,), changed by at most `TIE`."""
         _, outside = in_and_out(self, records, needs_in=False)
         average = self._all_models(_log_mean(outside))
         return _fractions(records, average, average, self._all_models(_population_average(records)), self.gamma)

@@ -19,10 +19,11 @@ Student's t is 4.5 standard deviations, with 2 it would be 32."""
 def record_levels(score: Floats, reference: Floats, trained: Bools) -> Floats:
     """Return the level of each record, (M,): minus the log of the record's false positive rate.
 
-    The false positive rate of a record is the probability that a model without the record gives a score at least this
-    high. The probability is a Student-t tail of (x - mean) / (std sqrt(1 + 1 / n)), from the n scores by models that
-    did not train on the record. A threshold on levels therefore has the same false positive rate on every record. All
-    scores are replaced by the normal quantiles of their ranks among all OUT scores before levels are computed.
+    The false positive rate of a record is the probability that a model without the record gives a score at least as
+    high as the attacked model's. For a score x, the probability is a Student-t tail of (x - mean) / (std sqrt(1 + 1 /
+    n)), from the n scores by models that did not train on the record. A threshold on levels therefore has the same
+    false positive rate on every record. All scores are replaced by the normal quantiles of their ranks among all OUT
+    scores before levels are computed.
 
     Args:
         score: the attack's scores on the attacked model, (M,).

@@ -1,7 +1,7 @@
 """The stack: a regression of membership on the scores of several attacks.
 
-The regression is fitted on reference models, whose members are known. Each reference model is attacked with the other
-reference models as its references.
+The regression is fitted on reference models, whose members are known. Each reference model is attacked by comparison
+with the other reference models.
 
 Source: Wolpert 1992, Neural Networks 5(2):241-259 (stacked generalisation); arXiv:2604.12737 (a stack of seven
 membership attacks).
@@ -42,7 +42,7 @@ class Regression:
         """Fit ``member`` (M,) on ``features`` (M, F); members and non-members have the same total weight.
 
         Raises:
-            InputError: no members, or no non-members.
+            InputError: the records include no members, or no non-members.
         """
         from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - takes a second to import
 

@@ -45,6 +45,6 @@ class LossTrajectory:
             member: whether the reference model was trained on each record, (M,).
 
         Raises:
-            InputError: no members or no non-members.
+            InputError: the records include no members, or no non-members.
         """
         return Regression.fit(trajectories, member, self.inverse_penalty)

@@ -32,10 +32,10 @@ class Candidates:
         examples: the number of examples of each record's client, (M,) int64; a value of ``None`` means
             `Knowledge.examples`.
         row: the row of the scores, a client or a cluster, in which each record is scored, (M,) int64; -1 means no row.
-            With ``None``, all records are scored in all rows.
+            A value of ``None`` means that all records are scored in all rows.
 
     Raises:
-        InputError: no records, or columns of different lengths.
+        InputError: the candidates are empty, or columns have different lengths.
     """
 
     x: Tensor
@@ -105,14 +105,15 @@ class SpanScores:
 
     Args:
         score: the scores, (N, M) float64, higher for members. A score is minus the residual, combined with the matched
-            filter if the span is not exact. With noise, the score is the filter's score, or the leverage without
-            labels. A score is NaN without an update, or for a record of another row.
-        threshold: the thresholds, (N, M) float64, NaN like ``score``. With an exact span, the threshold is between
-            rounding and the residuals of non-members. Without an exact span, non-members exceed the threshold at the
-            attack's false alarm rate.
+            filter if the span is not exact. With noise, a score is the matched filter's score, or the leverage if
+            records have no labels. A score is NaN if the client or cluster sent no update, or if the record belongs to
+            another row.
+        threshold: the thresholds, (N, M) float64, NaN where ``score`` is NaN. With an exact span, the threshold is
+            between the rounding error and the residuals of non-members. Without an exact span, non-members exceed the
+            threshold at the attack's false alarm rate.
         exact: whether some records lie in the span up to rounding, and no known non-member lies in the span by chance,
             (N,) bool.
-        rank: the dimension of the span, (N,) int64; 0 without an update.
+        rank: the dimension of the span, (N,) int64; 0 for a row without an update.
         known: the scores of the known non-members, (N, Z) float64, with NaN if a non-member was not scored.
         layer: the dense layer's name in the network.
         inputs: the number of the layer's inputs, including the bias.

@@ -1,8 +1,8 @@
 """The dense layers of a network: their slices of the parameter vector, and their inputs.
 
 A convolution with non-overlapping patches is a dense layer on each patch. Layers of other types are not attacked. For
-example, a 3 x 3 kernel on c channels has 9 c inputs but hundreds of patches per image, so the span of its updates is
-the whole space.
+example, a 3 x 3 kernel on c channels has 9 c inputs but hundreds of patches per image, so the convolution's updates
+span the whole space.
 """
 
 import math
@@ -54,7 +54,7 @@ def dense_layers(model: Model, only: str | None = None) -> list[DenseLayer]:
     """List the trained dense layers of a model's network in order, or only the layer with the name ``only``.
 
     Raises:
-        InputError: the network has no trained dense layer, or none with this name.
+        InputError: the network has no trained dense layer, or no dense layer has the name ``only``.
 
     Example:
         >>> import shoal
@@ -92,7 +92,7 @@ def _patch(module: nn.Module) -> tuple[int, ...] | None:
 def layer_inputs(
     model: Model, row: Tensor, layer: DenseLayer, x: Tensor, dtype: torch.dtype, y: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Compute the inputs and errors of one layer, as in `layer_factors`."""
+    """Compute the inputs and errors of one layer by `layer_factors`."""
     return layer_factors(model, row, [layer], x, dtype, y)[0]
 
 

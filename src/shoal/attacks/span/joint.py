@@ -1,14 +1,14 @@
 """The joint attack, which infers the membership of all records on a list at once from every recorded round.
 
-A client's update, or a model's mean update, is a sum of per-example gradients and noise of known size. With ``z_j = 1``
-for a member, ``g_j`` the clipped gradient of record j at the round's start, and ``c_j`` the factor of record j,
+A client's update, or a model's mean update, is a sum of per-example gradients and noise of known size. The update is a
+linear regression on the memberships ``z_j`` (0 or 1), with the record's clipped gradient ``g_j`` at the round's start
+and factor ``c_j``:
 
     move_t = -sum_j z_j c_j g_j(start_t) + noise_t
 
-is a linear regression with known noise. If clients take several steps without noise, gradients are computed half way
-between a round's start and end. The joint solution does not attribute one member's contribution to other records,
-unlike a test of each record alone (`matched_filter`). A record's score is its log odds under a normal prior with the
-mean and variance of z.
+If clients take several steps without noise, gradients are computed half way between a round's start and end. The joint
+solution does not attribute one member's contribution to other records, unlike a test of each record alone
+(`matched_filter`). A record's score is its log odds under a normal prior with the mean and variance of z.
 
 **The attacker has a list** of candidates that contains members. The attacker also knows the clients' training, and the
 clients that trained each model in each round. Members that are not on the list add noise and weaken the attack.
@@ -111,8 +111,6 @@ class UpdateJoint(_JointAttack):
         Args:
             rounds: the recorded updates.
             candidates: the M records to score, each by the updates of its ``client``.
-            engine: the engine of the trained model.
-            knowledge: the training settings that the attacker knows.
 
         Raises:
             InputError: the candidates lack clients or labels, local training is unknown or not plain SGD, clients use
@@ -155,11 +153,7 @@ class ModelJoint(_JointAttack):
             models: the models before the first round and after each of T rounds, (T + 1, K, P).
             merged: the clients and weights of each of the T rounds.
             candidates: the M records to score, each with its ``client``.
-            engine, knowledge: the arguments of `UpdateJoint.score`.
-            first: the number of the first of the T rounds.
-
-        Raises:
-            InputError: the errors of `UpdateJoint.score`.
+            first: the round number of the first update.
         """
         moves = moves_of_models(models, candidates, engine, knowledge, first)
         summed = list[Move]()

@@ -30,7 +30,7 @@ class Knowledge:
         local: the clients' local training in round 1, with its defences (`gradient_privacy`, `augmentation`).
         examples: the number of examples of every client, or ``None`` if unknown or different between clients.
         clients: the number N of clients of the federation; a value of ``None`` means the clients in the updates.
-        noise: the standard deviation of a client's noise in each parameter of its update, without DP-SGD's noise.
+        noise: the standard deviation of a client's noise in each parameter of its update, excluding DP-SGD's noise.
         relative_noise: the length of a client's noise divided by the length of its update (nu of `LaplaceNoise`).
         proximal: mu of FedProx.
         server: the server's optimizer, or ``None`` if the server adds the mean update to the model.
@@ -166,8 +166,9 @@ def without_variates(updates: list[Tensor], clients: list[Tensor], total: int, r
 def mean_updates(moves: Tensor, server: ServerOptimizer | None) -> tuple[Tensor, Tensor]:
     """Return the mean updates (T, K, P) from which a server's optimizer made the model changes (T, K, P), in float64.
 
-    The optimizer is inverted for each parameter, from its initial moments. With s the step, ``s (sqrt(v) + tau) = m``
-    has the moments ``m = a + c delta``, ``v = p + q delta^2``. Therefore delta is a root of
+    The optimizer is inverted separately for each parameter, starting from the optimizer's initial moments. With s the
+    step, ``s (sqrt(v) + tau) = m`` has the moments ``m = a + c delta``, ``v = p + q delta^2``. The mean update delta is
+    a root of this quadratic equation:
 
         (c^2 - s^2 q) delta^2 + 2 c b delta + b^2 - s^2 p = 0,   b = a - s tau,   (b + c delta) s >= 0
 

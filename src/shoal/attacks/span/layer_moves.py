@@ -109,13 +109,14 @@ def moves_without_pooling(models: Tensor, share: float, cohort: int | None, laye
     """Return the changes (T, K, P) float64 of models (T + 1, K, P) before pooling.
 
     `Pooling` turns the models ``theta'_k`` of a round into ``theta_k = (1 - rho) theta'_k + rho sum_j w_j theta'_j``,
-    with w_j the fraction of clients that trained model j. Pooling does not change the weighted mean, so
+    with w_j the fraction of clients that trained model j. Pooling does not change the models' weighted mean, which
+    gives the models before pooling:
 
         theta'_k = (theta_k - rho sum_j w_j theta_j) / (1 - rho)
 
     A client knows rho and all models, but not w. Gradients of a dense layer are short in directions with little
-    variance of the inputs; differences of two models are not. Therefore w minimises the squared length of the changes
-    in the metric of the inputs' inverse second moments. With a known ``cohort``, w is rounded to multiples of 1 /
+    variance of the inputs, unlike differences of two models. Therefore w minimises the squared length of the changes in
+    the metric of the inputs' inverse second moments. With a known ``cohort``, w is rounded to multiples of 1 /
     ``cohort``.
 
     Args:
@@ -222,10 +223,10 @@ def layer_information(
     """Return a sort key of a layer, larger for a more informative layer.
 
     The first element is whether the rank of the updates is below ``min(T (h - 1), d)``, which means that the span
-    contains all inputs. If the first element is true, the second element is the fraction of the space outside the span,
-    otherwise ``min(T (h - 1), d)``. T is the number of rounds if the inputs are the same in all rounds (``direct``),
-    otherwise 1. Rows and columns of zeros do not count in h and d. Errors of a softmax sum to 0 and have rank h - 1.
-    With noise, the largest layer is the most informative.
+    contains all inputs. If the first element is true, the second element is the fraction of the space outside the span;
+    if false, the second element is ``min(T (h - 1), d)``. T is the number of rounds if the inputs are the same in all
+    rounds (``direct``), otherwise 1. Rows and columns of zeros do not count in h and d. Errors of a softmax sum to 0
+    and have rank h - 1. With noise, the largest layer is the most informative.
     """
     if not moves:
         return False, -1.0

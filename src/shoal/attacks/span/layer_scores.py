@@ -45,7 +45,7 @@ def scores_of_moves(
 ) -> SpanScores:
     """Score ``count`` clients or clusters by one dense layer's updates.
 
-    The layer is the one with the name ``layer``, or the most informative layer if ``layer`` is ``None``.
+    The argument ``layer`` is the layer's name; ``None`` selects the most informative layer.
     """
     layers = dense_layers(engine.model, layer)
     spans = not (knowledge.noisy and candidates.filters)
@@ -105,7 +105,7 @@ def calibrate_scores(references: Floats, reference_strata: Ints, strata: Ints, r
     Args:
         references: the scores of known non-members, (Z,), with Z >= 1.
         reference_strata, strata: the strata of known non-members and of records, (Z, S) and (m, S), coarse columns
-            first. A record is compared within its finest stratum with at least five known non-members.
+            first. A record is compared with its finest stratum that has at least five known non-members.
         rate: the false alarm rate.
 
     Example:
@@ -196,7 +196,7 @@ class _LayerView:
     def moments(self, start: Tensor) -> tuple[Clutter, Tensor, Tensor]:
         """Return the second moments of inputs and clipped errors over all records, the inputs, and the clipped errors.
 
-        If clients train on transformed images, inputs and errors are those of transformed copies.
+        If clients train on transformed images, inputs and errors are computed on transformed copies.
         """
         assert self.candidates.y is not None
         assert self.candidates.known_y is not None
@@ -248,9 +248,7 @@ class _LayerView:
         return weigh(inputs[torch.cat([places, known])])
 
     def filter_scores(self, rows: "Sequence[_RowView]") -> list[Floats | None]:
-        """Return each row's matched-filter scores over its updates, standardised by known non-members; ``None`` without
-        labels.
-        """
+        """Return each row's matched-filter scores, standardised by known non-members; ``None`` without labels."""
         if not self.filters:
             return [None] * len(rows)
         first = len(self.candidates.x)
@@ -341,8 +339,8 @@ class _Residuals:
         return _Residuals(residual, floor[:count], level, exact)
 
     def exact_scores(self) -> tuple[Floats, Floats]:
-        """Return scores (m + z,) and thresholds (m,), which are geometric means of the rounding and the non-members'
-        level.
+        """Return scores (m + z,) and thresholds (m,), which are geometric means of the rounding error and the
+        non-members' level.
         """
         return -self.residual, -np.sqrt(np.minimum(_FLOORS * self.floor, self.level) * self.level)
 

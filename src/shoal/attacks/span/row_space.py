@@ -26,7 +26,7 @@ class RowSpace:
 
     Args:
         basis: the matrix V of orthonormal right singular vectors of D, (d, r) float64.
-        singular: the singular values s of these vectors, descending, (r,) float64.
+        singular: the singular values s of D, one per column of V, descending, (r,) float64.
         rows: the number R of rows of D.
         deviation: the standard deviation nu of the noise.
 
@@ -59,7 +59,7 @@ class RowSpace:
 
         The fractions are ``|x - V V'x| / |x|`` (1 for x = 0) and ``nu sqrt(d) |a| / |x|``. With coefficients ``a = S^-1
         V'x``, x is a combination of the rows of D, each of which has noise of length ``nu sqrt(d)``. For records of L
-        vectors, (M, L, d), lengths are those of the concatenated vectors.
+        vectors, (M, L, d), the length of a record is the length of the L concatenated vectors.
         """
         vectors, length = _places(records)
         inside = vectors @ self.basis
@@ -73,7 +73,7 @@ class RowSpace:
     def soft_residuals(self, records: Tensor) -> Tensor:
         """Return residuals (M,) that include the fraction ``l^2 / (s^2 + l^2)`` of a direction with singular value s.
 
-        The level l is 4 times `edge`.
+        The level l is 4 times the value of `edge`.
         """
         (vectors, length), level = _places(records), (4 * edge(self.rows, self.inputs, self.deviation)) ** 2
         squares = (vectors @ self.basis).square()
@@ -105,7 +105,7 @@ def row_spaces(moves: Sequence[Tensor], deviations: Sequence[float], above: floa
     """Compute the row space of each of n matrices D (R, d), with noise of standard deviation nu.
 
     The rank is the number of singular values above ``above * nu (sqrt(R) + sqrt(d))``. The rank is smaller if a value
-    is below a thousandth of the largest value and more than `GAP` times smaller than the value before it. Matrices of
+    is below a thousandth of the largest value and more than `GAP` times smaller than the preceding value. Matrices of
     equal shape are decomposed together in float64, by the eigenvectors of the smaller of ``D D'`` and ``D'D``.
     """
     spaces: list[RowSpace | None] = [None] * len(moves)

@@ -1,4 +1,4 @@
-"""The span attack: a record is a member if it lies in the row space of a dense layer's updates.
+"""The span attack: a record in the row space of a dense layer's updates is classified as a member.
 
 The gradient of a dense layer's weight is ``sum_i e_i a_i'``, with inputs a_i equal to the records or to the model's
 features of the records. The rows of every sum of gradients are therefore linear combinations of the inputs. With V the
@@ -82,11 +82,11 @@ class UpdateSpan(_SpanAttack):
         Args:
             rounds: the recorded updates; SCAFFOLD needs all rounds from the first.
             candidates: the M records.
-            engine: the engine of the trained model.
             knowledge: the training settings that the attacker knows; a value of ``None`` means plain SGD.
 
         Raises:
-            InputError: no round, updates with a wrong size or non-finite numbers, or a network without a dense layer.
+            InputError: no round is recorded, an update is not finite or has a wrong size, or the network has no dense
+                layer.
         """
         recorded = sorted(rounds, key=lambda updates: updates.round)
         require(bool(recorded), "'rounds' must hold the updates of at least one round (got none)")
@@ -122,11 +122,10 @@ class ModelSpan(_SpanAttack):
         Args:
             models: the models before the first and after each of T rounds, (T + 1, K, P), with NaN for parameters that
                 are not sent.
-            candidates, engine, knowledge: the arguments of `UpdateSpan.score`.
-            first: the number of the first of the T rounds.
+            first: the round number of the first update.
 
         Raises:
-            InputError: fewer than two models, models with a wrong size, or a network without a dense layer.
+            InputError: there are fewer than two models, a model has a wrong size, or the network has no dense layer.
         """
         size, stacked = engine.model.layout.size, models if isinstance(models, Tensor) else torch.stack(list(models))
         fits = stacked.dim() == 3 and len(stacked) >= 2 and stacked.shape[2] == size

@@ -1,7 +1,8 @@
 """A search for each record's transform with the smallest residual, for clients that train on transformed images.
 
-A member lies in the span only with its transform in training. The attacker searches the known family of transforms by a
-grid, then by Levenberg-Marquardt steps from the best grid points. The search is the same for members and non-members.
+A member lies in the span only under the transform that was applied in training. The attacker searches the known family
+of transforms by a grid, then by Levenberg-Marquardt steps from the best grid points. The search is the same for members
+and non-members.
 """
 
 from itertools import product
@@ -54,7 +55,6 @@ def search_residuals(
         space: the row space of a layer with images as inputs.
         images: the images, (M, C, H, W).
         family: the transforms.
-        bias: whether the layer has a bias.
         dtype: the precision of the inputs.
 
     Returns:

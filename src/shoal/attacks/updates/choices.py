@@ -1,4 +1,4 @@
-"""Inference of a client's group, and of its tolerance of risk, from its choices of a model over rounds.
+"""Inference of a client's group and tolerance of risk from the client's choices of a model over rounds.
 
 The attacking server sees the cluster that each client trained in each round, and knows the groups of some clients. The
 server infers the groups of the other clients. If clients choose by risk (IFCA-MIR) or refuse models above their
@@ -95,13 +95,11 @@ class ClusterIdentity:
             assignment: the cluster that each client chose in each round, (T, N); -1 if the client did not take part.
             group: the group of each client, (N,), from 0; -1 if unknown. Clients with an unknown group, or without a
                 choice, are left out.
-            clients: the clients' ids, (N,).
-            stream: the randomness of the split into halves.
             strata: strata of the clients, (N,), from 0; both halves have the same mix of strata. ``None`` means one
                 stratum.
 
         Raises:
-            InputError: fewer than two groups, fewer than two chosen clusters, or a group with one client.
+            InputError: clients have fewer than two groups or chose fewer than two clusters, or a group has one client.
         """
         used = np.flatnonzero((group >= 0) & (assignment >= 0).any(axis=0))
         used = used[np.argsort(clients[used], kind="stable")]
@@ -174,7 +172,6 @@ class PreferenceInference:
 
         Args:
             assignment, group, clients, stream: the arguments of `ClusterIdentity.guess`.
-            preferences: the true preferences of the N clients.
 
         Raises:
             InputError: fewer than two clients are stricter than another client of their group, or only one cluster was
@@ -193,9 +190,9 @@ class PreferenceInference:
 def strictness(preferences: Preferences, group: Ints, clients: Ints) -> Ints:
     """Return the class of each client, `STRICTER`, `LAXER` or `NEITHER`, (N,).
 
-    A client is stricter if its threshold is lower, or if its threshold is equal and its beta is larger. Every group has
-    as many stricter as laxer clients. `NEITHER` is the class of the middle client of an odd group, of clients exactly
-    as strict as the middle, and of clients without a group (-1).
+    A client with a lower threshold is stricter; with equal thresholds, a client with a larger beta is stricter. Every
+    group has as many stricter as laxer clients. `NEITHER` is the class of the middle client of an odd group, of clients
+    exactly as strict as the middle client, and of clients without a group (-1).
 
     >>> import torch
     >>> tolerated = Preferences(torch.tensor([0.5, 0.6, 0.7, 0.7, 0.7]), torch.full((5,), 0.5))

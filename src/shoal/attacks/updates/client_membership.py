@@ -1,6 +1,6 @@
-"""Client membership inference: whether a client took part in training, from membership scores of its records.
+"""Client membership inference: whether a client took part in training, from membership scores of the client's records.
 
-Any membership score can be used. A client's mean over many records is more accurate than one record's score.
+A client's mean over many records is more accurate than one record's score.
 """
 
 import numpy as np

@@ -158,11 +158,8 @@ class ModelAcquisition:
         """Choose a sybil's reply in round ``number``, and return its index in ``replies`` and the update (P,).
 
         Args:
-            history: the models that all sybils have received.
-            number: the round.
             model: the received model, (P,).
             honest: the update of local training from the received model, (P,).
-            stream: the randomness of directions.
         """
         paths = SybilPaths(history, len(self.replies))
         chosen = paths.choice(model, number)
@@ -188,15 +185,14 @@ class ModelAcquisition:
 
         Args:
             training: the training of a federation with the clients of ``state``, followed by the sybils. The sybils'
-                examples in this federation are not read, but their number counts in averages.
+                examples in this federation are not read, but the number of these examples determines a sybil's weight.
             state: the state before the first sybil joins.
             examples: the attacker's examples, with one owner.
-            rounds: the number of rounds.
             every: the number of rounds between two sybils, more than the number of splits on a path. With fewer rounds,
                 a sybil joins before the previous sybil reaches its cluster.
 
         Raises:
-            InputError: no rounds, no sybils, examples of several owners, or diverged training.
+            InputError: there are no rounds or no sybils, examples have several owners, or training diverged.
         """
         honest, stream = len(state.assignment), training.stream("sybils")
         require(rounds >= 1 and every >= 1, f"'rounds' and 'every' must be at least 1 (got {rounds} and {every})")
@@ -307,7 +303,7 @@ class SybilPaths:
         return untried[0] if untried else min(self._replies, key=lambda reply: self._behind(key, reply, {key}))
 
     def update_of(self, model: Tensor, reply: int) -> Tensor | None:
-        """Return the update (P,) that a sybil sent as ``reply`` to ``model``, or ``None`` if no sybil did."""
+        """Return the update (P,) that a sybil sent as ``reply`` to ``model``, or ``None`` without an update."""
         return self._sent.get((key_of(model), reply))
 
     def next_models(self, model: Tensor) -> list[Tensor]:

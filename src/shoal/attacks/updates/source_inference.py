@@ -23,7 +23,7 @@ class Guesses:
     Args:
         right: the number of correct guesses.
         count: the number of guesses.
-        chance: the accuracy by chance.
+        chance: the chance level of the accuracy.
         low, high: the 95 % interval of the accuracy (Clopper-Pearson), which treats the guesses as independent.
     """
 

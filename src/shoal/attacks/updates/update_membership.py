@@ -1,12 +1,12 @@
 """The server's membership attacks on clients' updates, by FedMIA, Grad-cosine and Grad-diff.
 
-**FedMIA.** The other clients, which did not train on a record, replace shadow models. For client i, record x and round
-t, with m_k the measurement of client k's update on x,
+**FedMIA.** The other clients, which did not train on a record, replace shadow models. FedMIA scores a record x for
+client i from the measurements m_k of each client k's update on x in round t:
 
     score = mean over t of Phi((m_i - mu) / sigma),   mu, sigma^2 = mean and variance of m_k over k != i  (+ 1e-8)
 
 The variance is the population variance, as in the authors' code. In contrast to the authors' code, every client is
-scored on the same records, and the other clients are only those that trained the same model in that round. Clients of
+scored on the same records, and only clients that trained the same model in the same round are compared. Clients of
 other clusters would show which cluster fits a record, not which client trained on the record.
 
 The null distribution of another client's record includes the record's owner, which lowers the record's score. An audit
@@ -75,7 +75,7 @@ class FedMIACosine:
     threshold: ClassVar[float] = 0.5
 
     def score(self, scores: UpdateScores) -> Floats:
-        """Return scores (N, M) in [0, 1], with NaN as in `FedMIALoss`."""
+        """Return scores (N, M) in [0, 1], with NaN for a client that never shared its model with two other clients."""
         return _percentiles(scores.cosine.astype(np.float64), scores.assignment)
 
 

@@ -1,4 +1,4 @@
-"""Statistics of every record that an honest-but-curious server computes from clients' updates, for its attacks.
+"""Statistics of every record that an honest-but-curious server computes from clients' updates for attacks.
 
 The server sent the model w and receives the model w_k of client k. If the client trained on a record x, the record's
 loss at w_k is low, and grad l(w; x) points along w - w_k. The attacks on these statistics (`update_membership.py`,
@@ -107,7 +107,7 @@ class UpdateScores:
 
 @runtime_checkable
 class UpdateAttack(Protocol):
-    """A server's membership attack on each client's updates: a frozen dataclass of its settings."""
+    """A server's membership attack on each client's updates, as a frozen dataclass of settings."""
 
     name: ClassVar[str]
     """Its key in audit.json."""
@@ -135,8 +135,8 @@ def update_scores(rounds: Iterable[RoundUpdates], records: OwnedRecords, engine:
         engine: the engine of the trained model, in float32 for exact losses.
 
     Raises:
-        InputError: no record or no recorded round, two updates of one client in a round, or updates or models with a
-            wrong size or non-finite numbers.
+        InputError: there are no records or rounds, a client sent two updates in a round, or updates or models are not
+            finite or have a wrong size.
 
     Example:
         >>> import torch, shoal
@@ -202,9 +202,7 @@ def check_updates(updates: RoundUpdates, size: int) -> None:
     require(fits, f"'assignment' must hold one model index per client, at least 0 and below {models}")
     ids, counts = updates.clients.unique(return_counts=True)
     if bool((counts > 1).any()):
-        raise InputError(
-            f"'clients' must hold each client once (got client {int(ids[counts > 1][0])} {int(counts.max())} times)"
-        )
+        raise InputError(f"'clients' must hold each client once (got client {int(ids[counts > 1][0])} more than once)")
 
 
 def _losses(updates: RoundUpdates, records: OwnedRecords, engine: Engine) -> Tensor:
@@ -238,7 +236,7 @@ def _compare(steps: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mean_over_rounds(values: Floats) -> Floats:
-    """Average values (T, N, M) over rounds to (N, M), without NaN values; an average of NaN values alone is NaN."""
+    """Average values (T, N, M) over rounds to (N, M), without NaN values; an average of only NaN values is NaN."""
     present = ~np.isnan(values)
     count = present.sum(axis=0)
     total = np.where(present, values, 0.0).sum(axis=0)
