@@ -431,7 +431,7 @@ def apply_feature_map(simulation: Simulation, threads: int | None = 1) -> Simula
     public = federation.shadow.x
     require(
         len(public) > 0 or not features.needs_public_examples,
-        "features: 'pca' needs a shadow set, which may lack labels; add shadow examples",
+        "features: 'pca' needs a shadow set, with or without labels; add shadow examples",
     )
     fitted, of_public = features.fit_and_map(public if len(public) else federation.clients.x[:1], threads)
     mapped = partial(fitted.transform, threads=threads)
@@ -468,8 +468,7 @@ def require_known(simulation: Simulation) -> None:
     mine, theirs = comparable_hashes(*clients)
     require(
         bool(np.isin(mine, theirs).any()),
-        "reference federations must retrain 'start', but 'start' has none of the clients' examples in this form; "
-        f"{how}",
+        f"reference federations must retrain 'start', but 'start' has none of this run's examples or features; {how}",
     )
     of_mine, of_theirs = (shards.owners().numpy() for shards in clients)
     require(
