@@ -468,7 +468,7 @@ def require_known(simulation: Simulation) -> None:
     mine, theirs = comparable_hashes(*clients)
     require(
         bool(np.isin(mine, theirs).any()),
-        "reference federations must retrain 'start', but 'start' has none of the clients' examples with equal features; "
+        "reference federations must retrain 'start', but 'start' has none of the clients' examples in this form; "
         f"{how}",
     )
     of_mine, of_theirs = (shards.owners().numpy() for shards in clients)
