@@ -305,8 +305,8 @@ class LocalSGD:
         rounds_done: the number of completed rounds (set by `at_round`).
 
     Raises:
-        InputError: a value is outside its range, both ``epochs`` and ``steps`` are set, momentum is combined with an
-            optimizer, or an objective is combined with DP-SGD.
+        InputError: a value is outside its allowed range, or two settings exclude each other, such as ``epochs`` and
+            ``steps``.
 
     Example:
         >>> from shoal import LocalSGD

@@ -202,7 +202,7 @@ class ScalableDefense(LocalDefense, Protocol):
         """Return the defence at a fraction of its full strength.
 
         Args:
-            strength: the fraction, in [0, 1]; 0 gives the same result, bit for bit, as no defence.
+            strength: the fraction, in [0, 1]; 0 gives results bit-identical to training without the defence.
 
         Raises:
             InputError: the strength is outside [0, 1].

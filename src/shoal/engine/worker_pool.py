@@ -82,7 +82,8 @@ def keep_freed_memory() -> None:
 def returned_memory() -> Iterator[None]:
     """Return freed blocks of at least 1 MiB to the kernel at once, inside this context.
 
-    This avoids fragmented memory in code that allocates many blocks and keeps few, such as a server that reads replies.
+    The context avoids fragmented memory in code that allocates many blocks and keeps few, such as a server that reads
+    replies.
     """
     _allocate(_M_MMAP_THRESHOLD, 1 << 20)
     try:

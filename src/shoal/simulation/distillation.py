@@ -115,7 +115,7 @@ class Distillation:
         """Raise `InputError` if students have no public examples."""
         require(
             len(federation.shadow) > 0 or self.distil == "never",
-            "'release' needs a shadow set, which may lack labels; add shadow examples",
+            "'release' needs a shadow set, with or without labels; add shadow examples",
         )
 
 

@@ -432,7 +432,7 @@ def apply_feature_map(simulation: Simulation, threads: int | None = 1) -> Simula
     public = federation.shadow.x
     require(
         len(public) > 0 or not features.needs_public_examples,
-        "features: 'pca' needs a shadow set, which may lack labels; add shadow examples",
+        "features: 'pca' needs a shadow set, with or without labels; add shadow examples",
     )
     fitted, of_public = features.fit_and_map(public if len(public) else federation.clients.x[:1], threads)
     mapped = partial(fitted.transform, threads=threads)

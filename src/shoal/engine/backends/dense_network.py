@@ -4,8 +4,9 @@ For inputs X (B, I), the model computes Z = XW' + b, H = relu(Z) and O = HV' + c
 layer's gradients are E'H (weight) and the column sums of E (bias). The hidden layer's gradients are D'X (weight) and
 the column sums of D (bias), with D = EV where H > 0 and D = 0 elsewhere.
 
-Training on full batches can avoid products with the first layer's weight. After steps on the same X, this weight is
-``W0 + A'X``, with A (B, H) the weighted sum of D over all steps. The layer's outputs are ``X W0' + (X X') A``. With the Gram matrix X X', a step costs B*B*H multiplications instead of 2*B*I*H.
+Training on full batches can avoid products with the first layer's weight. After steps on the same X, that weight is
+``W0 + A'X``, with A (B, H) the weighted sum of D over all steps. The first layer's outputs are ``X W0' + (X X') A``.
+With the Gram matrix X X', a step costs B*B*H multiplications instead of 2*B*I*H.
 """
 
 from collections.abc import Sequence

@@ -18,8 +18,8 @@ def client_updates(
     """Recompute the updates that a client sent in a round; yield nothing if the client did not take part.
 
     Args:
-        examples: examples of one owner that replace the client's examples, with new randomness and equal example
-            weights; ``None`` uses the client's examples.
+        examples: one owner's examples to train on instead of the client's, with new randomness and equal weights;
+            ``None`` trains on the client's examples.
 
     Yields:
         The cluster whose model the update changes, the client's aggregation weight, and the client's update, (P,).
