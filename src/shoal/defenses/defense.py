@@ -108,7 +108,7 @@ def apply_defenses(setup: TrainingSetup, defenses: Sequence[Defense]) -> Trainin
 
 
 class Scaled:
-    """A defence with one field, named by `scales`, that a directive multiplies by a strength; 0 disables the defence."""
+    """A defence whose field named in `scales` is multiplied by a strength; strength 0 disables the defence."""
 
     scales: ClassVar[str] = "strength"
 

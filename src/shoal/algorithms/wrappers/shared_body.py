@@ -88,7 +88,7 @@ class OwnLayers(Derived):
     """The key of the clients' layers in `State.personal`."""
 
     def own_mask(self, layout: Layout) -> Tensor:
-        """Return a mask (P,) bool of the parameters that stay with clients; raise `InputError` if it is empty."""
+        """Return a mask (P,) bool of parameters that stay with clients; raise `InputError` if no parameter stays."""
         raise NotImplementedError
 
     def shared_tensors(self, layout: Layout) -> frozenset[str]:
