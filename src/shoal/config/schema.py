@@ -180,8 +180,8 @@ class EvaluationSection:
 
     Args:
         every: the number of rounds between evaluations on the test set.
-        member_rounds: the number of rounds up to a model's last training that define membership: examples of
-            clients that trained the model in one of the rounds are members.
+        member_rounds: the largest number of rounds between a client's and a model's last training for which the
+            client's examples count as members.
         baselines: whether to compare clustering with one model for all clients, local training, and one model per
             group, each trained for the same number of rounds. Runs without clusters train no baselines. The default in
             sweeps is false.
