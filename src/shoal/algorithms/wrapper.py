@@ -34,7 +34,7 @@ class Derived:
         self.inner.check(local, risk_period)
 
     def check_layout(self, layout: Layout) -> None:
-        """Raise `InputError` if this algorithm cannot train a network of that layout."""
+        """Raise `InputError` if this algorithm cannot train a network with the given layout."""
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
         """Return the initial state of `inner` after `add_tensors`."""
@@ -103,6 +103,6 @@ def require_no_first_round(wrapper: object) -> None:
     for base in reversed(bases):
         require(
             client_trainings(base, LocalSGD()).first is None,
-            f"{type(wrapper).__name__}'s 'base' must train in its first round as in the others "
+            f"{type(wrapper).__name__}'s 'base' must train in its first round as in all later rounds "
             f"(got {type(base).__name__})",
         )

@@ -1,1 +1,1 @@
-"""Configurations: TOML files as checked values, and simulations built from these."""
+"""Configurations: checked TOML files, and the construction of simulations from configurations."""

@@ -110,7 +110,7 @@ def load_data(section: DataSection, data_dir: Path | None = None) -> SourceData:
     """Load the examples of [data].
 
     Raises:
-        InputError: an error of `load_dataset`, `load_folder` or `load_table`.
+        InputError: `load_dataset`, `load_folder` or `load_table` fails.
     """
     return load_source(section.source, section.path, section.task, data_dir, reading_of(section))
 
@@ -155,7 +155,7 @@ def resolve(config: Config, data: SourceData, *, draft: bool = False) -> Resolve
     Args:
         config: the configuration.
         data: the configuration's examples.
-        draft: whether to skip the slow shifts of images, when the simulation is only checked and not run.
+        draft: whether to skip the slow image shifts, because the simulation is only checked and not run.
 
     Raises:
         InputError: there are too few examples, or keys contradict each other.

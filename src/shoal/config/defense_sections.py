@@ -40,7 +40,7 @@ PRIOR_EFFECTS = {
 
 @settings
 class SteerableDefenses:
-    """The shipped defences that a coordinator can steer, and a user's own.
+    """The shipped defences that a coordinator can steer, and a user's own defences.
 
     The defences ``mixup``, ``flooding``, ``relaxloss``, ``ccl`` and ``dp_sgd`` exclude each other.
 
@@ -135,7 +135,7 @@ class CoordinatorSection(SteerableDefenses):
             for name in beliefs:
                 require(
                     name in steered,
-                    f"'{key}' names '{name}', which is not a steered defence; remove '{name}' or steer it",
+                    f"'{key}' names '{name}', which is not a steered defence; remove '{name}' or steer this defence",
                 )
 
     def coordinator(self) -> LimitController:

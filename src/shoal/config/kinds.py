@@ -1,4 +1,4 @@
-"""Classes by name: shipped classes have a short name, a user's own classes are ``module:Name``."""
+"""Classes by name: a shipped class has a short name, and a user's own class has the name ``module:Name``."""
 
 import importlib
 import sys
@@ -172,7 +172,7 @@ def create_from_table(name: str, where: str) -> Any:  # noqa: ANN401
     """Load the value ``module:Name``; a class is called without arguments.
 
     Raises:
-        InputError: an error of `load_code`, or the class has required arguments.
+        InputError: `load_code` fails, or the class has required arguments.
     """
     require(":" in name, f"'{where}' must be 'module:Name' (got '{name}')")
     member = load_code(name, where, values=True)

@@ -51,9 +51,9 @@ class DataSection:
     Most sources are one data set that Shoal partitions across clients, and require ``clients``, ``examples_per_client``
     and ``test_examples``. The sources ``folder``, ``table`` and the named tables state each example's client, and do
     not allow ``clients``, ``examples_per_client`` and ``test_examples``. For these sources, ``test_fraction``,
-    ``holdout_fraction`` and ``shadow_fraction`` set the held-out fractions. The keys ``size`` and ``channels`` belong
-    to ``folder``. The keys ``client``, ``label``, ``group`` and ``inputs`` belong to ``table``, which requires
-    ``client`` and ``label``; named tables have defaults for all four keys. See [own data](own-data.md).
+    ``holdout_fraction`` and ``shadow_fraction`` set the held-out fractions. The keys ``size`` and ``channels`` apply
+    only to the source ``folder``. The keys ``client``, ``label``, ``group`` and ``inputs`` belong to ``table``, which
+    requires ``client`` and ``label``; named tables have defaults for all four keys. See [own data](own-data.md).
 
     Args:
         source: the name of the data source. Images: ``digits``, ``mnist``, ``fashion-mnist``, ``emnist-byclass``,
@@ -180,8 +180,8 @@ class EvaluationSection:
 
     Args:
         every: the number of rounds between evaluations on the test set.
-        member_rounds: the number of rounds before a model's last training in which a client must have trained the model
-            for the client's examples to count as members.
+        member_rounds: the largest number of rounds between a client's and a model's last training for which the
+            client's examples count as members.
         baselines: whether to compare clustering with one model for all clients, local training, and one model per
             group, each trained for the same number of rounds. Runs without clusters train no baselines. The default in
             sweeps is false.
@@ -256,7 +256,7 @@ class RecordSection:
 class ForgettingSection:
     """The method that removes the influence of clients that leave (`[[events]]`).
 
-    No method refits what was fitted before the first round, such as the scales of a table's columns.
+    Values fitted before the first round, such as the scales of a table's columns, are not refitted.
 
     Args:
         value: the method; each method has its own keys.
@@ -284,9 +284,8 @@ class SecureAggregationSection:
         max_update_norm: the L2 norm to which each client clips its update, in units of parameters. This norm is also
             the range of the integers in the sum.
         max_examples: the largest number of examples that a client reports; larger numbers are reported as this number.
-        threshold: a fraction of a round's clients. The server learns a sum only if more than this fraction answers;
-            the remaining clients may drop out. With 2 / 3, a server that colludes with a third of the
-            clients cannot learn any client's update.
+        threshold: the server learns a sum only if more than this fraction of a round's clients answer. With 2 / 3, a
+            server that colludes with a third of the clients cannot learn any client's update.
     """
 
     min_clients: Annotated[int, Field(ge=2, strict=True)] = 3

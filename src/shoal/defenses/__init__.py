@@ -1,7 +1,7 @@
 """Defences against inference from updates, as values that change a `TrainingSetup`.
 
-This package may import `engine` and the layers below it. To add a defence, write a frozen dataclass with a method
-``apply``, a ``name`` and a ``title``, list the class in `DEFENSES`, and add a field to `shoal.config.defense_sections`.
+To add a defence, write a frozen dataclass with a method ``apply``, a ``name`` and a ``title``, list the class in
+`DEFENSES`, and add a field to `shoal.config.defense_sections`.
 """
 
 from shoal.defenses import accounting

@@ -91,8 +91,8 @@ def client_epsilons(
         choice_noise: the noise multiplier of the Gaussian mechanism that chose a client's cluster, or None without such
             a mechanism.
         copies: the number of rows of each client's most frequent record, (N,) int64, or None for one row.
-        of: a function of a client's steps to compute instead of epsilon. Shuffled batches are treated exactly, because
-            each record is in one batch per pass.
+        of: a function of a client's steps to compute instead of epsilon. With ``of``, shuffled batches are treated
+            exactly, because each record is in one batch per pass.
 
     Returns:
         The epsilons, (N,) float64, at least 0, and infinite without noise.
@@ -127,8 +127,9 @@ class PrivateTrainings:
         trainings: every client's local training, with all defences.
         rule: the DP-SGD defence of the local steps.
         first_round: the number of the first round.
-        choice_noise: the noise multiplier of the clients' choice, as in `client_epsilons`.
-        copies: the numbers of rows, (N,), as in `client_epsilons`. None counts the rows in ``federation``.
+        choice_noise: the noise multiplier of the mechanism that chose a client's cluster, or None.
+        copies: the number of rows of each client's most frequent record, (N,) int64. None counts the rows in
+            ``federation``.
     """
 
     federation: Federation
@@ -231,10 +232,10 @@ def epsilons_by_view(
     Args:
         rule: the DP-SGD defence, with ``noise = "sum"``.
         rounds: the number of rounds in which each client took part, (N,) int64.
-        choice_noise: the noise multiplier of the clients' choice, as in `client_epsilons`.
+        choice_noise: the noise multiplier of the mechanism that chose a client's cluster, or None.
         secure: whether the server sees only sums. A server that sees only sums may know one client's noise, and
             therefore gets the client's epsilon.
-        copies: the numbers of rows, (N,), as in `client_epsilons`.
+        copies: the number of rows of each client's most frequent record, (N,) int64.
         of: a function of ``mu`` (see `gaussian_epsilon`) to compute instead of epsilon.
     """
     counted = torch.stack([rounds, torch.ones_like(rounds) if copies is None else copies])
@@ -254,7 +255,7 @@ def epsilons_by_view(
 def bounds_by_view(
     rule: DPSGD, rounds: Tensor, choice_noise: float | None = None, copies: Tensor | None = None
 ) -> dict[View, AttackBound]:
-    """Compute the limit of each view on every attack against any client's records, with noise in sums over clients."""
+    """Compute the bound on every attack against any client's records, for each view, with noise in sums."""
     mus = epsilons_by_view(rule, rounds, choice_noise, copies=copies, of=float)
     return {view: gaussian_bound(float(of_clients.max())) for view, of_clients in mus.items()}
 
@@ -325,7 +326,7 @@ def check_accountable(federation: Federation, rounds: int, trainings: ClientTrai
 
 
 def check_sums(setup: TrainingSetup, trainings: ClientTrainings, clients: int) -> None:
-    """Raise `InputError` if noise in sums would not cover all training, or if there are too few ``clients``."""
+    """Raise `InputError` if noise in sums would not cover all training, or if ``clients`` is below ``min_clients``."""
     rule = private_rule(trainings.rounds[0])
     if rule is None or rule.noise == "client":
         return
@@ -340,7 +341,7 @@ def check_sums(setup: TrainingSetup, trainings: ClientTrainings, clients: int) -
     filtered = setup.update_filter or setup.client_filter
     require(
         filtered is None,
-        f"noise = 'sum' cannot be combined with {type(filtered).__name__}; remove one of them",
+        f"noise = 'sum' cannot be combined with {type(filtered).__name__}; remove one of the two defences",
     )
 
 

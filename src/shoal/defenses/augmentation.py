@@ -27,7 +27,7 @@ class Augmentation(Scaled):
         shift: the largest shift in pixels; horizontal and vertical shifts are uniform in both directions.
         flip: whether images are mirrored horizontally with probability 1/2.
         crop: the largest fraction of height and width that is cut off, in [0, 1). The fraction and the position of a
-            crop are uniform, and the rest of the image is resized to the full size.
+            crop are uniform, and the remaining image is resized to the full size.
         multiplicity: the number of transformed copies of each image per step. With DP-SGD the mean of the copies'
             gradients is clipped, so copies do not increase epsilon.
         strength: the factor in [0, 1] on rotations, shifts, crops and the probability of a flip, set by
@@ -62,9 +62,9 @@ class Augmentation(Scaled):
         """
         require(
             setup.kind in (None, "images"),
-            f"'augmentation' needs images (got {setup.kind}); remove it",
+            f"'augmentation' needs images (got {setup.kind}); remove 'augmentation'",
         )
-        require(setup.first_local().augmentation is None, "'augmentation' must not be applied twice; remove one")
+        require(setup.first_local().augmentation is None, "'augmentation' must not be applied twice; keep one")
         return setup.with_local_defense(self)
 
     def local(self, local: LocalSGD, at: ClusterRound) -> LocalSGD:

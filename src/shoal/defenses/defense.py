@@ -108,7 +108,7 @@ def apply_defenses(setup: TrainingSetup, defenses: Sequence[Defense]) -> Trainin
 
 
 class Scaled:
-    """A defence whose field `scales` is multiplied by the strength of a directive; strength 0 disables the defence."""
+    """A defence whose field named in `scales` is multiplied by a strength; strength 0 disables the defence."""
 
     scales: ClassVar[str] = "strength"
 
@@ -184,7 +184,7 @@ class LossDefense(Scaled):
     def _require_alone(self, local: LocalSGD) -> None:
         require(
             local.objective is None,
-            f"{type(local.objective).__name__} cannot be combined with {type(self).__name__}; remove one of them",
+            f"{type(local.objective).__name__} cannot be combined with {type(self).__name__}; remove one of the two",
         )
 
 

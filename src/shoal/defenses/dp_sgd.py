@@ -70,7 +70,7 @@ class DPSGD:
         min_clients: the smallest number of clients in a sum; required with noise in sums.
 
     Raises:
-        InputError: a value is outside its range, or noise is set without clipping.
+        InputError: a value is outside its allowed range, or noise is set without clipping.
 
     Source: Abadi et al. 2016, arXiv:1607.00133, Algorithm 1; at the clients as in Kim et al., RAID 2023, section 5.2.
 
@@ -102,8 +102,8 @@ class DPSGD:
             f"'max_grad_norm' must be finite with noise (got noise_multiplier = {self.noise_multiplier:g})",
         )
         in_sum = self.noise == "sum"
-        require(in_sum or self.min_clients is None, "'min_clients' needs noise = 'sum'; remove it")
-        require(not in_sum or self.min_clients is not None, "'min_clients' is missing; noise = 'sum' needs it")
+        require(in_sum or self.min_clients is None, "'min_clients' needs noise = 'sum'; remove 'min_clients'")
+        require(not in_sum or self.min_clients is not None, "'min_clients' is missing; noise = 'sum' needs this key")
         require(
             not in_sum or not self.poisson,
             "'sampling' must be 'shuffled' with noise = 'sum' (got 'poisson')",
@@ -122,7 +122,7 @@ class DPSGD:
         private = setup.local.gradient_privacy is not None or any(
             isinstance(defense, DPSGD) for defense in setup.defenses
         )
-        require(not private, "'dp_sgd' must not be applied twice; remove one")
+        require(not private, "'dp_sgd' must not be applied twice; keep one")
         if replace(setup.local, gradient_privacy=self).private:
             require(setup.first_local().objective is None, PRIVATE_OBJECTIVE)
             require_per_example_gradients(setup.model.structure())

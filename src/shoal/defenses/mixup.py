@@ -59,13 +59,13 @@ class Mixup(LossDefense):
         Raises:
             InputError: the examples are texts, or local steps are private or have another objective.
         """
-        require(setup.kind != "texts", "'mixup' needs numeric inputs (got texts); remove it")
+        require(setup.kind != "texts", "'mixup' needs numeric inputs (got texts); remove 'mixup'")
         return super().apply(setup)
 
     def objective(
         self, forward: Forward, x: Tensor, y: Tensor, loss: Loss, generator: torch.Generator, number: int
     ) -> Tensor:
-        require(x.is_floating_point(), "'mixup' needs numeric inputs (got texts); remove it")
+        require(x.is_floating_point(), "'mixup' needs numeric inputs (got texts); remove 'mixup'")
         order = torch.randperm(len(y), generator=generator).to(y.device)
         # PyTorch cannot draw a beta distribution from a given generator.
         seed = int(torch.randint(2**62, (1,), generator=generator))

@@ -51,6 +51,6 @@ class NormClipping:
         """Return the setup with this filter; raise `InputError` if the setup has another filter at the server."""
         require(
             setup.update_filter is None,
-            "norm clipping cannot be combined with another filter at the server; remove one",
+            "norm clipping cannot be combined with another filter at the server; remove one of the two",
         )
         return replace(setup, update_filter=self)

@@ -44,7 +44,7 @@ class L2(Scaled):
         decay = setup.first_local().weight_decay
         require(
             decay == 0,
-            f"'local.weight_decay' must be 0 with an L2 penalty (got {decay:g}); remove one",
+            f"'local.weight_decay' must be 0 with an L2 penalty (got {decay:g}); remove one of the two",
         )
         return setup.with_local_defense(self)
 
@@ -118,7 +118,7 @@ class Dropout:
     def to(self, model: Model) -> Model:
         require(
             bool(_linear(model.structure())),
-            "'dropout' needs a network with a linear layer after its first layer; remove it",
+            "'dropout' needs a network with a linear layer after its first layer; remove 'dropout'",
         )
         return replace(model, build=partial(_dropping, model.build, self.rate))
 

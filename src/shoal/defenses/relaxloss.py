@@ -17,10 +17,10 @@ from shoal.models.model import Loss
 class RelaxLoss(LossDefense):
     """The loss ``|L - alpha|`` for a batch's mean loss L, or flattened posteriors in odd passes if L is at most alpha.
 
-    A flattened posterior keeps the probability of the label and spreads the rest evenly over the other classes. In odd
-    passes below the level, a step minimises the cross-entropy to the flattened posterior, which is treated as constant.
-    Passes over the data are counted from 0 over all rounds. RelaxLoss requires classification by cross-entropy and the
-    ``loop`` backend, and excludes DP-SGD.
+    A flattened posterior keeps the probability of the label and spreads the remaining probability evenly over the other
+    classes. In odd passes below the level, a step minimises the cross-entropy to the flattened posterior, which is
+    treated as constant. Passes over the data are counted from 0 over all rounds. RelaxLoss requires classification by
+    cross-entropy and the ``loop`` backend, and excludes DP-SGD.
 
     Args:
         alpha: the level of the mean loss in nats; 0 gives plain training.

@@ -41,16 +41,16 @@ class CFL(Derived):
     3. The cluster is split if ``gamma_max < sqrt((1 - a) / 2)``, where a is the largest cosine between updates of
        different parts.
 
-    A client that missed a split, or joined later, moves down the tree of splits, one split per round. At each of these
-    splits, the late client trains the model from before the split, and joins the part with the most similar update. The
-    server sends each client only the model of its cluster.
+    A client that missed a split, or joined later, moves down the tree of splits, one split per round. At a split, the
+    late client trains the model from before the split, and joins the part with the most similar update. The server
+    sends each client only the model of its cluster.
 
     Unlike in the paper, a cluster of two clients may be split, and updates exclude batch norm's statistics. The paper's
     encryption of updates (Algorithm 5) is not implemented.
 
     Suitable values of ``eps1`` and ``eps2`` depend on the network and on local training, so inspect the norms of the
     updates first. If ``eps2`` is smaller than the norms of updates within a group, CFL splits off individual clients.
-    Sybils that send updates of full length cause further splits (`shoal.attacks.ModelAcquisition`).
+    Malicious clients that send long updates cause further splits (`shoal.attacks.ModelAcquisition`).
 
     Args:
         eps1: the bound on the norm of a cluster's mean update, below which the cluster may be split; 0 disables splits.
@@ -332,7 +332,7 @@ class UpdateSketch:
     Args:
         order: a random permutation of the entries, (P,) int64; empty if the sketch equals the update. Consecutive
             entries share a bucket.
-        sign: the sign of each entry in that order, 1 or -1, (P,) float32.
+        sign: the random sign of each permuted entry, 1 or -1, (P,) float32.
         size: the number of buckets d.
     """
 

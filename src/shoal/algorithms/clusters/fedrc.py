@@ -47,7 +47,7 @@ class FedRC(FedEM):
     title: ClassVar[str] = "FedRC"
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
-        """Raise `InputError` if the labels are not classes, and otherwise create the initial state."""
+        """Create the initial state; raise `InputError` if the labels are not classes."""
         require(
             federation.classes is not None,
             "FedRC needs labels that are classes (got a regression)",

@@ -21,8 +21,8 @@ class FeSEM:
     changed its cluster is a member of both models.
 
     Unlike in the paper, all clients train one initial model in the first round, and k-means of the results gives the
-    first centers (as in `OneShotClustering`). With independent random centers, no client would change its cluster. A
-    new client trains the initial model in its first round, and joins the nearest center without changing it.
+    first centers (as in `OneShotClustering`). A new client trains the initial model in its first round, and joins the
+    nearest center without changing it.
 
     Args:
         clusters: K, the number of clusters.

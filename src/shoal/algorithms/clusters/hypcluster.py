@@ -21,9 +21,9 @@ class HypCluster(Derived):
     With optimizer "sgd", server learning rate 1 and clients of equal size, the result equals that of `IFCA`.
 
     The "farthest-first" start takes one round. Some clients train the first random model separately, and the server
-    selects K of their models. The first model is drawn at random. Each further model belongs to the client with the
-    highest loss under the best model selected so far. The farthest-first start refuses DP-SGD, because clients send the
-    losses without noise. A selected model reveals one client's examples until other clients have trained it.
+    selects K of their models. The first model is drawn at random. Each further model comes from the client whose lowest
+    loss over the selected models is the highest. The farthest-first start refuses DP-SGD, because clients send the
+    losses without noise. A selected model reveals one client's examples until other clients have trained the model.
 
     Args:
         clusters: K, the number of models.

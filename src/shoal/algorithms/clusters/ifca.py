@@ -67,7 +67,7 @@ class Redraw:
         """Draw initial models (K, P) until a draw satisfies the rule.
 
         Args:
-            draw: a function from the number of an attempt, from 1, to models (K, P).
+            draw: a function from an attempt's number (1 for the first attempt) to models (K, P).
             losses: a function from models (K, P) to their losses on the sampled clients' data, (n, K).
         """
         for attempt in range(1, self.attempts + 1):
@@ -96,7 +96,7 @@ class IFCA:
     unless another start wraps IFCA.
 
     Args:
-        clusters: K, the number of models; "auto" chooses it before the run by losses on held-out examples.
+        clusters: K, the number of models; "auto" chooses K before the run by losses on held-out examples.
         max_clusters: the largest number of models that "auto" tries; 4 by default.
         averaging: the kind of average within a cluster. "model" averages the clients' models (the paper's Option II).
             "gradient" averages the gradients of one local step (Option I), divided by the number of all clients in the
@@ -147,7 +147,7 @@ class IFCA:
             InputError: ``clusters`` is "auto".
         """
         if self.clusters == "auto":
-            raise InputError("'clusters' must be a number here (got 'auto'); only simulations choose it")
+            raise InputError("'clusters' must be a number here (got 'auto'); only simulations can choose the number")
         return self.clusters
 
     def check(self, local: LocalSGD, risk_period: int) -> None:

@@ -35,7 +35,7 @@ class OneShotClustering:
     its first round, a new client is assigned to the first cluster.
 
     The first round must be long enough for the clients' models to differ by group. If fewer than K clients take part in
-    the first round, the remaining models stay random. Unlike in the earlier paper, all clients start from one model,
+    the first round, the remaining models stay random. Unlike in Ghosh et al. 2019, all clients start from one model,
     and plain k-means (scikit-learn's, best of 10 starts) replaces trimmed k-means.
 
     Args:
@@ -105,7 +105,7 @@ def require_counted(first: LocalSGD | None, local: LocalSGD) -> None:
     """Raise `InputError` if the first round has its own local training with DP-SGD, which epsilon would not count."""
     require(
         first is None or not local.private,
-        "'algorithm.local' cannot be combined with DP-SGD; remove it",
+        "'algorithm.local' cannot be combined with DP-SGD; remove 'algorithm.local'",
     )
 
 
@@ -119,10 +119,9 @@ def first_plan(state: State, cohort: Cohort, local: LocalSGD | None) -> RoundPla
 
 
 def newcomers_plan(models: Tensor, cluster: Tensor, sizes: Tensor, newcomers: LocalTraining) -> RoundPlan:
-    """Plan the training of models (K, P) by their clients, and the training ``newcomers`` by clients with cluster -1.
+    """Plan a round: clients train their cluster's model (K, P), and clients with cluster -1 train ``newcomers``.
 
-    The training of new clients changes none of the ``models``. The weights of other clients in their cluster's average
-    are ``sizes`` (n,).
+    New clients do not change the ``models``; ``sizes`` (n,) are the weights of all other clients in the averages.
     """
     new, assignment = cluster < 0, cluster.clamp(min=0)
     weights = averaging_weights(assignment, sizes * ~new, len(models))

@@ -68,7 +68,7 @@ class PACFL(FixedClusters):
         local.check_only_gradients_sent("PACFL's singular vectors of their examples")
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
-        """Raise `InputError` if the inputs are texts, and otherwise create the initial state."""
+        """Create the initial state; raise `InputError` if the inputs are texts."""
         require(federation.kind != "texts", "PACFL needs images or tables (got texts)")
         cluster = self.clusters_of(federation.clients, federation.ids)
         count = int(cluster.max()) + 1

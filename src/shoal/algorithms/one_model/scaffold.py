@@ -25,7 +25,7 @@ class Scaffold(Derived):
         server_learning_rate: the server's learning rate ``eta_g``.
 
     Raises:
-        InputError: local training with momentum, clipping, noise, an optimizer or fewer than E steps.
+        InputError: local training has momentum, clipping, noise, an optimizer or fewer than E steps.
 
     Source: Karimireddy et al. 2020, arXiv:1910.06378, Algorithm 1, Option II.
 

@@ -56,7 +56,7 @@ class ServerOnly(Derived):
     title: ClassVar[str] = "Shadow set alone"
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
-        """Train the model, or raise `InputError` if the federation has no shadow examples."""
+        """Train the model; raise `InputError` if the federation has no shadow examples."""
         state, passes = super().init(engine, federation, local, stream), replace(local, epochs=self.epochs, steps=None)
         return replace(state, models=train_on_server(state.models, engine, federation, passes, stream, self.name))
 

@@ -45,7 +45,7 @@ class APFL(Derived):
         weighting: the weights of clients in the shared average: "equal" (the paper), or by number of "examples".
 
     Raises:
-        InputError: local training with momentum, clipping, noise or an optimizer, or a network with batch norm or
+        InputError: local training has momentum, clipping, noise or an optimizer, or the network has batch norm or
             frozen layers.
 
     Source: Deng et al. 2020, arXiv:2003.13461, Algorithm 1; the authors' code (MLOPTPSU/FedTorch,

@@ -27,7 +27,7 @@ from shoal.engine import (
 
 @settings
 class LocalOnly(Derived):
-    """Every client trains a personal model on its own examples only, in each round that it takes part in.
+    """Every client trains a personal model on its own examples only, in each round in which the client takes part.
 
     Local training measures the accuracy of clients without a federation. Clients send nothing, so the server's filter,
     malicious clients and attacks by the server have no effect. The server's model stays the initial model, so attacks

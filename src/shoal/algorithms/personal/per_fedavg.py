@@ -27,7 +27,7 @@ class PerFedAvg(Derived):
         weighting: the weights of clients in the average: "equal" (the paper), or by number of "examples".
 
     Raises:
-        InputError: local training with momentum, clipping, noise or an optimizer, or a network with batch norm or
+        InputError: local training has momentum, clipping, noise or an optimizer, or the network has batch norm or
             frozen layers.
 
     Source: Fallah et al. 2020, arXiv:2002.07948, Algorithm 1 with the first-order approximation (FO-MAML).

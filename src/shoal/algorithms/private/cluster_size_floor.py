@@ -33,7 +33,7 @@ class ClusterSizeFloor(Wrapper):
 
     Args:
         base: an algorithm with a method ``plan_of``, such as IFCA, IFCA-MIR or IFCA within limits. Other wrappers must
-            be around `ClusterSizeFloor`, not inside.
+            wrap `ClusterSizeFloor`, never the reverse.
         min_clients: the smallest number of clients that train each model in a round.
 
     Source: inspired by RR-Cluster (Yang et al. 2025, arXiv:2508.06183), which rebalances clusters at random.

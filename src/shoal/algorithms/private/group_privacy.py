@@ -19,9 +19,9 @@ class GroupPrivacy(Derived):
 
     The server starts k-means from the K models of the round, and each model becomes the mean of its cluster. With
     `LaplaceNoise` at the clients, a received model may join another cluster than the client chose. Without noise, and
-    if the models are farther apart than clients move, the result equals that of `IFCA`.
+    if the models are much farther apart than updates are long, the result equals that of `IFCA`.
 
-    In all tables a client's cluster is the model that the client chose. The members of a model (`State.trained`) follow
+    Reports name the model that a client chose as the client's cluster. The members of a model (`State.trained`) follow
     the server's clusters. Attacks by the server are too strong in this implementation, because recorded updates contain
     the client's choice, which the server does not receive.
 

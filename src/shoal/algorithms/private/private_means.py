@@ -52,9 +52,7 @@ class PrivateMeans(FixedClusters):
         return self.noise_multiplier
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
-        """Raise `InputError` if inputs are texts or clients are fewer than clusters, and otherwise create the initial
-        state.
-        """
+        """Create the initial state; raise `InputError` if inputs are texts, or if clients are fewer than clusters."""
         require(federation.kind != "texts", "PrivateMeans needs images or tables (got texts)")
         require(
             self.clusters <= len(federation),

@@ -151,8 +151,8 @@ class IFCAWithinLimit(_ChoiceOverIFCA):
     """IFCA in which client i trains the model with the smallest loss among the models with ``risk_k <= threshold_i``.
 
     If no model is within the client's limit, the client trains the model of smallest risk, and reports count the client
-    as above its limit. With limits of 1 for every client the result equals that of `IFCA` bit for bit. The preference
-    beta has no effect.
+    as above its limit. With limits of 1 for every client the result equals that of `IFCA` bit for bit. The clients'
+    preference beta has no effect.
 
     Source: the limits are the thresholds of Jung, Biswas, Palamidessi (IFCA-MIR).
 

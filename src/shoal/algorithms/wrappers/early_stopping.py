@@ -17,8 +17,8 @@ class EarlyStopping(Wrapper):
     """A wrapper that stops the training of clusters; clients still choose and use a stopped cluster's model.
 
     A cluster is stopped in rounds in which its directive "stop" is 1. Without this directive, all clusters stop after
-    ``after`` rounds. Clients of a stopped cluster neither train nor send anything. Clusters that stop before the groups
-    separate stay mixed.
+    ``after`` rounds. Clients of a stopped cluster neither train nor send anything. A cluster that stops before the
+    groups separate keeps clients of several groups.
 
     Args:
         base: the algorithm that trains the models.

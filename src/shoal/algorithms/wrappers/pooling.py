@@ -18,8 +18,8 @@ class Pooling(Wrapper):
     mean``.
 
     The mean weights each model by the number of clients that trained it in the round. A single record has less
-    influence on a pooled model than on a model of one cluster. The members of a model are the clients that trained it,
-    although pooling mixes in other models.
+    influence on a pooled model than on a model of one cluster. The members of a model are the clients that trained the
+    model, although pooling mixes in other models.
 
     ``rho_k`` is the setting ``share`` times the directive "pooling" of the cluster, which is in [0, 1] and 1 by
     default. With ``rho_k`` = 0 the model equals that of ``base`` bit for bit.

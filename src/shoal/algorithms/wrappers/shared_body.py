@@ -59,7 +59,7 @@ def head_of(layout: Layout, head: str) -> Tensor:
     """Return a mask (P,) bool of the parameters of the layer ``head``; "last" is the last layer with a weight matrix.
 
     Raises:
-        InputError: the network has no such layer, or no layer besides the head.
+        InputError: the network has no layer ``head``, or no layer besides the head.
 
     >>> layout = Layout.from_tensors({"a.weight": torch.zeros(2, 3), "b.weight": torch.zeros(1, 2)}, {})
     >>> head_of(layout, "last").tolist()
@@ -88,7 +88,7 @@ class OwnLayers(Derived):
     """The key of the clients' layers in `State.personal`."""
 
     def own_mask(self, layout: Layout) -> Tensor:
-        """Return a mask (P,) bool of the parameters that stay with clients; raise `InputError` if there are none."""
+        """Return a mask (P,) bool of parameters that stay with clients; raise `InputError` if no parameter stays."""
         raise NotImplementedError
 
     def shared_tensors(self, layout: Layout) -> frozenset[str]:

@@ -38,8 +38,8 @@ from shoal.engine import (
 class InitialisationPhase(Wrapper):
     """A wrapper whose first rounds find the initial models of ``base``.
 
-    Rounds without clients do not count as start rounds. During the start rounds, the other tensors of ``base`` do not
-    change.
+    Rounds without clients do not count as start rounds. During the start rounds, tensors of ``base`` other than the
+    models do not change.
     """
 
     membership_barrier: ClassVar[str] = "finds its first models in rounds of their own"
@@ -111,7 +111,7 @@ class ServerStart(Wrapper):
     title: ClassVar[str] = "Start on the shadow set"
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
-        """Pretrain the models, or raise `InputError` if the federation has no shadow examples."""
+        """Pretrain the models; raise `InputError` if the federation has no shadow examples."""
         state = super().init(engine, federation, local, stream)
         own = self.local or replace(local, epochs=20, steps=None)
         return replace(state, models=train_on_server(state.models, engine, federation, own, stream, self.name))
@@ -259,7 +259,7 @@ class FarthestFirstStart(InitialisationPhase):
 
 
 def farthest_first(losses: Callable[[int], Tensor], first: int, count: int) -> list[int]:
-    """Select ``count`` candidates; each further candidate has the highest loss under the best model selected so far.
+    """Select ``count`` candidates; each further candidate has the highest minimum loss over the selected models.
 
     Args:
         losses: a function from a candidate to the losses (m,) of its model on the examples of all m candidates.
