@@ -37,9 +37,9 @@ class PairedRecords:
     """Q pairs of a client's training example and a similar held-out example, which have the same label and group.
 
     A pair in a regression may have different targets. The held-out example comes from the client's test examples if
-    test examples have clients. Otherwise, it comes from the client's hold-out if inputs may differ between clients,
-    else from the test examples of the client's group. Tensors of 2 Q records have the Q members first, then the Q
-    non-members in the same order.
+    test examples have clients. If test examples have no clients, the held-out example comes from the client's
+    hold-out if inputs may differ between clients, else from the test examples of the client's group. Tensors of 2 Q
+    records have the Q members first, then the Q non-members in the same order.
 
     Args:
         federation: the federation, with the held-out examples appended to the inputs and labels of its clients.

@@ -51,7 +51,7 @@ class _TwoConvolutions(nn.Module):
         self.output = nn.Linear(hidden, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (B, C, H, W) to outputs (B, classes)."""
+        """Map images (B, C, H, W) to outputs (B, classes)."""
         features = _pool(self.second(functional.relu(self.first(images))))
         return self.output(functional.relu(self.hidden(features.flatten(1))))
 

@@ -279,8 +279,8 @@ class LayerShape:
             minus one for softmax, whose errors sum to 0.
         positions: the number of inputs per example: 1 for a dense layer, the number of patches for a convolution, the
             number of tokens for an embedding.
-        reads_data: whether no earlier layer is trained. Otherwise the layer's inputs are features, which change between
-            rounds, so updates of two rounds cannot be stacked.
+        reads_data: whether no earlier layer is trained. If an earlier layer is trained, the layer's inputs
+            change between rounds, and updates of two rounds cannot be stacked.
     """
 
     name: str
@@ -343,8 +343,8 @@ class Exposure:
         layer: the layer.
         verdict: "recognised" for an attack AUC above 0.9, "hidden" for an attack AUC below 0.6, and "between" if the
             rule decides neither.
-        rounds: the first number of rounds in which records are recognised, r; otherwise the number of rounds with the
-            highest bound on the AUC.
+        rounds: the first number of rounds in which records are recognised, r; if no records are recognised, the number
+            of rounds with the highest bound on the AUC.
         capacity: the largest number of independent directions in the updates of these rounds, c(r).
         distinct: the number of distinct inputs behind the updates of these rounds, n(r).
         expected: the predicted AUC of the attack, which tends to be too large, or NaN without a prediction.

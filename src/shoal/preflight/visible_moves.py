@@ -193,12 +193,7 @@ class VisibleMoves:
     ) -> tuple[float, float]:
         """Return the noise of an update in two units: one example's largest contribution, and gradients.
 
-        Args:
-            size: the number of examples per client.
-            steps: the number of steps per client.
-            passes: the number of passes per client.
-            clients: the number of clients in the sum.
-            multiplier: the noise multiplier of DP-SGD, or None for the configured multiplier.
+        ``multiplier`` replaces the configured noise multiplier of DP-SGD.
         """
         rule = self.local.gradient_privacy
         if multiplier is None:
