@@ -153,7 +153,7 @@ def test_several_sweeps_can_share_what_they_show(written, tmp_path):
 FIGURE = SWEEP + '[figures.f]\nkind = "bars"\nx = "algorithm"\naverage = ["data.groups.minority.share"]\ny = ["x"]\n'
 
 BAD = {
-    "no path": (SWEEP.replace('"base.toml"', '"a\\u0000b"'), "zero byte"),
+    "no path": (SWEEP.replace('"base.toml"', '"a\\u0000b"'), "null byte"),
     "an integer beyond 64 bits": (
         SWEEP.replace("[4, 2]", "[0x10000000000000000]"),
         "65 bits",

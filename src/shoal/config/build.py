@@ -358,8 +358,8 @@ def _outputs(config: Config, data: SourceData) -> int:
         targets = labels.shape[1]
         require(
             config.model.classes in (None, targets),
-            f"'model.classes' must be {targets}, the number of targets of the regression {name} (got "
-            f"{config.model.classes}); remove 'model.classes'",
+            f"'model.classes' must be {targets}, the number of targets in {name} (got {config.model.classes}); remove "
+            "the key to use this number",
         )
         return targets
     largest, classes = int(labels.max()), config.model.classes or count

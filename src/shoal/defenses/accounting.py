@@ -1,8 +1,8 @@
-"""Privacy accounting of DP-SGD: the epsilon of each client over all its local trainings.
+"""Privacy accounting of DP-SGD: the epsilon of each client over all its local training runs.
 
 The guarantee protects one record of a client (present or absent). The attacker sees everything that the client sends in
-all rounds, all released models, and the model that the client uses. The account includes local trainings whose results
-are not sent (`ClientTrainings`).
+all rounds, all released models, and the model that the client uses. The account includes local training runs whose
+results are not sent (`ClientTrainings`).
 
 A record is the set of a client's rows with the same input and label. A record with k rows has the noise multiplier
 sigma / k and the sampling rate 1 - (1 - q)^k (see `of_copies`).
@@ -83,10 +83,10 @@ def client_epsilons(
     copies: Tensor | None = None,
     of: Callable[[History], float] | None = None,
 ) -> Tensor:
-    """Compute the epsilon of each of N clients over all local trainings of the client.
+    """Compute the epsilon of each of N clients over all local training runs of the client.
 
     Args:
-        counted: the local trainings, each with the clients' numbers of examples and numbers of repetitions.
+        counted: the local training runs, each with the clients' numbers of examples and numbers of repetitions.
         rule: the DP-SGD defence of the local steps.
         choice_noise: the noise multiplier of the Gaussian mechanism that chose a client's cluster, or None without such
             a mechanism.
@@ -118,7 +118,7 @@ def client_epsilons(
 
 @dataclass(frozen=True, eq=False)
 class PrivateTrainings:
-    """The private local trainings of N clients in a range of rounds and after the last of these rounds.
+    """The private local training runs of N clients in a range of rounds and after the last of these rounds.
 
     Args:
         federation: the clients. If a schedule splits a client's examples between two kinds of rounds, the client's
@@ -360,8 +360,8 @@ def _needs_memory(rule: DPSGD) -> bool:
 def check_computable(sizes: Tensor, rounds: int, trainings: ClientTrainings, rule: DPSGD, copies: int = 1) -> None:
     """Raise `InputError` if ``rounds`` rounds of clients with ``sizes`` (N,) examples need too much memory.
 
-    The check includes trainings in the first round and after the last round. No record may have more than ``copies``
-    rows.
+    The check includes training runs in the first round and after the last round. No record may have more than
+    ``copies`` rows.
     """
     if not _needs_memory(rule) or not len(sizes):
         return

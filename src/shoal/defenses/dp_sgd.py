@@ -47,7 +47,7 @@ class DPSGD:
     counts as zero. DP-SGD refuses networks with batch norm.
 
     The reported epsilon protects one record of a client, including all copies of the record. The epsilon covers all
-    local trainings of the client, against an attacker who sees all models and everything that the client sends. The
+    local training runs of the client, against an attacker who sees all models and everything that the client sends. The
     choice of a cluster is covered only if the choice is private, as in `PrivateMeans`.
 
     With ``noise = "sum"`` each client adds noise with variance (sigma C)^2 / ``min_clients``, so a sum over at least

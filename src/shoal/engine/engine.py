@@ -114,7 +114,7 @@ class Engine:
         threads: the number of worker threads on the CPU; ``None`` uses one per available core.
         precision: the number format of computations, "fp32" or "bf16". Parameters are always float32.
         backend: "loop" or "vmap"; ``None`` chooses by `selection.prefers_vmap`. With "vmap", the engine still uses the
-            loop for local trainings that vmap cannot perform (`selection.loop_reason`).
+            loop for local training runs that vmap cannot perform (`selection.loop_reason`).
 
     Raises:
         InputError: PyTorch finds no such CUDA device, or vmap cannot train the model's batch norm, dropout or recurrent
@@ -254,7 +254,7 @@ class Engine:
     ) -> Iterator[_Result]:
         """Train as `train` does, and yield ``finish(owners, ends)``, computed on the training threads.
 
-        ``then`` lists further local trainings, each of which starts where the previous training ended. A ``rule``
+        ``then`` lists further local training runs, each of which starts where the previous training ended. A ``rule``
         replaces the gradient step; ``starts`` are then (S, R) and results (u, R). The ``clock`` measures the threads'
         training time.
         """
@@ -283,7 +283,7 @@ class Engine:
     def _trainer_for(self, local: LocalSGD) -> LoopBackend | VmapBackend:
         """The backend for ``local``, which is the loop if vmap cannot train by ``local``.
 
-        Directives may need the loop in one cluster and round; all other trainings stay the same, bit for bit.
+        Directives may need the loop in one cluster and round; all other training runs stay the same, bit for bit.
         """
         if isinstance(self._trainer, LoopBackend) or loop_reason(local, dense=self._trainer.dense is not None) is None:
             return self._trainer

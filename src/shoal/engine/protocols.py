@@ -1,4 +1,4 @@
-"""Protocols of algorithms, defences, coordinators and malicious clients, and the trainings that a privacy account
+"""Protocols of algorithms, defences, coordinators and malicious clients, and the training runs that a privacy account
 covers.
 """
 
@@ -272,12 +272,12 @@ class MaliciousClients(Protocol):
 
 @dataclass(frozen=True)
 class ClientTrainings:
-    """A client's local trainings in a run, whether or not the client sends their results.
+    """The local training runs of a client, whether or not the client sends their results.
 
     Args:
-        rounds: the trainings in each round of participation, in order.
-        first: the trainings of the run's first round with clients; ``None`` means the same as ``rounds``.
-        final: every client's trainings after the last round (`DeployedModels.fine_tuning`).
+        rounds: the training runs in each round of participation, in order.
+        first: the training runs of the run's first round with clients; ``None`` means the same as ``rounds``.
+        final: every client's training runs after the last round (`DeployedModels.fine_tuning`).
 
     Example:
         >>> import shoal
@@ -295,7 +295,7 @@ class ClientTrainings:
     final: tuple[LocalSGD, ...] = ()
 
     def changed(self, change: Callable[[LocalSGD], LocalSGD]) -> "ClientTrainings":
-        """Return these trainings with ``change``, for example a defence, applied to each training."""
+        """Return these training runs with ``change``, for example a defence, applied to each training."""
         first = None if self.first is None else tuple(map(change, self.first))
         return ClientTrainings(tuple(map(change, self.rounds)), first, tuple(map(change, self.final)))
 
@@ -304,18 +304,18 @@ class ClientTrainings:
 class HasClientTrainings(Protocol):
     """An algorithm whose clients do not perform exactly one local training per round.
 
-    The privacy account reads the declared trainings before the first round.
+    The privacy account reads the declared training runs before the first round.
     """
 
     def client_trainings(self, local: LocalSGD) -> ClientTrainings:
-        """Declare a client's trainings, given the run's local training ``local``."""
+        """Declare a client's training runs, given the run's local training ``local``."""
         ...
 
 
 def client_trainings(algorithm: object, local: LocalSGD) -> ClientTrainings:
-    """Return a client's trainings in a run with local training ``local``.
+    """Return the training runs of a client, given the run's local training ``local``.
 
-    A wrapper that does not declare trainings (`HasClientTrainings`) has the trainings of the wrapped algorithm.
+    A wrapper that does not declare training runs (`HasClientTrainings`) has the training runs of the wrapped algorithm.
     """
     if isinstance(algorithm, HasClientTrainings):
         return algorithm.client_trainings(local)
@@ -329,11 +329,12 @@ def client_trainings(algorithm: object, local: LocalSGD) -> ClientTrainings:
 def require_counted_trainings(
     algorithm: object, local: LocalSGD, trained: Iterable[Sequence[LocalSGD | None]], *, final: bool = False
 ) -> None:
-    """Raise `InputError` if clients perform local trainings that the algorithm does not declare.
+    """Raise `InputError` if clients perform local training runs that the algorithm does not declare.
 
     Args:
-        trained: the sequences of trainings that clients perform; ``None`` in a sequence is the run's local training.
-        final: whether clients perform the trainings after the last round.
+        trained: the sequences of training runs that clients perform; ``None`` in a sequence is the run's local
+            training.
+        final: whether clients perform the training runs after the last round.
     """
     declared = client_trainings(algorithm, local)
     sequences = (declared.final,) if final else (declared.rounds, declared.first or ())

@@ -29,7 +29,8 @@ class FedEraser:
 
     As in the paper, but not in the authors' code, U is relative to the model that the clients received, and the server
     stores every D-th round from round 1 on. As in the authors' code, updates are averaged before norms are computed.
-    Ours: each cluster is rebuilt by the clients that chose the cluster in a stored round, with the algorithm's weights.
+    Extension to clusters: each cluster is rebuilt by the clients that chose the cluster in a stored round, with the
+    algorithm's weights.
 
     Args:
         interval: the number D of rounds from one stored round to the next.

@@ -39,9 +39,9 @@ class ProjectedGradientAscent:
     after ``epochs``.
 
     The method is approximate and does not remove the influence of the leaver's earlier updates. The leaver must stay
-    connected during the ascent. Ours: several leavers take steps in turn, each in every cluster that the leaver
-    trained. Choose ``stop_distance`` for your network, because the default comes from the authors' code for a network
-    for MNIST.
+    connected during the ascent. Extension: if several clients leave, they take turns, each in every cluster that the
+    client trained. Choose ``stop_distance`` for your network, because the default comes from the authors' code for a
+    network for MNIST.
 
     Args:
         epochs: the largest number of passes over the leaver's data.

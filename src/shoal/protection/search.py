@@ -97,8 +97,8 @@ def protect(config: Config, place: Workplace[SweepWatch], demand: Demand) -> Pro
     fitting = fitting_candidates(measured, data, ladder.rungs) if promised else []
     require(
         bool(fitting) or not promised,
-        f"no protection of this configuration guarantees {' and '.join(promised)}; choose a model and a number of "
-        "clients that allow noise in sums",
+        f"no available protection guarantees {' and '.join(promised)}; choose a model and a number of clients that "
+        "allow noise in the sum over clients",
     )
     _write_base(out, measured)
     groups = [federation.groups[g] for g in federation.groups_with_clients]

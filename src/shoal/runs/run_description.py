@@ -134,7 +134,7 @@ def _table(make: Callable[[], object]) -> dict[str, Any] | None:
 def _network(simulation: Simulation) -> Network:
     model, features = simulation.model, simulation.features
     if not isinstance(model.build, NamedBuild) or model != Model(model.build) or isinstance(features, FeatureMap):
-        raise InputError("a file cannot describe a network without a name")
+        raise InputError("a network without a name cannot be written to a file; use a registered model")
     return replace(model.build.network, features=features)
 
 

@@ -223,7 +223,7 @@ def presence_figures(simulation: Simulation, now: SimulationState) -> tuple[dict
 
 
 def timings(seconds: Mapping[str, float], by_round: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return a run's times by key.
+    """Return the seconds that each phase of a run took, by the phase's key.
 
     Each key of ``seconds`` keeps its time, and "other" is the remaining time. "share.PART" is the part's fraction of
     the total, and "round.PART" is the part's median over rounds.
@@ -248,10 +248,10 @@ def timings(seconds: Mapping[str, float], by_round: Sequence[Mapping[str, float]
 
 
 def accountable_trainings(training: Training, state: State) -> ClientTrainings | None:
-    """Return a client's local trainings with the largest privacy loss; ``None`` if directives steer the noise.
+    """Return a client's local training runs with the largest privacy loss; ``None`` if directives steer the noise.
 
-    Without a coordinator, the result is the trainings of cluster 0 in the last round. With a coordinator, the result is
-    the trainings under the fixed defences, which have the most steps.
+    Without a coordinator, the result is the training runs of cluster 0 in the last round. With a coordinator, the
+    result is the training runs under the fixed defences, which have the most steps.
     """
     fixed = tuple(defense for defense in training.defenses if defense is not training.coordinator)
     last, unsteered = replace(state, round=max(0, state.round - 1)), replace(training, defenses=fixed)
@@ -278,8 +278,8 @@ class PrivacyBudget:
 
     Args:
         first_round: the first round that epsilon covers.
-        everyone: the training including clients that left, which epsilon covers; ``None`` without events.
-        departures: the departures of clients; epsilon covers the trainings that forgetting performs.
+        everyone: the training of all clients, including clients that left; ``None`` if no client leaves or joins.
+        departures: the departures of clients; epsilon covers the training runs that forgetting performs.
     """
 
     first_round: int = 1

@@ -1,7 +1,7 @@
 """Queries with 18 copies of an image: the image and its mirror image, each unshifted and shifted in eight directions.
 
 Source: Carlini et al. 2022, arXiv:2112.03570 (queries with augmented inputs); Aerni, Zhang and Tramer 2024,
-arXiv:2404.17399 (the copies). Ours: the score of a record is the mean score of its copies.
+arXiv:2404.17399 (the copies). Extension: the score of a record is the mean score of its copies.
 """
 
 from collections.abc import Sequence

@@ -30,7 +30,7 @@ class RMIA:
     the same attacked model scored. Without a population, the comparison records are the same model's other records,
     with mean probabilities over OUT models. Without comparison records the fraction is 1/2.
 
-    Ours: the likelihood ratio orders records with equal fractions, and changes a score by at most `TIE`.
+    Extension: the likelihood ratio orders records with equal fractions, and changes a score by at most `TIE`.
 
     Args:
         gamma: the factor between the two likelihood ratios that are compared, at least 1 (the paper uses 2). With gamma

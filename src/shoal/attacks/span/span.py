@@ -13,8 +13,8 @@ aggregation weights do not change the span. Weight decay adds a multiple of W to
 this multiple (`Knowledge.decay_multiple`).
 
 Source: the span check in "SPEAR: Exact Gradient Inversion of Batches in Federated Learning", Dimitrov, Baader, Müller,
-Vechev, NeurIPS 2024, arXiv:2403.03945; its use as a membership test in "ProjRes", arXiv:2604.21197. Ours: the extension
-to several steps and rounds, to sums over clients, and the thresholds.
+Vechev, NeurIPS 2024, arXiv:2403.03945; its use as a membership test in "ProjRes", arXiv:2604.21197. Shoal adds the
+extension to several steps and rounds, to sums over clients, and the thresholds.
 """
 
 from collections.abc import Iterable, Sequence

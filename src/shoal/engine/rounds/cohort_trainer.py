@@ -1,4 +1,4 @@
-"""The local trainings of a round, whose results are aggregated while other clients still train."""
+"""The local training runs of a round, whose results are aggregated while other clients still train."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -47,7 +47,7 @@ class CohortTrainer:
     clock: RoundClock = field(default_factory=RoundClock)
 
     def train(self, state: State, plan: RoundPlan, first: int = 0) -> tuple[Aggregate, Tensors]:
-        """Return the outcome of all trainings of a plan, and the new `State.adversary`.
+        """Return the outcome of all training runs of a plan, and the new `State.adversary`.
 
         ``first`` is the index of the plan's first training in the complete plan of the round, and names its random
         stream.
@@ -154,7 +154,7 @@ class CohortTrainer:
         return [(part.randomness(self.shards, self.ids, stream("phase", i)), part) for i, part in enumerate(parts)]
 
     def _by_local(self, clusters: Tensor, training: LocalTraining) -> Iterator[tuple[LocalSGD, Tensor]]:
-        """The distinct local trainings, each with its participants (u,) in order; usually one."""
+        """The distinct local training runs, each with its participants (u,) in order; usually one."""
         participates = training.participants()
         present = clusters[participates].unique().tolist()
         locals_ = [self.local_of(k, training.local) for k in present]

@@ -228,7 +228,7 @@ class RoundPlan:
 
     Args:
         assignment: the cluster of each client, (n,) int64.
-        trainings: the local trainings, in order; all start from values known before the round.
+        trainings: the local training runs, in order; all start from values known before the round.
         losses: the losses that decided the assignment, (n, K) float64; ``None`` if losses did not decide it.
     """
 
@@ -258,7 +258,7 @@ class RoundPlan:
 
 @dataclass(frozen=True, eq=False)
 class Aggregate:
-    """The outcome of a round's local trainings.
+    """The outcome of a round's local training runs.
 
     Args:
         models: the models after aggregation, (K, P).
@@ -331,7 +331,7 @@ class DeployedModels:
         models: the K models of the clusters or one personal model per client, (S, P).
         model: the index of each client's model, (n,) int64.
         assignment: the cluster of each client, (n,) int64.
-        fine_tuning: the local trainings that every client performs on its model after the last round, in order;
+        fine_tuning: the local training runs that every client performs on its model after the last round, in order;
             ``None`` in the sequence means the run's local training. `Training.deployed_models` performs them.
     """
 
@@ -403,8 +403,8 @@ class Departure:
         before: the models before forgetting, (K, P) float32.
         after: the models with which training continues, (K, P) float32.
         method: the name of the forgetting method, such as "exact".
-        client_rounds: the number of local trainings performed for forgetting; one client in one round counts as 1.
-        full_client_rounds: the number of local trainings needed to retrain all earlier rounds without the clients.
+        client_rounds: the number of local training runs performed for forgetting; one client in one round counts as 1.
+        full_client_rounds: the number of local training runs needed to retrain all earlier rounds without the clients.
         clusters: the number of models that changed.
         choices: the number of model choices that the remaining clients repeated.
         changed_choices: the number of repeated choices that differ from the original choices.

@@ -375,7 +375,7 @@ class Training:
     def _trained(
         self, state: State, cohort: Cohort, plan: RoundPlan, clock: RoundClock, *, record: bool
     ) -> tuple[Aggregate, Tensors]:
-        """The outcome of the trainings of a plan, and `State.adversary` after them."""
+        """The outcome of the training runs of a plan, and `State.adversary` after them."""
         try:
             trainer = replace(self.trainer(state, cohort.clients), record=record, clock=clock)
             aggregate, adversary = trainer.train(state, plan)
@@ -388,7 +388,7 @@ class Training:
     def merged(
         self, state: State, cohort: Cohort, plan: RoundPlan, aggregate: Aggregate, adversary: Tensors | None = None
     ) -> State:
-        """Return the state after the server has processed the outcome of a round's trainings.
+        """Return the state after the server has processed the outcome of a round's training runs.
 
         ``adversary`` is the new `State.adversary`; ``None`` keeps the old one.
         """

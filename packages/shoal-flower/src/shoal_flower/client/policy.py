@@ -327,10 +327,10 @@ class Policy:
     def check_training(
         self, trainings: Sequence[LocalSGD], models: int, ledger: Ledger, *, in_sum: bool = False
     ) -> None:
-        """Check local trainings.
+        """Check local training runs.
 
         Raises:
-            NotAllowedError: the policy does not allow one of the trainings.
+            NotAllowedError: the policy does not allow one of the training runs.
         """
         if models > 1:
             self.check_question("choice", f"for a choice among {models} models")
