@@ -120,8 +120,7 @@ class FinishedTraining:
 
     @cached_property
     def exposures(self) -> dict[View, pd.DataFrame]:
-        """The columns of `exposure_of_clients` and ``mia``, for the run's view and the views of the clients' limits.
-        """
+        """The columns of `exposure_of_clients` and ``mia``, for the views of the run and of clients' limits."""
         federation, trainers, model = self.federation, self.members.trainers.numpy(), self.deployed.model.numpy()
         views: list[View] = [self.attacks.view, *federation.preferences.views(self.attacks.view)]
         by_model: dict[View, Sequence[ByAttack]] = {
