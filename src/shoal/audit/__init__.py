@@ -1,6 +1,6 @@
 """Measurement of attacks on models, updates and records with known membership.
 
-This package turns attack scores into rates with intervals, and trains no federation. May import `attacks` and below.
+This package turns attack scores into rates with intervals.
 """
 
 from shoal.audit.attacked_records import AuditRecords, leave_one_out_scores, median_threshold, reference_thresholds

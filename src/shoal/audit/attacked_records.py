@@ -54,9 +54,9 @@ class AuditRecords:
     Args:
         scores: the M records' scores on the attacked model and on reference models.
         client: the name of each record's client, (M,).
-        group: the name of each client's group, (M,).
-        all_models: the logit-scaled confidence of every cluster's model in each record, (M, K), or ``None`` if
-            only one model is known.
+        group: the name of the group of each record's client, (M,).
+        all_models: the `logit_confidence` of each record under every cluster's model, (M, K), or ``None`` if only one
+            model is known.
         further: the results of attacks that need more than ``scores``, by their key in audit.json. A NaN score means
             that the attack has no score for the record.
         notes: caveats about the records, as sentences without a full stop.
@@ -110,7 +110,7 @@ class AttackedRecords:
 
     Args:
         attacks: the scored records of each attack, by the attack's key in audit.json.
-        order: the attacks' keys, ordered by strength without knowledge of the attacked model's members.
+        order: the attacks' keys, ordered by their strength on the reference models.
     """
 
     attacks: Mapping[str, RecordTable]
@@ -126,7 +126,7 @@ class AttackedRecords:
 
     @cached_property
     def on_all(self) -> dict[str, MembershipMetrics]:
-        """Each attack's metrics on all records; the first attack of `order` comes first."""
+        """Each attack's metrics on all records, beginning with the first attack of `order`."""
         return {name: measure(self.attacks[name]) for name in dict.fromkeys((self.order[0], *self.attacks))}
 
     def chosen(self, view: View = OUTSIDER) -> str:
@@ -134,9 +134,9 @@ class AttackedRecords:
         return next(iter(rank_attacks_for_view(view, self.views, self.order, self.on_all)), self.order[0])
 
     def measured(self, by: str, view: View | None = None) -> dict[Any, dict[str, MembershipMetrics]]:
-        """Measure each attack per value of a column.
+        """Measure each attack per value of a column, such as per group.
 
-        The chosen attack comes first. A ``view`` restricts the result to attacks that the view can carry out.
+        If a ``view`` is given, only the attacks that the view can carry out are measured, the chosen attack first.
         """
         metrics: dict[Any, dict[str, MembershipMetrics]] = {}
         for name in self.on_all:
@@ -154,9 +154,9 @@ class AttackedRecords:
 def attack_records(records: AuditRecords, attacks: Sequence[ReferenceAttack] = REFERENCE_ATTACKS) -> AttackedRecords:
     """Attack ``records`` with every attack that their scores allow; see `shoal.audit_records`.
 
-    The chosen attack has the largest AUC against the reference models, where each reference model is attacked with the
-    remaining models as references. With fewer than `MIN_TO_CHOOSE` reference models, the chosen attack is the first
-    available attack of `CHOSEN_WITHOUT_REFERENCES`. A stack of attacks is never chosen.
+    The chosen attack has the largest AUC when each reference model is attacked with the remaining models as references.
+    With fewer than `MIN_TO_CHOOSE` reference models, the chosen attack is the first available attack of
+    `CHOSEN_WITHOUT_REFERENCES`. Stacks (`stack_scores`) are never chosen.
     """
     scores, trained = records.scores, records.scores.reference_member
     for kind, count in (("members", int(scores.member.sum())), ("non-members", int((~scores.member).sum()))):
@@ -203,13 +203,13 @@ def attack_records(records: AuditRecords, attacks: Sequence[ReferenceAttack] = R
 def stack_scores(
     answers: Mapping[str, RecordTable], trained: Bools, *cells: Ints
 ) -> tuple[dict[str, RecordTable], dict[str, str]]:
-    """Combine the attacks available to each view.
+    """Combine each view's attacks into one score, called a stack.
 
-    A stack combines all attacks of a view that have scores on reference models. The keys of stacks are ``stack``,
-    ``stack-client`` and ``stack-server``.
+    Only attacks with scores on reference models are combined. The stacks' keys are ``stack``, ``stack-client`` and
+    ``stack-server``.
 
     Returns:
-        The stacks by key, and the reason for a missing stack by key.
+        The stacks' scores by key, and the reason why a stack is missing by key.
     """
     references = trained.shape[1]
     if references < Stack.least:
@@ -231,7 +231,7 @@ def stack_scores(
 
 
 def threshold_cells(group: Ints, model: Ints) -> tuple[Ints, Ints]:
-    """Return each record's cell for `reference_thresholds`, once by group and once by group and model, (M,) each."""
+    """Return two cell numbers per record for `reference_thresholds`: the group, and the pair of group and model."""
     return group, group * (int(model.max(initial=0)) + 1) + model
 
 
@@ -240,8 +240,8 @@ def leave_one_out_scores(attack: ReferenceAttack, records: ReferenceScores) -> F
 
     The scores measure an attack's strength, since the reference models' members are known.
 
-    Reference federations are trained in pairs on opposite halves of the records. An attack on one model of a pair omits
-    the second model of the pair, because members would otherwise have one IN score less than non-members.
+    Reference federations are trained in pairs on opposite halves of the records. An attack on one model of a pair does
+    not use the second model of the pair, because the second model would give members fewer IN scores than non-members.
 
     Returns:
         Scores (M, R), or ``None`` with too few reference models or too few members.
@@ -269,13 +269,13 @@ def reference_thresholds(scores: Floats, left_out: Floats | None, trained: Bools
     """Choose thresholds for an attack's scores without knowledge of the members.
 
     The threshold maximises the balanced accuracy on the reference models, whose members are known. Without reference
-    models, the threshold is the median score. A cell with at least `MIN_OF_CELL` members and `MIN_OF_CELL` non-members
-    gets a separate threshold, because scores may differ in scale between models and groups.
+    models, the threshold is the median score. A cell (a group, or a group and a model) with at least `MIN_OF_CELL`
+    members and as many non-members gets a separate threshold.
 
     Args:
         left_out: the scores of `leave_one_out_scores`, (M, R), or ``None`` if there are no reference models.
         trained: the members of each reference model, (M, R).
-        cells: arrays with the cell of each record, (M,) each, from coarse cells to fine cells.
+        cells: the cell number of each record, (M,) per array; a later array's thresholds replace earlier thresholds.
 
     Returns:
         The threshold for each record, (M,).
@@ -307,16 +307,16 @@ def reference_thresholds(scores: Floats, left_out: Floats | None, trained: Bools
 
 
 def median_threshold(scores: Floats) -> float:
-    """Return the threshold, midway between two of the scores (M,), that splits the scores most evenly."""
+    """Return the threshold, midway between two scores, that splits the scores (M,) most evenly."""
     values, counts = np.unique(scores, return_counts=True)
     above = np.append(counts[::-1].cumsum()[::-1], 0)
     return _between(values, int(np.abs(above - len(scores) / 2).argmin()))
 
 
 def best_threshold(scores: Floats, member: Bools) -> float:
-    """Return the threshold with the highest balanced accuracy, midway between two of the scores (M,).
+    """Return the threshold with the highest balanced accuracy, midway between two scores.
 
-    Of several equally good thresholds, the middle one is returned.
+    If several thresholds are equally good, the middle threshold is returned.
 
     >>> best_threshold(np.array([0.0, 1.0, 2.0, 3.0]), np.array([False, False, True, True]))
     1.5

@@ -61,18 +61,18 @@ class Audit:
 
     Args:
         attacks: a table with one row per attack and scope, with `ATTACK_COLUMNS`. A scope is "all", a "group", an
-            attacked "model" or a "client"; clients are attacked by the strongest attack only. NaN means that the metric
-            was not measured. "exact" is the fraction of predicted members for which the attack claims certainty.
+            attacked "model" or a "client"; a client has a row for the strongest attack only. A metric that was not
+            measured is NaN. "exact" is the fraction of predicted members for which the attack claims certainty.
             "accuracy.null_high" is the 95 % quantile of the balanced accuracy if nothing is leaked. "view" is the
             `View` that the attack needs. "chosen" marks the attack chosen for a view without knowledge of the attacked
             model's members. "strongest" marks the attack that decides the scope's exposure; see `Audit.strongest`.
-            "title" is the attack's title, or empty. "other_clients" is 1 if non-members may belong to other clients.
-        records: a table with one row per record and the columns `RECORD_COLUMNS`, the most exposed record first. Each
-            row holds the strongest attack's score and the result of `record_exposure`.
+            "title" is the attack's title. "other_clients" is 1 if non-members may belong to other clients.
+        records: a table with one row per record and the columns `RECORD_COLUMNS`, the most exposed record first. A row
+            holds the strongest attack's score, and the record's exposure by `record_exposure`.
         empirical_epsilon: a lower bound, at 95 % confidence, on the epsilon of per-record (epsilon, delta)-differential
-            privacy. The bound uses the attack that was chosen beforehand and assumes that the records are independent.
+            privacy. The bound uses the attack chosen for an outsider, and assumes independent records.
         delta: the delta of the empirical epsilon.
-        guesses: further keys and values of audit.json, from attacks that infer something other than membership.
+        guesses: the keys and values of audit.json from attacks that do not infer membership, such as source inference.
         notes: caveats about the records, as sentences without a full stop.
     """
 
@@ -101,15 +101,15 @@ class Audit:
     def mark_other_clients(self, note: str) -> "Audit":
         """Return the audit with a note that non-members may belong to other clients.
 
-        No record of a marked audit is called exposed, unless the attack is exact.
+        Findings of the returned audit report records as exposed only if the attack is exact.
         """
         return replace(self, attacks=self.attacks.assign(other_clients=1), notes=(*dict.fromkeys((*self.notes, note)),))
 
     def strongest(self, scope: str = "all", name: str = "all") -> Mapping[Hashable, Any]:
         """Return the row of the attack that decides a scope's exposure.
 
-        The attack chosen beforehand decides (`attack_records`), unless a different attack is significantly stronger.
-        The metrics are NaN if the scope has only members or only non-members.
+        The attack chosen by `attack_records` decides, unless a different attack is significantly stronger. The row's
+        metrics are NaN if the scope has only members or only non-members.
         """
         rows = self.attacks[(self.attacks["scope"] == scope) & (self.attacks["name"] == name)]
         return rows_of(rows[rows["strongest"].astype(bool)])[0]
@@ -141,7 +141,7 @@ class Audit:
         return {**flat, **self.guesses}
 
     def figures(self) -> dict[str, float | str]:
-        """Return the keys of audit.json that begin with ``attacks``."""
+        """Return the metrics of audit.json whose keys begin with ``attacks``."""
         figures: dict[str, float | str] = {}
         for row in rows_of(self.attacks[self.attacks["scope"].isin(["all", "group"])]):
             key = f"attacks.{row['attack']}.{row['name']}"
@@ -185,7 +185,7 @@ def audit_records(
         delta: the delta of the empirical epsilon.
 
     Raises:
-        InputError: there are too few members or non-members.
+        InputError: there are fewer than two members or fewer than two non-members.
 
     Example:
         >>> import numpy as np
@@ -275,10 +275,10 @@ def scope_rows(
     views: Mapping[str, View],
     order: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """Create the rows of `Audit.attacks` for one scope, in the order of ``views``.
+    """Create the rows of `Audit.attacks` for one scope, such as a group.
 
     Args:
-        metrics: the attacks' metrics by key; the attack chosen beforehand comes first.
+        metrics: the attacks' metrics by the attack's key, the chosen attack first.
         views: the view that each attack needs, by the attack's key.
         order: `AttackedRecords.order`; by default the order of ``metrics``.
     """
@@ -313,11 +313,11 @@ TWO_SIDED = (LiRA.name, BaVarIA.name)
 def wrong_sign(audit: Mapping[str, float | str]) -> dict[str, str]:
     """Find attacks with an AUC significantly below chance, such as losses used as scores.
 
-    The interval of the AUC holds for all attacks and groups at once (Bonferroni). Attacks on a client that left are
+    The AUCs' intervals are simultaneous for all attacks and groups (Bonferroni). Attacks on a client that left are
     excluded, because forgetting may make the client's examples less probable than non-members.
 
     Returns:
-        A description of the error by key of the AUC, the lowest AUC first.
+        A description of the error by the AUC's key in audit.json, the lowest AUC first.
 
     Example:
         >>> from shoal.audit.audit import wrong_sign

@@ -1,7 +1,7 @@
 """Canary audits: a lower bound on epsilon from one training run.
 
 Each canary is scored on the model that its client trained last. The score is the logit of the wrong label's
-probability. All models use the same threshold.
+probability.
 
 Source: Steinke, Nasr, Jagielski 2023, arXiv:2305.08846, Theorem 5.2 and Algorithm 1. Each of the m canaries is included
 independently with probability 1/2. If training is (epsilon, delta)-DP for adding or removing one canary, then at least
@@ -105,7 +105,7 @@ class OneRunAudit:
     """A lower bound on epsilon from guesses of the canaries that one training run used.
 
     Args:
-        delta: the delta of the tested (epsilon, delta).
+        delta: the delta of the tested (epsilon, delta)-differential privacy.
         canaries: the number m of canaries.
         guesses: the number of guesses that gave the best bound.
     """
@@ -129,15 +129,15 @@ def one_run_audit(
 ) -> OneRunAudit:
     """Compute a lower bound on epsilon from the scores of m canaries.
 
-    The canaries with the highest scores are guessed "in" and the canaries with the lowest scores "out". Several numbers
-    of guesses are tried, and the best bound is returned; the confidence allows for the trials (Bonferroni). Ties are
-    broken against the auditor.
+    The auditor guesses "in" (used for training) for the highest scores, and "out" for the lowest scores. The result is
+    the best bound over several numbers of guesses, with a Bonferroni correction of the confidence. Among equal scores,
+    wrong guesses are counted first.
 
     Args:
-        scores: the canaries' scores, higher for a canary that looks trained on, (m,). A canary with NaN is not guessed.
+        scores: the canaries' scores, higher for canaries used for training, (m,). NaN means no guess.
         included: whether training used each canary, (m,), drawn independently with probability 1/2.
-        delta: the delta of the tested (epsilon, delta).
-        guesses: pairs with the number of guesses "in" and "out", or ``None`` for `default_guesses`.
+        delta: the delta of the tested (epsilon, delta)-differential privacy.
+        guesses: pairs (number of guesses "in", number of guesses "out"), or ``None`` for `default_guesses`.
 
     Example:
         >>> import numpy as np
@@ -169,15 +169,15 @@ def one_run_audit(
 
 
 def default_guesses(canaries: int) -> list[tuple[int, int]]:
-    """Return pairs (in, out) with two fifths, one fifth and one twentieth of the m canaries on each side."""
+    """Return three pairs (guesses "in", guesses "out"): 2/5, 1/5 and 1/20 of the canaries for both numbers."""
     ends = [max(1, canaries * part // 20) for part in (8, 4, 1)]
     return list(dict.fromkeys((end, min(end, canaries - end)) for end in ends))
 
 
 def correct_guesses(scores: Floats, included: Bools, high: int, low: int) -> int:
-    """Count the correct guesses, with the ``high`` highest scores (m,) guessed "in" and the ``low`` lowest "out".
+    """Count the correct guesses if the ``high`` highest scores are guessed "in" and the ``low`` lowest scores "out".
 
-    With fewer finite scores than guesses, all canaries with a finite score are guessed in the same proportion.
+    If NaN leaves fewer scores than guesses, ``high`` and ``low`` are reduced in proportion.
     """
     scored = ~np.isnan(scores)
     score, member = scores[scored], included[scored]
@@ -190,7 +190,7 @@ def correct_guesses(scores: Floats, included: Bools, high: int, low: int) -> int
 
 
 def p_value(canaries: int, guesses: int, correct: int, epsilon: Floats, delta: float = 0.0) -> Floats:
-    """Return the largest probability of at least ``correct`` correct guesses under (epsilon, delta)-DP, (E,).
+    """Return the largest probability of at least ``correct`` correct guesses under (epsilon, delta)-DP, per epsilon.
 
     Source: Theorem 5.2.
 
@@ -213,7 +213,7 @@ def p_value(canaries: int, guesses: int, correct: int, epsilon: Floats, delta: f
 
 
 def one_run_epsilon(canaries: int, guesses: int, correct: int, delta: float = 0.0, confidence: float = 0.95) -> float:
-    """Return the largest epsilon such that `p_value` rejects every smaller epsilon, or 0 if none is rejected."""
+    """Return the largest epsilon such that `p_value` rejects all smaller values, or 0 if no value is rejected."""
     from scipy import special, stats  # noqa: PLC0415 - takes half a second to import
 
     require(

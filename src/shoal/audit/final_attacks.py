@@ -1,9 +1,9 @@
 """Membership-inference attacks on the models at the end of a run.
 
-The configured attack is fitted `RedTeam.refits` times. The gap attack and a loss threshold are always added. With
-reference models, attacks on records are added too.
+The configured attack is fitted `RedTeam.refits` times. The gap attack and a loss threshold are always added. A run with
+reference models also has the attacks of `attack_records`.
 
-A personal model is attacked by the fit on its cluster's model, which may understate the exposure of personal models.
+A personal model is attacked with the attack fitted to its cluster's model, which may understate the exposure.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -56,7 +56,7 @@ class FinalAttacks:
     """The results of all attacks on the final models.
 
     Args:
-        fits: the scores of the deployed models per fit, by the attack's name. The configured attack comes first.
+        fits: the scores of the deployed models per fit, by the attack's name, the configured attack first.
         shared: the scores of the clusters' models per fit of the configured attack.
         references: the records attacked with reference models, or ``None`` if there are no reference models.
     """
@@ -76,8 +76,8 @@ class FinalAttacks:
     def measured(self, by: Literal["model", "group"], view: View) -> dict[int, ByAttack]:
         """Measure all attacks that a view can carry out, per deployed model or per group with clients.
 
-        Fitted attacks are measured on all examples; the non-members then belong to the members' group. Attacks on
-        records with reference models are added (`join_attacks`).
+        Fitted attacks use all examples, with non-members of the members' group. Attacks on records with reference
+        models are added (`join_attacks`).
         """
         federation, records, titles = self.configured[0].federation, self.records_of(view), self.titles
         groups = federation.groups_with_clients
@@ -101,7 +101,7 @@ class FinalAttacks:
         }
 
     def records_of(self, view: View) -> AttackedRecords | None:
-        """Return the records that a view attacks, or ``None`` if the configured attack decides the exposure."""
+        """Return the attacked records for a view, or ``None`` if the configured attack decides the exposure."""
         alone = view == OUTSIDER and self.references is not None and not self.references.references
         return None if alone else self.references
 
@@ -109,7 +109,7 @@ class FinalAttacks:
 def join_attacks(by_records: ByAttack, by_fits: ByAttack) -> ByAttack:
     """Join the metrics of attacks on records and of fitted attacks.
 
-    Attacks on records come first. An attack without attacked records falls back on the metrics on all examples.
+    Attacks on records come first. An attack with NaN metrics on records has the metrics of the fitted attack.
     """
     measured = {name: metrics for name, metrics in by_records.items() if not np.isnan(metrics.accuracy)}
     return {**by_records, **by_fits, **measured}
@@ -211,11 +211,7 @@ class _AttackTarget:
     def scores(
         self, fits: Sequence[_Fit], watch: Callable[[int, ModelOutputs], None] | None = None
     ) -> list[ModelScores]:
-        """Return the scores of each of ``fits``.
-
-        Outputs are computed and discarded in batches of models. ``watch`` receives the number of a batch's first model,
-        and the batch's outputs.
-        """
+        """Return each attack's scores; after each batch, call ``watch`` with the first model and the outputs."""
         outputs_of_model = len(self.federation.test) * (self.federation.classes or self.federation.test.y[0].numel())
         size = max(1, OUTPUTS_AT_ONCE // max(1, outputs_of_model))
         parts = [self._margins(slice(k, k + size), fits, watch) for k in range(0, len(self.models), size)]
@@ -246,8 +242,8 @@ def exposure_of_clients(by_model: Sequence[ByAttack], trainers: Bools, federatio
 
     ``exposure`` is the balanced accuracy of the `strongest` attack on the most exposed model that the client trained,
     averaged over the attack's fits. ``exposure`` is NaN for a client that never trained. ``exposure_low`` is the lower
-    end of the interval of ``exposure``. ``exposure_null_high`` is the 95 % quantile of the balanced accuracy if nothing
-    is leaked. ``exceeded`` means that ``exposure_low`` is above the client's limit.
+    end of the 95 % interval of ``exposure``. ``exposure_null_high`` is the 95 % quantile of the balanced accuracy if
+    nothing is leaked. ``exceeded`` means that ``exposure_low`` is above the client's limit.
 
     Args:
         trainers: the clients that trained each model, (N, S).

@@ -1,4 +1,4 @@
-"""Findings: the exposure of each group's records to each view, as figures with intervals and one verdict.
+"""Findings: the exposure of each group's records to each view, with intervals and a verdict.
 
 One attack decides the finding of a view and a group (`headline`). The intervals of the balanced accuracy are
 simultaneous for all groups and views. The verdict compares the interval with chance or with a limit.
@@ -74,7 +74,7 @@ TITLES: Mapping[str, str] = {getattr(attack, "name"): getattr(attack, "title") f
 
 
 def attack_title(name: str) -> str:
-    """Return an attack's title for use within a sentence, or the name of an attack without a title.
+    """Return an attack's title for use within a sentence, or the attack's name if there is no title.
 
     >>> attack_title("lira-offline"), attack_title("fedmia-i-others"), attack_title("my-attack")
     ('offline LiRA', 'FedMIA-I, other clients', 'my-attack')
@@ -84,7 +84,7 @@ def attack_title(name: str) -> str:
 
 
 def attack_head(name: str) -> str:
-    """Return an attack's title with a capital letter, or the unchanged name of an attack without a title."""
+    """Return an attack's title with a capital letter, or the attack's unchanged name if there is no title."""
     title = attack_title(name)
     return capitalize(title) if name.removesuffix(AGAINST_CLIENTS) in TITLES else title
 
@@ -96,20 +96,20 @@ class Finding:
     The intervals are simultaneous for all groups and views.
 
     Args:
-        group: the name of a group, a model or a client. "all" means all records.
-        attack: the attack's key in audit.json. An empty string means the run's configured attack.
+        group: the name of a group, a model or a client, or "all" for all records.
+        attack: the attack's key in audit.json, or an empty string for the run's configured attack.
         accuracy: the balanced accuracy; chance is 0.5.
         auc: the area under the ROC curve; chance is 0.5.
-        tpr: the true positive rates, by false positive rate.
+        tpr: the true positive rate at each false positive rate.
         members, non_members: the numbers of members and of non-members, or 0 if unknown.
         chance_high: the 95 % quantile of the balanced accuracy if nothing is leaked.
         chosen: whether the attack was chosen without knowledge of the attacked model's members.
         decides: whether the attack decides the exposure of the group's records; see `Audit.strongest`.
         exact: the fraction of predicted members for which a span attack claims certainty, or ``None`` if the
             attack makes no such claim.
-        limit: the accuracy that the verdict compares with, or ``None`` for chance.
-        other_clients: whether non-members may belong to other clients. With non-members of other clients, only an exact
-            attack can find the records exposed.
+        limit: the limit on the accuracy, or ``None`` if the verdict compares the accuracy with chance.
+        other_clients: whether non-members may belong to other clients. If non-members belong to other clients, only an
+            exact attack can show that records are exposed.
     """
 
     view: str
@@ -130,7 +130,7 @@ class Finding:
 
     @staticmethod
     def of(row: Mapping[Any, Any], looked: int, view: str = "") -> "Finding":
-        """Create a finding from a row of `Audit.attacks`, with intervals that are simultaneous for ``looked`` rows."""
+        """Create a finding from a row of `Audit.attacks`, with simultaneous intervals for ``looked`` rows."""
         declared = row.get("title")
         return Finding(
             view=view or str(row["view"]),
@@ -162,7 +162,7 @@ class Finding:
 
     @property
     def records(self) -> str:
-        """A phrase for the attacked records, or for the property in property inference."""
+        """A phrase for the attacked records, or for the property that was inferred."""
         if self.attack == PROPERTY:
             return "the property"
         return "the records" if self.group == "all" else f"records of {self.group}"
@@ -187,7 +187,7 @@ class Finding:
         return {"view": self.view, "group": self.group, "attack": self.attack, **known, "verdict": self.verdict, **why}
 
     def why_no_tpr(self, rate: float) -> str:
-        """Explain why the true positive rate at a false positive rate is missing."""
+        """Explain why there is no true positive rate at the given false positive rate."""
         needed, few = least_non_members(rate), f"too few non-members: {self.non_members:,}, "
         if self.non_members >= needed:
             return f"{few}unequally weighted; {count(needed)} alike are needed"
@@ -202,9 +202,8 @@ def rows_of(table: pd.DataFrame) -> list[dict[Hashable, Any]]:
 def headline(attacks: pd.DataFrame, view: View, scope: str = "all", name: str = "all") -> Mapping[Hashable, Any] | None:
     """Return the row of the attack that decides a scope's exposure to a view, or ``None`` if no attack was measured.
 
-    The candidates are all attacks that the view can carry out. `rank_attacks_for_view` chooses one attack without
-    knowledge of the attacked model's members, and `strongest` decides whether a different attack replaces the chosen
-    one.
+    `rank_attacks_for_view` chooses an attack without knowledge of the attacked model's members. `strongest` then
+    decides whether a different attack of the view replaces the chosen attack.
     """
     rows = rows_of_view(attacks, view, scope, name)
     needed: dict[str, View] = {attack: row["view"] for attack, row in rows.items()}
@@ -218,16 +217,16 @@ def headline(attacks: pd.DataFrame, view: View, scope: str = "all", name: str = 
 
 
 def rows_of_view(attacks: pd.DataFrame, view: View, scope: str, name: str) -> dict[str, Mapping[Hashable, Any]]:
-    """Return the measured rows of `Audit.attacks` that a view can carry out on one scope, by the attack's key."""
+    """Return the measured rows of `Audit.attacks` for one scope and the attacks of a view, by the attack's key."""
     here = (attacks["scope"] == scope) & (attacks["name"] == name) & attacks["accuracy"].notna()
     here &= attacks["view"].isin(views_within(view)) & ~attacks["attack"].str.endswith(AGAINST_CLIENTS)
     return {str(row["attack"]): row for row in rows_of(attacks[here])}
 
 
 def findings(attacks: pd.DataFrame) -> list[Finding]:
-    """Return one finding per view and group, by the attack that decides (`headline`), from an outsider to the server.
+    """Return one finding per view and group, for the deciding attack (`headline`); an outsider's findings come first.
 
-    A view without a measurement on any group has a finding on all records instead.
+    A view that was not measured on any group has one finding on all records.
     """
     pairs, tried = _pairs(attacks), _tried(attacks)
     rows = ((view, headline(attacks, view, scope, name)) for view, scope, name in pairs)
@@ -235,11 +234,10 @@ def findings(attacks: pd.DataFrame) -> list[Finding]:
 
 
 def every_attack(attacks: pd.DataFrame, scope: str) -> dict[str, list[Finding]]:
-    """Return the findings of all attacks on each group, model or client, by its name.
+    """Return all attacks' findings by the name of the group, model or client.
 
-    The attack that decides comes first; the remaining attacks follow by descending balanced accuracy, unmeasured
-    attacks last. Intervals are simultaneous for all findings of groups or for all models; a client's interval stands
-    alone.
+    The deciding attack comes first, followed by the remaining attacks in descending order of balanced accuracy.
+    Intervals are simultaneous for all groups or for all models, but not for several clients.
     """
     rows = attacks[attacks["scope"] == scope]
     alone = {"model": rows["name"].nunique(), "client": 1}.get(scope)
@@ -278,7 +276,7 @@ def _looked(row: Mapping[Any, Any], pairs: int, tried: Mapping[tuple[str, str], 
 
 
 def run_findings(summary: Summary) -> list[Finding]:
-    """Return one finding per group for the run's view, by the attack that decides in a run without an audit."""
+    """Return one finding per group for the view of a run without an audit, for the deciding attack."""
     measured = {name: metrics for name, metrics in summary.by_group.items() if "mia" in metrics}
     found = []
     for name, metrics in measured.items():
@@ -306,7 +304,7 @@ def _attack_of(metrics: Mapping[str, float]) -> str:
 
 
 def most_exposed(found: Iterable[Finding]) -> list[Finding]:
-    """Return the measured findings, sorted by descending exposure; findings with a certain verdict come first."""
+    """Return the measured findings by descending exposure; findings with a decided verdict come first."""
     return sorted(
         (one for one in found if one.accuracy.known), key=lambda one: (one.verdict not in CERTAIN, _weakness(one))
     )
@@ -344,7 +342,7 @@ def sentence(finding: Finding) -> str:
 
 
 def findings_table(found: Sequence[Finding]) -> list[str]:
-    """Return the lines of a text table with one line per finding, or no lines without findings.
+    """Return the lines of a text table with one line per finding, or an empty list without findings.
 
     >>> few = Finding("server", "few", "lira", Estimate(0.87, 0.8, 0.92), Estimate(0.9, 0.85, 0.94), title="LiRA")
     >>> print(findings_table([few])[1])

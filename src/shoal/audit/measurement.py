@@ -47,7 +47,7 @@ class FinishedTraining:
 
     Args:
         training: the training, with the federation and the engine.
-        losses: the loss of each client's model on the client's training examples, (N,).
+        losses: each client's mean training loss under the client's model, (N,).
         members: the clients that trained each deployed model.
         tables: further tables that measurements produce, by file name.
     """
@@ -120,10 +120,7 @@ class FinishedTraining:
 
     @cached_property
     def exposures(self) -> dict[View, pd.DataFrame]:
-        """All clients' columns of `exposure_of_clients` and ``mia``, by view.
-
-        The views are the run's view and the views of the clients' limits.
-        """
+        """The columns of `exposure_of_clients` and ``mia``, for the views of the run and of clients' limits."""
         federation, trainers, model = self.federation, self.members.trainers.numpy(), self.deployed.model.numpy()
         views: list[View] = [self.attacks.view, *federation.preferences.views(self.attacks.view)]
         by_model: dict[View, Sequence[ByAttack]] = {
@@ -159,7 +156,7 @@ class Measurement(Protocol):
         ...
 
     def measure(self, finished: FinishedTraining, /) -> Summary:
-        """Measure metrics of the whole run, by group or by cluster; `summary.json` omits NaN."""
+        """Measure metrics of the whole run, per group or per cluster; `summary.json` omits NaN metrics."""
         ...
 
 
@@ -180,7 +177,7 @@ def measurement(
 
     Args:
         name: the key in `summary.json`, or the common prefix of several keys.
-        metrics: the heading of each key in tables; by default one heading made from ``name`` and ``title``.
+        metrics: the heading of each key in tables. The default is one heading made from ``name`` and ``title``.
 
     Example:
         >>> from shoal.audit import measurement
@@ -196,10 +193,7 @@ def measurement(
 
 
 def declared_metrics(measurements: Sequence[object]) -> tuple[Metric, ...]:
-    """Return the table headings that measurements declare.
-
-    A measurement without ``metrics`` has one heading, made from its name and title.
-    """
+    """Return the table headings that measurements declare."""
     shown: list[Metric] = []
     for measurement in measurements:
         alone = (Metric(measurement.name, measurement.title),) if isinstance(measurement, Measurement) else ()
@@ -265,7 +259,7 @@ def _accuracies(clients: pd.DataFrame, metric: ModelMetric, weight: Floats | Non
 
 @measurement("fairness", "Fairness")
 def group_fairness(finished: FinishedTraining) -> Summary:
-    """Measure fairness between groups, and the accuracy of a constant prediction; a regression has neither."""
+    """Measure fairness between groups and the accuracy of a constant prediction; a regression has no such metrics."""
     if finished.federation.classes is None:
         return Summary()
     # A share of examples, which says nothing beside another metric than accuracy.
@@ -313,10 +307,10 @@ def _most_frequent_class(federation: Federation) -> Mapping[str, Metrics]:
 
 @measurement("mia", "Exposure of groups")
 def group_exposure(finished: FinishedTraining) -> Summary:
-    """Attack each group's training examples, against each choice of non-members.
+    """Attack each group's training examples, with several choices of non-members.
 
-    The configured attack decides a group's exposure. With reference models, the `strongest` attack decides, and the
-    accuracy of every attack is reported too.
+    The configured attack decides a group's exposure. If the run has reference models, the `strongest` attack decides,
+    and all attacks' accuracies are reported.
     """
     federation, attacks = finished.federation, finished.attacks
     if federation.classes is None:
@@ -449,6 +443,6 @@ def shadow_examples(finished: FinishedTraining) -> Summary:
 
 @measurement("references", "Reference models")
 def reference_models(finished: FinishedTraining) -> Summary:
-    """Report the number of reference models, if there are any."""
+    """Report the number of reference models, unless there are none."""
     references = finished.attacks.references
     return Summary(overall={"references": references.references} if references and references.references else {})

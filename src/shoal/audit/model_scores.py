@@ -1,7 +1,7 @@
 """Model outputs and attack scores on training and test examples.
 
-Membership is known to the simulator only. Algorithms have no access to membership, unless the red team's estimator is
-"audit". Test examples serve as non-members, weighted to the members' groups and labels.
+Only the simulator knows the members. Algorithms use the members only if the red team's estimator is "audit". Test
+examples serve as non-members, weighted to the members' groups and labels.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ class ModelOutputs:
         training: the indices of the T_k training examples with stored outputs, per model, (T_k,) int64.
         members: the outputs on the examples in ``training``, per model, (T_k, C).
         evaluated: the indices of the E_k training examples with a known metric, per model, (E_k,) int64.
-        values: the metric on the examples in ``evaluated``, per model, (E_k,) float64.
+        values: the model's metric (such as accuracy) on each example in ``evaluated``, per model, (E_k,) float64.
         labels: the labels of all training examples, (T,), or (T, d) in a regression.
         owner: the client of each training example, (T,).
         test: the outputs of every model on every test example, (K, M, C).
@@ -78,7 +78,7 @@ def evaluate_models(
     Args:
         clients: the clients whose examples each model is evaluated on, (N, K) bool.
         records: the records that the attacks were fitted on, per model; see `with_references`.
-        members: the clients whose examples are members of each model, (N, K) bool, or ``None`` for ``clients``.
+        members: the clients whose examples are members of each model, (N, K) bool; by default equal to ``clients``.
     """
     shards, test, owner = federation.clients, federation.test, federation.clients.owners()
     labels = shards.y[shards.indices.to(shards.y.device)].cpu()
@@ -136,8 +136,7 @@ def with_references(
     """Add the outputs of reference models on the same examples to ``outputs``.
 
     Args:
-        records: the fitted attack's records per model, with the reference models, or an empty list without reference
-            models.
+        records: the fitted attack's records and reference models per model, or an empty list without reference models.
     """
     test, members, on_tests = federation.test, {}, {}
     everything = torch.arange(len(test), device=test.y.device)
@@ -165,8 +164,8 @@ class Predictions:
 
     Args:
         test: each model's mean metric on each group's test examples, (S, G) float64.
-        training: the mean metric of each client's model on the client's training examples, (N,) float64, or 0 if these
-            predictions do not include the client's model.
+        training: the mean metric of each client's model on the client's training examples, (N,) float64, or 0 if the
+            client's model is not among the S models.
         training_by_group: the mean metric of each client's model on the client's training examples of each group,
             (N, G) float64, or 0 if the client has no example of the group.
         predicted: each model's predicted class of each test example, (S, M), or ``None`` in a regression.
@@ -290,7 +289,7 @@ class Margins:
 
 
 def margins_of(outputs: ModelOutputs, attacks: Sequence[FittedAttack]) -> list[Margins]:
-    """Compute the margins of one attack per model, on each of the K models with these ``outputs``."""
+    """Compute the margins of ``attacks[k]`` on model k, for each of the K models."""
     margins = []
     for k, attack in enumerate(attacks):
         examples, reference = outputs.training[k], outputs.reference_members.get(k)
@@ -309,7 +308,7 @@ class ModelScores:
     Non-members are test examples, weighted to the members' groups and labels, or only to the groups in a regression.
 
     Args:
-        margins: the margins for each of the K models, at least on all members.
+        margins: the margins for each of the K models; all members have a margin.
     """
 
     margins: Sequence[Margins]
@@ -318,10 +317,10 @@ class ModelScores:
     attack: str = ""
 
     def of_model(self, k: int, *, population: bool = False) -> RecordTable:
-        """Return the members of model k, and test examples weighted to the same total.
+        """Return the members of model k, and test examples with an equal total weight.
 
-        The test examples have the members' groups and labels. With ``population``, the test examples have all clients'
-        mix of groups. Members without test examples of the same group and label are left out.
+        Test examples are weighted to the members' groups and labels, or with ``population`` to all clients' mix of
+        groups. Members without a comparable test example are left out.
         """
         scored = self.margins[k]
         inside = self.members.trainers.numpy()[self._owner[scored.training], k]
@@ -335,7 +334,7 @@ class ModelScores:
         return self._table([(k, inside, wanted)])
 
     def of_group(self, g: int, mix: Floats | None = None) -> RecordTable:
-        """Return the training examples of group g, and test examples weighted to the same total.
+        """Return the training examples of group g, and test examples with an equal total weight.
 
         Each example is scored on the model that its client trained last.
 
@@ -412,7 +411,7 @@ class ModelScores:
 
 
 def mixes_of_non_members(g: int, federation: Federation) -> Mapping[str, Floats]:
-    """Return the proportions of the groups among the non-members of group g, (G,), by the name of the mix."""
+    """Return the groups' proportions (G,) for each choice of non-members in attacks on group g, by name."""
     return {"group": np.eye(len(federation.groups))[g], "population": federation.group_fractions.numpy()}
 
 

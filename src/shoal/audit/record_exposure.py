@@ -1,4 +1,4 @@
-"""The exposure of each record, estimated over models that did and did not train on the record."""
+"""The exposure of each record, estimated from models trained with and without the record."""
 
 from collections.abc import Iterator
 from math import nan
@@ -22,28 +22,29 @@ MIN_MODELS = 5
 def record_exposure(
     scores: ReferenceScores, stream: Stream | None, *, pair: Ints | None = None
 ) -> tuple[Floats, Floats]:
-    """Measure the exposure of every record from the scores of models that did and did not train on the record.
+    """Measure each record's exposure from its scores on models trained with the record (IN) and without (OUT).
 
     The exposure is Phi(d / 2), the balanced accuracy of the best test between two normal distributions with means d
-    standard deviations apart. The means are the record's mean IN and mean OUT score over all models, including the
-    attacked model. The record's variance is moderated: an inverse-gamma prior, fitted to all records, is combined with
-    the record's sample variance (Smyth 2004). The prior has at least four degrees of freedom more than the record. An
-    exposure below 0.5 means that IN scores are lower than OUT scores.
+    standard deviations apart. The two means are the record's mean IN score and mean OUT score, including the attacked
+    model's score. The record's variance is moderated: an inverse-gamma prior, fitted to all records, is combined with
+    the record's sample variance (Smyth 2004). The prior adds at least four degrees of freedom to the sample variance.
+    An exposure below 0.5 means that IN scores are lower than OUT scores.
 
-    The lower ends hold for all records simultaneously, with probability 95 %. Each lower end is d - c e, mapped to a
-    balanced accuracy. The standard error of d at f degrees of freedom is e = sqrt(1 / n_in + 1 / n_out + d^2 / (2 f))
-    (Hedges and Olkin 1985). The factor c is the 95 % quantile of the records' largest d / e under random memberships.
-    Memberships are redrawn per pair and model, or permuted within each record if there are no pairs.
+    The lower ends of the exposures' intervals are simultaneous for all records, with probability 95 %. A lower end is d
+    - c e, mapped to a balanced accuracy. The standard error of d at f degrees of freedom is e = sqrt(1 / n_in + 1 /
+    n_out + d^2 / (2 f)) (Hedges and Olkin 1985). The factor c is the 95 % quantile of the records' largest d / e under
+    random memberships. Random memberships are drawn per pair and model, or permuted within each record if there are no
+    pairs.
 
     Args:
-        scores: the scores on the attacked model and on the reference models.
+        scores: the records' scores on the attacked model and on the reference models.
         stream: the random stream for memberships; without a stream, lower ends are NaN.
         pair: the pair number of each record, (M,). Each model trained on at most one record of a pair.
 
     Returns:
-        The exposures (M,) and the lower ends (M,). An exposure is NaN if the record has only IN scores or only OUT
-        scores, or if no record has two scores of either type. Lower ends are also NaN with fewer than `MIN_MODELS`
-        models.
+        The exposures (M,) and the lower ends of their intervals (M,). An exposure is NaN if the record has only IN
+        scores or only OUT scores, or if no record has a sample variance. Lower ends are also NaN with fewer than
+        `MIN_MODELS` models.
 
     Source: Smyth 2004, Statistical Applications in Genetics and Molecular Biology 3(1), article 3 (moderated t);
     Westfall and Young 1993, Resampling-Based Multiple Testing (the largest statistic under permutation).

@@ -48,8 +48,8 @@ class RecordTable:
         view: the narrowest `View` that can run the attack.
         pair: the pair number of each row, or ``None`` if rows are independent. A pair is a member and a non-member.
         exact: whether the attack claims certainty for the record.
-        level: the level of `record_levels`, used for true positive rates with a threshold per record, or ``None`` if
-            levels are unknown.
+        level: the record's level by `record_levels`, for true positive rates with a threshold per record, or ``None``
+            if unknown.
         reference: the attack's scores on each of R reference models, (M, R), or ``None`` if the scores are
             unknown.
 
@@ -108,7 +108,7 @@ class RecordTable:
         return len(self.score)
 
     def take(self, rows: Ints | Bools) -> "RecordTable":
-        """Select rows by position or by mask."""
+        """Select rows by position or by a mask."""
         positions: NDArray[Any] = np.flatnonzero(rows) if rows.dtype == bool else rows
         return replace(self, **{name: _rows_of(column, positions) for name, column in self.columns().items()})
 
@@ -148,7 +148,7 @@ def measure(records: RecordTable, by: str | None = None) -> MembershipMetrics | 
     Rates are NaN without members or without non-members.
 
     Args:
-        by: a column to group the rows by, such as "attack". ``None`` measures all rows together.
+        by: the column to group the rows by, such as "attack", or ``None`` to measure all rows together.
     """
     if by is None:
         table = records
@@ -164,16 +164,12 @@ def measure(records: RecordTable, by: str | None = None) -> MembershipMetrics | 
 
 
 def matching_weights(wanted: NDArray[Any], stratum: Ints) -> Floats:
-    """Return weights (m,) that give each of S strata the total weight ``wanted`` (S,).
-
-    Args:
-        wanted: the total weight of each stratum, (S,).
-    """
+    """Return weights (m,) that sum to ``wanted[s]`` in stratum s, for each of S strata."""
     return (wanted / np.maximum(1, np.bincount(stratum, minlength=len(wanted))))[stratum]
 
 
 def mean_metrics(fits: Sequence[MembershipMetrics]) -> MembershipMetrics:
-    """Return the metrics of an attack's first fit, with the accuracy and its interval averaged over all fits.
+    """Return the metrics of an attack's first fit, but with the mean accuracy and mean interval over all fits.
 
     The mean interval is conservative, since all fits have the same members.
     """
@@ -182,7 +178,7 @@ def mean_metrics(fits: Sequence[MembershipMetrics]) -> MembershipMetrics:
 
 
 def views_within(view: View) -> tuple[View, ...]:
-    """List a view and all narrower views.
+    """Return a view and all narrower views.
 
     >>> views_within(CLIENT)
     ('outsider', 'client')
@@ -193,12 +189,12 @@ def views_within(view: View) -> tuple[View, ...]:
 def rank_attacks_for_view(
     view: View, needed: Mapping[str, View], order: Iterable[str], measured: Mapping[str, MembershipMetrics]
 ) -> list[str]:
-    """List the attacks that a view can carry out, the chosen attack first.
+    """Return the attacks that a view can carry out, the chosen attack first.
 
-    For an outsider, the chosen attack is the first of ``order``. A wider view has two further candidates: the exact
-    attack of `CHOSEN_OF_VIEW`, if the attack claims certainty for most predicted members, and the joint attack of
-    `JOINT_OF_VIEW`, if the AUC is significantly above 0.5. A candidate is chosen only if its AUC reaches the AUC of the
-    narrower view's deciding attack; otherwise the narrower view's deciding attack is chosen.
+    For an outsider, the chosen attack is the first of ``order``. For a wider view, the deciding attack of the narrower
+    view is replaced by a candidate with at least the same AUC. The first candidate is the exact attack of
+    `CHOSEN_OF_VIEW`, if the attack claims certainty for at least half of the predicted members. The second candidate is
+    the joint attack of `JOINT_OF_VIEW`, if the AUC is significantly above 0.5.
 
     Example:
         >>> import numpy as np
@@ -237,13 +233,12 @@ def strongest(attacks: Mapping[str, MembershipMetrics]) -> tuple[str, float]:
     """Return the attack that decides the exposure of records, and the lower end of its balanced accuracy.
 
     By default the first measured attack decides, because the maximum over many attacks is above chance even without a
-    leak. A different attack decides if the lower end of its AUC is above 0.5 and above the first attack's AUC. The
-    intervals are simultaneous for all attacks (`at_once`). Of several such attacks, the attack with the highest
-    lower end decides.
+    leak. A different attack decides if its AUC's lower end is above 0.5 and above the first attack's AUC. If several
+    attacks qualify, the attack with the highest lower end decides. The intervals are simultaneous for all attacks
+    (`at_once`).
 
     Returns:
-        The attack's name, and the lower end. The lower end is simultaneous for all attacks if the first attack is
-        replaced.
+        The attack's name, and the lower end of its balanced accuracy.
 
     Example:
         >>> import numpy as np

@@ -1,6 +1,6 @@
 """The red team: the server's attacks that estimate the exposure of each model's members during training.
 
-Source: IFCA-MIR, Algorithm 1 line 6 and Algorithm 2. IFCA-MIR does not specify the data for the attack accuracy, so
+Source: IFCA-MIR, Algorithm 1 line 6 and Algorithm 2. IFCA-MIR does not specify the data for the attack accuracy;
 `RedTeam` offers five estimators.
 """
 
@@ -38,14 +38,15 @@ class RedTeam:
         estimator: the data for the estimate. "shadow" attacks each shadow model with the remaining shadow models.
             "federated" sends the attack to the clients, which return counts on their training and hold-out examples.
             "histogram" chooses the best loss threshold from clients' histograms of training and hold-out losses, for
-            any ``attack``. "relative-histogram" subtracts the loss of other clusters' models first; it is the closest
-            estimator to a strong attack with several clusters (`docs/results/audit/measured.md`), but is too low for
-            models that share parameters. "audit" uses all training and test examples, which only a simulator knows.
+            any ``attack``. "relative-histogram" is like "histogram", but subtracts the loss of other clusters' models
+            from each loss. With several clusters, "relative-histogram" is the closest estimator to a strong attack
+            (`docs/results/audit/measured.md`), but is too low for models that share parameters. "audit" uses all
+            training and test examples, which only a simulator knows.
         attack: the attack on each model, during training and at the end of a run.
         shadow_models: the training of the attack's shadow models.
         histograms: the clients' histograms for "histogram" and "relative-histogram".
-        refits: the number of fits of the attack at the end of a run, each on new shadow models. The exposure is the
-            mean over fits, and ``mia`` is the accuracy of the first fit.
+        refits: the number of attack fits at the end of a run, each with new shadow models. The exposure is the mean
+            over fits, and ``mia`` is the accuracy of the first fit.
 
     Example:
         >>> import shoal.toy
@@ -76,8 +77,8 @@ class RedTeam:
     ) -> RiskEstimate:
         """Estimate the membership-inference accuracy on each of the K models of ``state``.
 
-        A model without clients keeps the last estimate. Intervals treat examples as independent and the attack as
-        fixed. For "shadow", the interval is for the mean over shadow models.
+        A model without clients keeps its last estimate. For "shadow", the interval is for the mean over shadow models.
+        All other intervals treat examples as independent and the attack as fixed.
         """
         if self.estimator == "shadow":
             records = self._records(state, federation, engine, local, stream)
@@ -103,11 +104,7 @@ class RedTeam:
     def fit(
         self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
     ) -> tuple[list[FittedAttack], list[Records]]:
-        """Fit the attack on each of the K models of ``state``.
-
-        Returns:
-            The fitted attack per model, and the attack's records per model.
-        """
+        """Fit the attack on each of the K models of ``state``."""
         if self.attack.needs == "nothing":
             records = [Records.empty()] * len(state.models)
         else:
@@ -144,7 +141,7 @@ def _estimate(records: RecordTable) -> Estimate:
 
 
 def fill_unknown(estimates: list[Estimate], state: State) -> RiskEstimate:
-    """Replace NaN among the K models' estimates by the last estimates in ``state``."""
+    """Replace NaN estimates by the models' last estimates in ``state``."""
     measured = torch.tensor(estimates, dtype=torch.float64)
     unknown = measured[:, 0].isnan()
     risks = torch.where(unknown, state.risks, measured[:, 0])

@@ -1,11 +1,11 @@
 """Attacks of an honest-but-curious server on clients' updates.
 
-A client's update reveals the groups and labels of its examples. Non-members are weighted to the mix of groups and
-labels of client i's members:
+A client's update reveals the groups and labels of the client's examples. To attack client i, non-members are weighted
+to the groups and labels of the client's members:
 
     weight of a non-member x = (members of i with x's group and label) / (non-members with x's group and label)
 
-A score that depends only on the client and on a record's group and label then has an AUC of 0.5.
+With weighted non-members, a score that depends only on the client, group and label has an AUC of 0.5.
 """
 
 import re
@@ -65,9 +65,10 @@ class ScoredUpdates:
 
     Args:
         name, title, view: the attack's name, title and view; see `UpdateAttack`.
-        values: the scores per client and record of `UpdateScores`, (N, M). NaN marks pairs that `UpdateScores` lacks.
+        values: the scores per client and record of `UpdateScores`, (N, M). NaN marks a record without a score on the
+            client's update.
         threshold: the threshold per client and record, (N, M).
-        exact: whether the attack claims certainty, per client and record, (N, M).
+        exact: whether the attack claims certainty about a record's membership, per client and record, (N, M).
     """
 
     name: str
@@ -89,8 +90,7 @@ AllAttacks = tuple[tuple[ReferenceAttack, ...], tuple[UpdateAttack, ...]]
 
 
 def all_attacks(further: Sequence[object] = ()) -> AllAttacks:
-    """Return the default attacks of an audit and the user-defined attacks ``further``, as attacks on scores and on
-    updates.
+    """Return the attacks on scores and the attacks on updates: the default attacks, followed by ``further``.
 
     Raises:
         InputError: a user-defined attack is neither a `ReferenceAttack` nor an `UpdateAttack`, or has an invalid name,
@@ -124,10 +124,10 @@ class UpdateAudit:
     """The metrics of one attack on the updates of every client.
 
     Args:
-        unused: the metrics of members against records that no client trained on; these metrics decide the exposure.
-        other_clients: the metrics of members against other clients' records. FedMIA looks stronger against other
-            clients' records, because the null distribution contains the owner's update.
-        by_client: the metrics of each client's members against records that no client trained on, by the client's id.
+        unused: the metrics with non-members that no client trained on; these metrics decide the exposure.
+        other_clients: the metrics with other clients' records as non-members. With other clients' records, FedMIA
+            appears stronger, because its null distribution contains the owner's update.
+        by_client: the metrics of ``unused`` for each client's members, by the client's id.
     """
 
     unused: MembershipMetrics
@@ -136,7 +136,7 @@ class UpdateAudit:
 
 
 def audit_updates(attack: UpdateAttack, scores: UpdateScores, group: str | None = None) -> UpdateAudit:
-    """Attack the updates of every recorded client, or of the clients with records of a ``group``.
+    """Attack the updates of all recorded clients, or of the clients that hold records of a ``group``.
 
     Members without a non-member of the same group and label are left out. Intervals over all clients are slightly too
     narrow, because each non-member is tested against many clients.
@@ -222,13 +222,13 @@ def audit_server(
 ) -> Audit:
     """Attack every client whose updates were recorded.
 
-    `Audit.attacks` has two rows per attack of the server and scope. One row uses non-members that no client trained on.
-    The other row, with `AGAINST_CLIENTS` in the attack's name, uses other clients' examples. `Audit.guesses` holds the
-    accuracy of guessing each record's client, each client's group, and the half of the group with stricter limits.
+    In `Audit.attacks`, an attack of the server has two rows per scope, for two choices of non-members. An attack named
+    with `AGAINST_CLIENTS` uses other clients' examples; an attack with a plain name uses examples that no client
+    trained on. `Audit.guesses` holds the accuracy of guessing each record's client, each client's group, and the half
+    of the group with stricter limits.
 
     Args:
-        preferences: the threshold and beta of each client, by the client's id, or ``None`` if preferences are
-            unknown.
+        preferences: each client's threshold and beta, by the client's id, or ``None`` if preferences are unknown.
 
     Raises:
         InputError: no record belongs to a recorded client, or no unused record has the group and label of a recorded
@@ -278,9 +278,9 @@ def audit_server(
 
 
 def with_server(audit: Audit, server: Audit) -> Audit:
-    """Combine an audit of released models with the server's audit of the same run's updates.
+    """Combine an audit of a run's released models with the server's audit of the run's updates.
 
-    The server's attack decides a scope if the lower end of its AUC is above 0.5 and above the AUC of the model attack.
+    The server's attack decides a scope if its AUC's lower end is above 0.5 and above the AUC of the attack on models.
     """
     rows = pd.concat([audit.attacks, server.attacks], ignore_index=True)
     # Of both, the first was chosen without the updates; a view's own attack stays chosen beside it.
