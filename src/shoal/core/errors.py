@@ -169,7 +169,7 @@ def path_of(name: str, value: object) -> Path:
     if not isinstance(value, str | PathLike):
         raise InputError(f"'{name}' must be a path, such as 'runs/mine' (got {describe(value)})")
     require(value != "", f"'{name}' must be a path, such as 'runs/mine' (got '')")
-    require("\0" not in str(value), f"'{name}' must be a path without zero bytes (got {str(value)!r})")
+    require("\0" not in str(value), f"'{name}' must be a path without null bytes (got {str(value)!r})")
     return Path(value)
 
 
