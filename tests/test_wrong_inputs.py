@@ -240,7 +240,7 @@ MODELS = {
     "other inputs": (lambda: with_model(lambda: nn.Linear(7, 3)), "model cannot"),
     "few outputs": (lambda: with_model(lambda: nn.Linear(5, 2)), "the model"),
     "a tuple": (lambda: with_model(lambda: nn.LSTM(5, 3)), "network must"),
-    "functional dropout": (lambda: with_model(FunctionalDropout), "draws from PyTorch's global generator in training"),
+    "functional dropout": (lambda: with_model(FunctionalDropout), "draws from PyTorch's global generator"),
     "feature dropout": (
         lambda: with_model(lambda: nn.Sequential(linear(), nn.AlphaDropout())),
         "layer '1' (AlphaDropout) draws from PyTorch's global generator",

@@ -166,7 +166,7 @@ def mapped_for_writing(folder: Path) -> np.ndarray:
 
 
 WRONG_FILES = {
-    "missing": (lambda folder: folder / "x.npy", "x.npy: cannot be read: No such file or directory"),
+    "missing": (lambda folder: folder / "x.npy", "cannot be read: No such file or directory"),
     "cut off": (lambda folder: cut(file(folder, X.numpy())), "x.npy"),
     "another form": (text, "x.npy"),
     "empty": (lambda folder: (folder / "x.npy").touch() or folder / "x.npy", "of numbers"),
@@ -200,7 +200,7 @@ WRONG = {
     "fractions": (lambda: shoal.ClientArrays(X, Y, [6.5, 6.5]), "'sizes' of 'clients' must be integers from 0"),
     "words": (lambda: shoal.ClientArrays(X, Y, "many"), "'sizes' of 'clients' must be integers from 0"),
     "a client without": (lambda: shoal.ClientArrays(X, Y, [3, 0, 6, 4]), "client 1 has no examples"),
-    "nobody": (lambda: shoal.ClientArrays(X[:0], Y[:0], np.array([], int)), "one client"),
+    "nobody": (lambda: shoal.ClientArrays(X[:0], Y[:0], np.array([], int)), "'sizes'"),
     "not finite": (lambda: shoal.ClientArrays(X.where(X < 1, torch.nan), Y, SIZES), "NaN or"),
 }
 

@@ -165,7 +165,7 @@ class Federation:
             clear = isinstance(client, str) or by_number.get(key, place) == place
             require(
                 clear,
-                f"client {key} is ambiguous, as client {self.ids[place]} has this name; quote a name, '{key}'",
+                f"client {key} is ambiguous, because client {self.ids[place]} is named '{key}'; give names as strings",
             )
             places.append(place)
         return torch.tensor(places, dtype=torch.int64)

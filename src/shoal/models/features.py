@@ -265,7 +265,7 @@ class Features:
         return shape.numel()
 
     def _module(self, name: str) -> nn.Module:
-        require(name in self.modules, f"'modules' must have the entry '{name}' for the map of that name")
+        require(name in self.modules, f"'modules' must have an entry for the map '{name}'")
         value: Any = self.modules[name]
         module: Any = value if isinstance(value, nn.Module) or not callable(value) else value()
         require(isinstance(module, nn.Module), f"'{name}' must return a torch.nn.Module (got {module!r})")

@@ -129,7 +129,7 @@ def _require_trains(model: Model, x: Tensor, y: Tensor) -> None:
     for name, drawing in watched.items():
         require(
             not drawing,
-            f"{''.join(drawing[:1])} draws from {name} in training, which threads share; "
+            f"{''.join(drawing[:1])} draws from {name}, which threads share; "
             "use torch.nn.Dropout, which Shoal seeds, or set the layer's dropout to 0 (in transformers, "
             "attention_probs_dropout_prob=0)",
         )

@@ -261,7 +261,7 @@ def load_dataset(
     path = _find(name, data_dir)
     if path is None:
         tried = quote(map(str, _folders(name, data_dir)))
-        raise InputError(f"data source '{name}' is not in {tried}; to get the data, {source.instructions}")
+        raise InputError(f"data source '{name}' was not found in {tried}; {source.instructions}")
     return source.load(path, task)
 
 
@@ -338,7 +338,7 @@ def fetch(name: str, destination: Path) -> Path:
             have an unexpected format, or the folder cannot be written.
     """
     sources = {key: source.hub for key, source in SOURCES.items() if source.hub is not None}
-    require(name in sources, f"'{name}' cannot be downloaded; {suggest(name, sources)}")
+    require(name in sources, f"data source '{name}' cannot be downloaded; {suggest(name, sources)}")
     source = sources[name]
     where = f"'{name}' ({source.repository}) from the Hugging Face hub"
     try:

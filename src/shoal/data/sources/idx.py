@@ -106,9 +106,12 @@ def read_idx(path: Path, what: _Part) -> Tensor:
         size, described = math.prod(shape), f"{'x'.join(map(str, shape))} {what}"
         most = foreign_files.MAX_BYTES
         content = bytearray(file.read(min(size, most) + 1))
-    require(len(content) <= most, f"'{path}' must have at most {most:,} bytes (got {described})")
+    require(len(content) <= most, f"'{path}' must have at most {most:,} bytes (got {size:,} bytes of {described})")
     _require_whole(content, size, path, described)
-    require(len(content) == size, f"'{path}' must have {size:,} bytes after its header ({described}), but has more")
+    require(
+        len(content) == size,
+        f"'{path}' must have {size:,} bytes after its header, {described} (got {len(content):,} or more)",
+    )
     return torch.from_numpy(np.frombuffer(content, np.uint8)).reshape(shape)
 
 

@@ -251,7 +251,8 @@ def _read_scores(path: Path, columns: list[str]) -> tuple[list[Path], np.ndarray
     require(len(rows) > 0, f"'{path}' must have at least one row (got none)")
     for where, cells in rows:
         require(
-            len(cells) == len(header), f"{where}: must have {len(header)} columns, like the header (got {len(cells)})"
+            len(cells) == len(header),
+            f"{where}: the row must have {len(header)} columns, like the header (got {len(cells)})",
         )
     places = [header.index(name) for name in needed]
     files, scores = zip(*(_row([cells[place] for place in places], where) for where, cells in rows), strict=True)
@@ -265,13 +266,13 @@ def _row(cells: list[str], where: str) -> tuple[Path, list[float]]:
     plain = bool(folder) and folder not in {".", ".."} and "/" not in folder and "\\" not in folder
     require(
         plain and number.isdecimal() and len(number) < 9,
-        f"{where}: must have a person's name and an image number (got {person!r} and {number!r})",
+        f"{where}: the row must have a person's name and an image number (got {person!r} and {number!r})",
     )
     try:
         values = [float(score) for score in scores]
     except ValueError as error:
-        raise InputError(f"{where}: scores must be numbers ({error})") from error
-    require(bool(np.isfinite(values).all()), f"{where}: scores must be finite numbers")
+        raise InputError(f"{where}: the attribute scores must be numbers ({error})") from error
+    require(bool(np.isfinite(values).all()), f"{where}: the attribute scores must be finite (got {', '.join(scores)})")
     return Path(folder) / f"{folder}_{int(number):04d}.jpg", values
 
 
@@ -403,7 +404,9 @@ def _parse_line(line: bytes, path: Path, number: int) -> _Review | None:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         reason = "".join(f"'{key}': " for key in first["loc"]) + first["msg"].replace(" line 1", "")
-        raise InputError(f"'{path}', line {number:,}: must be a review ({reason}); download the file again") from error
+        raise InputError(
+            f"'{path}', line {number:,}: the line must be a review ({reason}); download the file again"
+        ) from error
 
 
 def _by_falling_count(counts: Counter[str]) -> list[str]:

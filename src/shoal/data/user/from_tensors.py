@@ -179,7 +179,7 @@ def _trained(clients: Sequence[Arrays | Dataset] | ClientArrays, task: Task) -> 
         require(sequence, f"'clients' must be a list of pairs (x, y), one per client (got {describe(clients)})")
         require(len(clients) > 0, "'clients' must have at least one client (got none)")
         shards = _joined("client {}", clients, task, None)
-    require(len(shards) > 0, "'clients' must have at least one client (got none)")
+    require(len(shards) > 0, "'sizes' of 'clients' must have at least one number (got none)")
     without = torch.nonzero(shards.sizes == 0).flatten()
     require(len(without) == 0, f"client {without[:1].sum()} has no examples; give at least one")
     return shards
@@ -278,10 +278,10 @@ def _opened(value: Any) -> object:  # noqa: ANN401
     try:
         return np.lib.format.open_memmap(path, mode="c")
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {read_error(path, error)}") from error
+        raise InputError(f"{path}: the file cannot be read: {read_error(path, error)}") from error
     except ValueError as error:
         raise InputError(
-            f"{path}: must be a complete .npy file of numbers, as written by numpy.save "
+            f"{path}: the file must be a complete .npy file of numbers, as written by numpy.save "
             f"({str(error).strip().partition(chr(10))[0]})"
         ) from error
 
@@ -295,20 +295,20 @@ def _map_file(array: np.memmap, value: object) -> Tensor:
     name = value if _is_path(value) else getattr(array, "filename", None) or "the mapped array"
     require(
         array.mode == "c",
-        f"{name}: must be mapped copy-on-write, as by numpy.load(path, mmap_mode='c') (got the mode '{array.mode}')",
+        f"{name}: the array must be mapped copy-on-write, as by numpy.load(path, mmap_mode='c') (got the mode '{array.mode}')",
     )
     require(
         array.dtype in (np.dtype(np.float32), np.dtype(np.int64)),
         f"{name}: inputs in a mapped file must be float32, or int64 for words of texts (got {array.dtype})",
     )
     x = torch.from_numpy(array)
-    order = "inputs in a mapped file must be C-contiguous"
+    order = "C-contiguous"
     if x.dim() == 4 and x.shape[1] > 1:
         order = (
-            "pictures in a mapped file must be saved as (examples, height, width, channels) and passed as "
+            "saved as pictures (examples, height, width, channels) and passed as "
             'numpy.load(path, mmap_mode="c").transpose(0, 3, 1, 2)'
         )
-    require(to_channels_last(x).is_contiguous(), f"{name}: {order}")
+    require(to_channels_last(x).is_contiguous(), f"{name}: inputs in a mapped file must be {order}")
     return x
 
 
@@ -318,7 +318,7 @@ def _sizes(name: str, value: object, examples: int) -> Tensor:
         size = int(value)
         require(
             size >= 1 and examples % size == 0,
-            f"'sizes' of {name} must be a divisor of its {examples} examples, or one number per client (got {size})",
+            f"'sizes' of {name} must divide the number of examples, {examples} (got {size}); or give one size per client",
         )
         return torch.full((examples // size,), size)
     form = f"'sizes' of {name} must be integers from 0, one for each client"

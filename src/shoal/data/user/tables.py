@@ -105,7 +105,9 @@ def fields_from_table(
         if class_names:
             unknown = [name for name in y if not (_INTEGER.fullmatch(name) if as_they_are else name in number)]
             require(
-                not unknown, f"{rows.name} has the label '{(unknown or [''])[0]}', which no client's training rows have"
+                not unknown,
+                f"{rows.name} has the label '{(unknown or [''])[0]}', which no client's training rows have; remove the "
+                "rows with this label",
             )
             y = [int(name) if as_they_are else number[name] for name in y]
         x = scale.transform(rows.x) if scale is not None and isinstance(rows.x, pd.DataFrame) else rows.x
@@ -201,7 +203,9 @@ def chosen_rows(name: str, table: pd.DataFrame, columns: Columns) -> Tensor:
     cells = pd.Series(_spell(table[column]), dtype=object)
     for value in values:
         hint = suggest(value, cells.unique())
-        require(bool((cells == value).any()), f"{name}, column '{column}': has no row with the value '{value}'; {hint}")
+        require(
+            bool((cells == value).any()), f"{name} has no row with the value '{value}' in column '{column}'; {hint}"
+        )
     return torch.from_numpy(np.flatnonzero(cells.isin(values)))
 
 
@@ -321,7 +325,7 @@ def _inputs(name: str, table: pd.DataFrame, columns: Columns) -> tuple[list[str]
                     f" ({_not_numbers(table[column])})",
                     "correct these cells, or write every cell as a word",
                 )
-            require(column in usable, f"{name}, column '{column}': must hold numbers only{fault}; {remedy}")
+            require(column in usable, f"{name}, column '{column}': cells must be numbers{fault}; {remedy}")
         return inputs, []
     require(
         bool(inputs), f"{name} has no input column of numbers besides {quote(filter(None, used))}; add at least one"
