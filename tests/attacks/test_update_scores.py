@@ -157,7 +157,7 @@ def test_updates_that_cannot_be_attacked_are_one_sentence(mlp):
             r"round 1: 'updates' .*got \(3, 322\)",
         ),
         (replace(sent, updates=broken), "round 1: 'updates' .* finite"),
-        (replace(sent, clients=torch.tensor([2, 4, 2])), "round 1: 'clients' .* client 2 2 times"),
+        (replace(sent, clients=torch.tensor([2, 4, 2])), "round 1: 'clients' .* client 2"),
         (replace(sent, assignment=torch.tensor([0, 1, 2])), "round 1: 'assignment' "),
     ]:
         with pytest.raises(InputError, match=sentence):
