@@ -194,8 +194,8 @@ class Model:
         for name, shape in (needed | {name: tuple(tensor.shape) for name, tensor in self.frozen.items()}).items():
             require(
                 shapes.get(name) == shape,
-                f"a Model's build must return equal network structures: '{name}' must have the shape {shape}, as in the "
-                f"first network (got {shapes.get(name, 'none')}); create a new Model for a different network",
+                f"a Model's build must return equal network structures: '{name}' must have the shape {shape}, as in "
+                f"the first network (got {shapes.get(name, 'none')}); create a new Model for a different network",
             )
 
     @cached_property

@@ -162,7 +162,8 @@ class ClientDataset:
         kept = torch.nonzero(counts[self.client] >= examples).flatten()
         require(
             len(kept) > 0,
-            f"{self.name}: 'min_examples' must be at most {counts.max()}, the most examples of any client (got {examples})",
+            f"{self.name}: 'min_examples' must be at most {counts.max()}, the most examples of any client "
+            f"(got {examples})",
         )
         left_out = ", ".join(f"'{self.client_names[i]}' ({counts[i]:,})" for i in few[:10])
         more = f" and {len(few) - 10} more" if len(few) > 10 else ""

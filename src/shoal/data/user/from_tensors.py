@@ -295,7 +295,8 @@ def _map_file(array: np.memmap, value: object) -> Tensor:
     name = value if _is_path(value) else getattr(array, "filename", None) or "the mapped array"
     require(
         array.mode == "c",
-        f"{name}: the array must be mapped copy-on-write, as by numpy.load(path, mmap_mode='c') (got the mode '{array.mode}')",
+        f"{name}: the array must be mapped copy-on-write, as by numpy.load(path, mmap_mode='c') "
+        f"(got the mode '{array.mode}')",
     )
     require(
         array.dtype in (np.dtype(np.float32), np.dtype(np.int64)),
@@ -318,7 +319,7 @@ def _sizes(name: str, value: object, examples: int) -> Tensor:
         size = int(value)
         require(
             size >= 1 and examples % size == 0,
-            f"'sizes' of {name} must divide the number of examples, {examples} (got {size}); or give one size per client",
+            f"'sizes' of {name} must divide the number of examples, {examples} (got {size}), or hold one size per client",
         )
         return torch.full((examples // size,), size)
     form = f"'sizes' of {name} must be integers from 0, one for each client"

@@ -274,8 +274,8 @@ def _refuse_longer_rows(path: Path, lines: Sequence[str], separator: str) -> Non
     for row in rows:
         require(
             len(row) <= width,
-            f"'{path}', line {rows.line_num}: the row must have at most {width} cells, like the header (got {len(row)}); quote "
-            f"cells that contain {_SEPARATORS[separator]}",
+            f"'{path}', line {rows.line_num}: the row must have at most {width} cells, like the header (got {len(row)}); "
+            f"quote cells that contain {_SEPARATORS[separator]}",
         )
 
 
