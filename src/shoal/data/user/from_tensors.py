@@ -319,7 +319,7 @@ def _sizes(name: str, value: object, examples: int) -> Tensor:
         size = int(value)
         require(
             size >= 1 and examples % size == 0,
-            f"'sizes' of {name} must divide the number of examples, {examples} (got {size}), or hold one size per client",
+            f"'sizes' of {name} must divide the number of examples, {examples} (got {size}); or give a size per client",
         )
         return torch.full((examples // size,), size)
     form = f"'sizes' of {name} must be integers from 0, one for each client"

@@ -274,7 +274,7 @@ def _refuse_longer_rows(path: Path, lines: Sequence[str], separator: str) -> Non
     for row in rows:
         require(
             len(row) <= width,
-            f"'{path}', line {rows.line_num}: the row must have at most {width} cells, like the header (got {len(row)}); "
+            f"'{path}', line {rows.line_num}: a row has at most {width} cells, like the header (got {len(row)}); "
             f"quote cells that contain {_SEPARATORS[separator]}",
         )
 
