@@ -65,7 +65,7 @@ def group_counts(client: Tensor, group: Tensor, shape: tuple[int, int]) -> Tenso
 def groups_of_clients(
     name: str, clients: tuple[Tensor, Sequence[str]], groups: tuple[Tensor, Sequence[str]]
 ) -> tuple[Tensor, list[str]]:
-    """Return each client's group (N,) int64, the largest if a client has several, and warnings about such clients.
+    """Return each client's largest group, (N,) int64, and warnings about clients with several groups.
 
     Args:
         name: the name of the data in warnings.

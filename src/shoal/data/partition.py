@@ -49,7 +49,7 @@ class Partition:
             disjoint images, and all groups have the same test images. Not allowed with ``dirichlet_alpha``.
 
     Raises:
-        InputError: a value is outside its range, or ``reuse_images`` is combined with ``dirichlet_alpha``.
+        InputError: a value is outside its allowed range, or ``reuse_images`` is combined with ``dirichlet_alpha``.
     """
 
     clients: Positive
@@ -162,8 +162,7 @@ def partition_dataset(
         stream: the random stream of the partition and the shifts; by default the stream of `shoal run` with seed 0.
 
     Raises:
-        InputError: an error of `Partition.check`.
-
+        InputError: `Partition.check` fails.
 
     Example:
         >>> import shoal

@@ -46,8 +46,8 @@ class Group:
             ``share``.
 
     Raises:
-        InputError: a value is outside its range, a range has low above high, the name is reserved, or ``shift_per`` is
-            "client" without a range.
+        InputError: a value is outside its allowed range, a range has low above high, the name is reserved, or
+            ``shift_per`` is "client" without a range.
     """
 
     name: str
@@ -187,7 +187,7 @@ def skew_labels(labels: Tensor, clients: int, alpha: float, stream: Stream) -> T
 def draw_owners(
     labels: np.ndarray, clients: int, alpha: float, rng: np.random.Generator, *, balanced: bool = False
 ) -> np.ndarray:
-    """Assign examples to clients as `skew_labels` does; clients may have no examples.
+    """Assign examples to clients as `skew_labels` does, but allow clients without examples.
 
     If ``balanced``, a client that has 1/clients of all examples gets no examples of later classes.
     """

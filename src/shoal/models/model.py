@@ -39,7 +39,7 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
 def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
     """Return the mean squared error of each example, (B,), from outputs (B, d) and regression targets (B, d).
 
-    Outputs and targets of different widths are an error; no broadcasting takes place.
+    Outputs and targets of different widths are an error.
 
     Example:
         >>> from shoal import squared_error
@@ -88,8 +88,7 @@ class Model:
             result.logits``, or None if the result is the output tensor.
         inputs: a function that converts a batch of inputs (B, ...) to the network's arguments: a dict of keyword
             arguments, a tuple of positional arguments, or one tensor. For texts, ``lambda words: {"input_ids": words,
-            "attention_mask": words != 0}`` masks the padding. By default, the network takes the batch.
-
+            "attention_mask": words != 0}`` masks the padding. By default, the network's argument is the batch.
 
     Example:
         >>> from torch import nn
@@ -194,8 +193,8 @@ class Model:
         for name, shape in (needed | {name: tuple(tensor.shape) for name, tensor in self.frozen.items()}).items():
             require(
                 shapes.get(name) == shape,
-                f"a Model's build must return equal network structures: '{name}' must have the shape {shape}, as in the "
-                f"first network (got {shapes.get(name, 'none')}); create a new Model for a different network",
+                f"a Model's build must return equal network structures: '{name}' must have the shape {shape}, as in "
+                f"the first network (got {shapes.get(name, 'none')}); create a new Model for a different network",
             )
 
     @cached_property

@@ -91,10 +91,7 @@ class VGG(nn.Module):
     """The CIFAR-10 network of IFCA-MIR, appendix A.1, a VGG with three fully connected layers and a log-softmax.
 
     Args:
-        channels: the number of channels per image.
-        side: the height and width of the images, in pixels.
-        classes: the number of outputs.
-        depth: the depth, 11, 13 or 16.
+        depth: the number of layers with weights, 11, 13 or 16.
         norm: the normalisation, "batch" as in the paper, or "group" (32 groups), which does not mix examples.
     """
 

@@ -38,10 +38,7 @@ class GroupExposure:
     """The predicted exposure of a group to a view.
 
     Args:
-        view: the name of the view.
-        group: the name of the group.
         exposure: the exposure of the largest recognised client, or of the sum over clients.
-        moves: the visible updates.
         recognised: the fraction of the group's records that can be recognised.
         clients: the number of clients behind an update.
         whose: the recognised clients, in words.
@@ -327,8 +324,6 @@ def preflight(seen: VisibleMoves, *, first_round: int = 1, steered: bool = False
     """Apply the rule of exposure to every view and group.
 
     Args:
-        seen: the updates that each view will see.
-        first_round: the number of the first round.
         steered: whether a coordinator steers defences.
 
     Example:

@@ -165,9 +165,7 @@ class VisibleMoves:
         """Return the updates that a view sees of one client or of a sum over clients.
 
         Args:
-            view: the view.
             size: the number of examples per client.
-            clients: the number of clients in the sum.
             examples: the number of examples in the sum, or None for ``size`` per client.
         """
         local, participation = self.local, self.share_of_clients
@@ -232,8 +230,8 @@ class VisibleMoves:
 class RecognisedRisks:
     """The risk of clients whose records can be recognised by the rule of exposure, without queries of the red team.
 
-    The risk is that of the current cluster over all rounds of the simulation. The balanced accuracy of an attack that
-    recognises records is set to the lowest AUC of the verdict.
+    The risk refers to the client's current cluster and to all rounds of the simulation. The balanced accuracy
+    of an attack that recognises records is set to the lowest AUC of the verdict.
 
     Args:
         seen: the updates that each view will see.

@@ -224,7 +224,7 @@ def load_dataset(
         name: ``digits``, ``mnist``, ``fashion-mnist``, ``emnist-byclass``, ``cifar10``, ``lfw``, ``yelp``, or ``idx``
             (a folder in MNIST's format, which requires ``path``).
         data_dir: a folder with one or more data sets.
-        path: the folder or archive of this data set, the only place to search.
+        path: the folder or archive of this data set; no other place is searched.
         task: the main label and the property, ``"MAIN/PROPERTY"`` or ``"MAIN"``. Grey images have ``class``,
             ``class/thick`` and ``class/slanted``; ``yelp`` has ``score`` and ``score/author-1`` to ``score/author-10``;
             ``lfw`` requires a task; ``cifar10`` allows none.

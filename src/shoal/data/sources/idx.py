@@ -3,8 +3,8 @@
 Source of IDX: LeCun, Cortes, Burges, "The MNIST database of handwritten digits". EMNIST (Cohen et al. 2017) stores each
 image transposed.
 
-Source of CIFAR-10: Krizhevsky, "The CIFAR-10 dataset" (2009). A batch is a sequence of records of one label byte and
-the image's red, green and blue planes.
+Source of CIFAR-10: Krizhevsky, "The CIFAR-10 dataset" (2009). In a batch of CIFAR-10, a record
+is one label byte and the image's red, green and blue planes.
 """
 
 import io

@@ -45,10 +45,10 @@ class ClientDataset:
         labels: the class numbers (M,) int64, or regression targets (M, 1) float64.
         client: the client of each example, (M,) int64.
         group: the group of each client, (N,) int64; with ``row_group`` the client's largest group.
-        class_names, client_names, group_names: the names by number; a regression has no class names.
+        class_names, client_names, group_names: the names in the order of the numbers; a regression has no class names.
         impute: the method that replaces empty cells, or None if no cell is empty.
         warnings: messages for the user before training.
-        origin: maps an example's number to its name in the file or folder.
+        origin: a function that returns an example's name in the file or folder for the example's number.
         row_group: the group of each example, (M,) int64, if a client has several groups, or None for the client's
             group.
     """
@@ -153,7 +153,7 @@ class ClientDataset:
         """Leave out the clients with fewer than ``examples`` examples, with a warning.
 
         Raises:
-            InputError: no client remains, or an error of `from_names`.
+            InputError: no client remains, or `from_names` fails.
         """
         counts = torch.bincount(self.client, minlength=len(self.client_names))
         few = torch.nonzero(counts < examples).flatten().tolist()
@@ -162,7 +162,7 @@ class ClientDataset:
         kept = torch.nonzero(counts[self.client] >= examples).flatten()
         require(
             len(kept) > 0,
-            f"{self.name}: 'min_examples' must be at most {counts.max()}, the most examples of any client (got {examples})",
+            f"{self.name}: 'min_examples' must be at most {counts.max()}, the largest client's size (got {examples})",
         )
         left_out = ", ".join(f"'{self.client_names[i]}' ({counts[i]:,})" for i in few[:10])
         more = f" and {len(few) - 10} more" if len(few) > 10 else ""
@@ -227,10 +227,10 @@ MOST_LISTED = 12
 
 @settings
 class ClientSplit:
-    """Fractions of each client's examples that are held out at random; the client trains on the rest.
+    """Fractions of each client's examples to hold out at random; the client trains on all other examples.
 
     Args:
-        test_fraction: the fraction for measuring, rounded; at least one example of each client that has several. A
+        test_fraction: the fraction of test examples, rounded; at least one per client with two or more examples. A
             group's test examples come from the group's clients.
         holdout_fraction: the fraction that the client keeps for the risk estimators ``federated`` and ``histogram``; at
             least one example if above 0.
@@ -241,7 +241,7 @@ class ClientSplit:
             fractions in this order.
 
     Raises:
-        InputError: a value is outside its range, or no fraction remains for training.
+        InputError: a value is outside its allowed range, or no fraction remains for training.
     """
 
     test_fraction: OpenFraction = 0.2
@@ -310,7 +310,6 @@ def federation_of_clients(
         indices: the result of `ClientSplit.draw`.
         preferences: the clients' preferences.
         scale: the standardizer of the columns, by default fitted to all clients' training examples.
-
 
     Example:
         >>> import pandas as pd, shoal
