@@ -34,7 +34,7 @@ class NamedTable:
         score: the column that a regression predicts, or None if the table has no such column.
         high: the name of an added column, "yes" where the score is at least the median, else "no"; by default no column
             is added.
-        within: a column; ``high`` uses the median of the rows with an equal value in the column, by default of all rows.
+        within: a column; ``high`` uses the median of rows with an equal value in the column, by default of all rows.
         impute: the method that replaces empty cells, or None if no cell is empty.
         rows: a column, followed by the values whose rows are used; by default all rows are used.
         source: the publication of the data.
