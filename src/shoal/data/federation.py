@@ -274,12 +274,12 @@ class Federation:
             table: the clients' examples; or a flwr-datasets partitioner or `FederatedDataset`, with one client per
                 partition and ``columns.client`` as the name of a new column.
             columns: the columns of the client, the label, the group and the inputs.
-            test: the test examples, a table with the same columns as ``table``. A test row belongs to the client that
-                its row names, if ``table`` has rows of this client.
+            test: the test examples, a table with the same columns as ``table``. A test row belongs to the
+                client that the row names, if ``table`` has rows of the client.
             shadow: the server's examples, a table with the same columns as ``table``.
             threshold, beta, classes, task: the arguments of `from_tensors`.
-            test_fraction: the fraction of each client's rows to hold out in place of ``test``, as `data.test_fraction`
-                in a configuration with the same seed.
+            test_fraction: the fraction of each client's rows to hold out as test examples, instead of ``test``. With
+                equal seeds, `data.test_fraction` in a configuration holds out the same rows.
             seed: the seed that draws the held-out rows.
 
         Raises:

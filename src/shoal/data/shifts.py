@@ -1,7 +1,7 @@
 """Differences between clients: groups with shifted images or labels, and label skew.
 
-Sources of label skew: Hsu, Qi, Brown 2019, arXiv:1909.06335, and Yurochkin et al. 2019, arXiv:1905.12022; balanced by
-Wang et al. 2020, arXiv:2002.06440.
+Sources of label skew: Hsu, Qi, Brown 2019, arXiv:1909.06335, and Yurochkin et al. 2019, arXiv:1905.12022.
+Source of balanced label skew: Wang et al. 2020, arXiv:2002.06440.
 """
 
 from collections.abc import Sequence

@@ -25,9 +25,9 @@ Duplicates = Literal["keep", "leave-out"]
 """Whether to pair examples that a federation has more than once."""
 
 OTHER_CLIENTS = (
-    "non-members are test examples of the same group and label, whosever they are: where clients have inputs of their "
-    "own kind, attacks tell clients apart and figures are too high, so no record is called exposed; a test set that "
-    "says whose its examples are, or hold-out examples, give each client non-members of its own"
+    "non-members are test examples of the member's group and label from any client; if inputs differ between clients, "
+    "attacks distinguish clients and figures are too high, so no record is called exposed; give each test example's "
+    "client, or give hold-out examples"
 )
 """Warning of pairs within groups if inputs may differ between clients."""
 

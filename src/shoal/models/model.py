@@ -144,7 +144,7 @@ class Model:
         return NegativeLoss(self.loss) if classes is None else accuracy
 
     def network(self) -> nn.Module:
-        """Return a new network with its own copy of the same initial parameters."""
+        """Return a new network; all new networks of a model have equal initial parameters."""
         return self._prepare(self._build(_STRUCTURE), {})
 
     def structure(self, device: torch.device | None = None, dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -292,8 +292,8 @@ class Model:
     def state_dict(self, vector: Tensor) -> dict[str, Tensor]:
         """Return a contiguous state dict of the whole network for the parameters ``vector`` (P,).
 
-        Trained tensors are copies. Frozen tensors are shared. Remaining tensors, such as batch norm's count of batches,
-        come from a new network.
+        Trained tensors are copies. Frozen tensors are shared. All other tensors, such as batch norm's count of
+        batches, come from a new network.
         """
         views, network = self.layout.views(vector), self.structure()
         network.load_state_dict(views, strict=False)

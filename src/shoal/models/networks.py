@@ -1,6 +1,6 @@
 """Networks for images (B, C, H, W) in [0, 1] and for texts, with outputs (B, classes).
 
-Max-pooling comes before ReLU, which gives the same result as the reverse order on a quarter of the elements.
+Max-pooling comes before ReLU: the result equals that of the reverse order, and ReLU has a quarter of the elements.
 """
 
 from collections.abc import Sequence

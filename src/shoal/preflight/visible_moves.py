@@ -146,8 +146,8 @@ class VisibleMoves:
     def sum_of_clients(self, group: int) -> tuple[int, int]:
         """Return the number of clients behind the model of a group, and the number of these clients' examples.
 
-        The clients are all clients if there is one model, the group's clients if clusters match groups, and part of the
-        group's clients if clusters split groups. The rule does not rely on other groups in the same cluster.
+        The counted clients are all clients if there is one model, the group's clients if clusters match groups, and a
+        fraction of the group's clients if clusters split groups.
         """
         sizes = self.federation.clients.sizes
         own = sizes[self.federation.with_group(group)]

@@ -62,7 +62,7 @@ class Source:
         torchvision: the data's folder in torchvision's layout.
         system: the folders into which a package manager installs the data.
         kind: a plural noun for the examples.
-        hub: the same data on the Hugging Face hub, or None if the hub does not have the data.
+        hub: the data set on the Hugging Face hub, or None if the hub does not have the data set.
     """
 
     size: str

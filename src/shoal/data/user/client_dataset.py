@@ -49,8 +49,7 @@ class ClientDataset:
         impute: the method that replaces empty cells, or None if no cell is empty.
         warnings: messages for the user before training.
         origin: a function that returns an example's name in the file or folder for the example's number.
-        row_group: the group of each example, (M,) int64, if a client has several groups, or None for the client's
-            group.
+        row_group: the group of each example, (M,) int64, or None if every client has only one group.
     """
 
     name: str

@@ -112,7 +112,7 @@ def own_data(source: str, value: object, columns: Reading | None) -> SourceData:
 
     Raises:
         InputError: the result is not a data set, a pair of inputs and labels, a table or a federation; or ``columns``
-            is missing for a table, or given without one.
+            is missing for a table or given without a table.
     """
     table = isinstance(value, pd.DataFrame) or isinstance(getattr(value, "column_names", None), list)
     require(

@@ -212,7 +212,7 @@ def held_out_count(examples: int, fraction: float) -> int:
 
 
 def shuffle_parts(own: Tensor, name: str, counts: Sequence[int], stream: Stream) -> tuple[Tensor, ...]:
-    """Split a client's examples ``own`` (m,) at random into parts of sizes ``counts`` and a last part."""
+    """Split a client's examples ``own`` (m,) at random into parts of sizes ``counts``, and a part of all others."""
     shuffled = own[torch.from_numpy(stream("split", name).numpy().permutation(len(own)))]
     return shuffled.split([*counts, len(own) - sum(counts)])
 
