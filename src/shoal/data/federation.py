@@ -52,7 +52,7 @@ class Federation:
         groups: the names of all groups, including groups without clients.
         preferences: the clients' thresholds and betas.
         test: the test examples of every group.
-        shadow: the server's own examples, for its red team.
+        shadow: the server's examples for the red team.
         holdout: N shards of examples that clients do not train on; shards may be empty.
         classes: the number of classes, C, or None for a regression.
         schedule: a client that trains on part of its examples per round, or None if every client trains on all its

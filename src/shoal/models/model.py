@@ -51,9 +51,7 @@ def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def accuracy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return 1 for each example (B,) whose largest output is that of the label, else 0, from outputs (B, C), labels
-    (B,).
-    """
+    """Return 1 per example (B,) whose largest output is the label's, else 0, from outputs (B, C) and labels (B,)."""
     return (outputs.argmax(dim=1) == labels).float()
 
 
@@ -261,7 +259,7 @@ class Model:
         return hash_of(self.frozen)
 
     def with_frozen(self, tensors: Mapping[str, Tensor]) -> "Model":
-        """Return a model with other values in the frozen tensors.
+        """Return a copy of the model with the frozen tensors ``tensors``.
 
         Raises:
             InputError: the names or shapes differ from the frozen tensors'.
@@ -271,7 +269,7 @@ class Model:
         return replace(self, build=partial(_with_tensors, self.build, tensors))
 
     def require_same_frozen(self, tensors: Mapping[str, Tensor], where: str) -> None:
-        """Raise `InputError` if frozen tensors in ``tensors`` have other values than the model's, up to rounding."""
+        """Raise `InputError` if frozen tensors in ``tensors`` differ from the model's by more than rounding."""
         for name, tensor in self.frozen.items():
             close = name not in tensors or torch.allclose(tensors[name].to(tensor), tensor, rtol=1e-5, atol=1e-6)
             require(

@@ -153,7 +153,7 @@ class Logistic(nn.Module):
 class FacesCNN(nn.Module):
     """The face network of Melis et al. (S&P 2019), also used by Kim et al. (RAID 2023).
 
-    Three convolutions of 3x3 without padding are each followed by pooling, then by 256 hidden neurons. The network has
+    The layers are three convolutions of 3x3 without padding, each with pooling, and 256 hidden neurons. The network has
     880,450 parameters for 3x62x47 images and 2 classes. Images need not be square, and need at least 22 pixels per
     side.
     """

@@ -124,7 +124,7 @@ class ExampleTerms:
             noise: the standard deviation of the noise in units of the terms, s.
             rounds: the number of rounds over which the noise is averaged, r.
             share: the fraction of the updates to which each example contributes.
-            besides: the separation d' of members by other tests.
+            besides: the separation d' that other tests of membership reach.
         """
         if (examples, noise) not in self._known:
             self._known[examples, noise] = self._variances(examples, noise)
@@ -274,8 +274,8 @@ class LayerShape:
     Args:
         name: the name of the layer's weights.
         inputs: the dimension of the layer's inputs, or the rank of the data if the rank is lower, d.
-        outputs: the number of independent rows of the layer's update in one round, w. This is the number of outputs,
-            minus one for softmax, whose errors sum to 0.
+        outputs: the number of independent rows of the layer's update in one round, w. The number w is the number of
+            outputs, minus 1 for softmax, because softmax errors sum to 0.
         positions: the number of inputs per example: 1 for a dense layer, the number of patches for a convolution, the
             number of tokens for an embedding.
         reads_data: whether no earlier layer is trained. If an earlier layer is trained, the layer's inputs
@@ -344,10 +344,10 @@ class Exposure:
             rule decides neither.
         rounds: the first number of rounds in which records are recognised, r; if no records are recognised, the number
             of rounds with the highest bound on the AUC.
-        capacity: the largest number of independent directions in the updates of these rounds, c(r).
-        distinct: the number of distinct inputs behind the updates of these rounds, n(r).
+        capacity: the largest number of independent directions in the updates of ``rounds`` rounds, c(r).
+        distinct: the number of distinct inputs behind the updates of ``rounds`` rounds, n(r).
         expected: the predicted AUC of the attack, which tends to be too large, or NaN without a prediction.
-        exact: whether the span recognises the records; otherwise the matched filter does.
+        exact: whether the span, rather than the matched filter, recognises the records.
     """
 
     layer: LayerShape

@@ -96,7 +96,7 @@ class VisibleMoves:
         return "no dense layer, convolution or embedding is sent, and the rule is of no other."
 
     def has(self, *kinds: type) -> bool:
-        """Return whether the algorithm is an instance of one of these classes, or wraps an instance."""
+        """Return whether the algorithm, or an algorithm inside a wrapper, is an instance of one of ``kinds``."""
         return any(isinstance(base, kinds) for base in with_bases(self.algorithm))
 
     @cached_property
@@ -278,7 +278,6 @@ def layer_shapes(model: Model, x: Tensor, *, ranks: bool = True) -> tuple[LayerS
     are ignored.
 
     Args:
-        model: the model; its network has random weights.
         x: examples (B, ...); the rank of a dense layer's inputs is at most B.
         ranks: whether to replace a dense layer's number of inputs by their rank over ``x``, if the rank is lower.
 

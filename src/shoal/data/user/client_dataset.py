@@ -236,8 +236,8 @@ class ClientSplit:
         shadow_fraction: the fraction that the server gets as its shadow set; at least one example per client if above
             0. A real server must get such examples from a different source.
         min_examples: the smallest number of examples of a client; a warning names the smaller clients, which are left
-            out. A client with too few examples keeps one for training, then fills the test, hold-out and shadow
-            fractions in this order.
+            out. A client with too few examples for all fractions trains on one example; further examples go to the
+            test, hold-out and shadow fractions, in this order.
 
     Raises:
         InputError: a value is outside its allowed range, or no fraction remains for training.

@@ -281,7 +281,7 @@ def require_distinct(name: str, titles: Iterable[str]) -> None:
 
 
 def require_columns(name: str, table: pd.DataFrame, columns: Iterable[str]) -> None:
-    """Raise `InputError` unless the table has these columns."""
+    """Raise `InputError` unless the table has all ``columns``."""
     for column in columns:
         if column not in table.columns:
             raise InputError(f"{name} has no column '{column}'; {suggest(column, map(str, table.columns))}")
