@@ -89,7 +89,7 @@ def test_non_members_of_other_clients_tell_kinds_apart_and_the_audit_says_so(cap
     assert {one.verdict for one in found} == {"not decided"}
     assert sentence(found[0]).startswith("Whether the records are exposed to an outsider is not decided, since non-")
     (note,) = run.notes
-    assert note.startswith("non-members are test examples of the same group and label, whosever they are")
+    assert note.startswith("non-members are test examples")
     result = shoal.simulate(of_nobody(rows(1), rows(2)), MODEL, shoal.LocalOnly(), shoal.LocalSGD(), rounds=1)
     with caplog.at_level(logging.WARNING, logger="shoal"):
         audit = result.audit(references=0)

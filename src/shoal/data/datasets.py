@@ -24,11 +24,9 @@ class ImageDataset:
         pixels: the brightness of each pixel from 0 (dark) to ``white``, (M, C, H, W) uint8 or float32.
         white: the value of full brightness, such as 255.
         labels: the class of each image, (M,) int64 in ``range(classes)``.
-        train_count: the number of images in the official training split, which come before the official test split, or
-            M if the data set has no official split.
+        train_count: the number of images in the official training split, which comes first; M without official splits.
         classes: the number of classes of the official data set, even if a class has no image here.
         has_property: whether each image has the property of the task, (M,) bool, or None if the task names no property.
-
 
     Example:
         >>> import torch, shoal
@@ -59,7 +57,8 @@ class TextDataset:
         name: the name of the data set in the catalog, such as ``"yelp"``.
         words: the numbers of the words, (M, L) int64 from 1 to ``vocabulary``; zeros pad a text after its last word.
         vocabulary: the largest word number.
-        labels, train_count, classes, has_property: the arguments of `ImageDataset`.
+        labels, train_count, classes, has_property: each text's class, the number of official training texts, the number
+            of classes, and each text's property.
 
     Example:
         >>> import torch, shoal
@@ -86,7 +85,8 @@ class TableDataset:
     Args:
         name: the name of the data set in messages.
         rows: the numbers of each example, (M, F) float32.
-        labels, train_count, classes, has_property: the arguments of `ImageDataset`.
+        labels, train_count, classes, has_property: each row's class, the number of official training rows, the number
+            of classes, and each row's property.
 
     Example:
         >>> import torch, shoal
@@ -122,9 +122,9 @@ class Standardizer:
         inputs: the names of the F columns.
         mean: the mean of each column; 0 for a column of words.
         std: the standard deviation of each column; infinite for a constant column, and 1 for a column of words.
-        words: the words of each column that have an input; empty for a column of numbers, and () if all columns hold
-            numbers. A word without an input gives 0 in all inputs of the column.
-        fill: the replacement of each column's empty cells, a number or a word's index, or () if empty cells are kept.
+        words: the words with an input, per column; empty for a column of numbers, and () if all columns hold numbers.
+            A word without an input gives 0 in all inputs of the column.
+        fill: the number, or the index of the word, that replaces a column's empty cells; () without replacement.
 
     Example:
         >>> import pandas as pd

@@ -19,7 +19,7 @@ from shoal.data.user.tables import fields_from_table
 
 
 class Schedule(Protocol):
-    """A client with a set of training examples for every ``period``-th round, and another for all other rounds."""
+    """A client that trains on one set of examples in every ``period``-th round, and on a second set in other rounds."""
 
     @property
     def victim(self) -> int:
@@ -52,7 +52,7 @@ class Federation:
         groups: the names of all groups, including groups without clients.
         preferences: the clients' thresholds and betas.
         test: the test examples of every group.
-        shadow: the server's own examples, for its red team.
+        shadow: the server's examples for the red team.
         holdout: N shards of examples that clients do not train on; shards may be empty.
         classes: the number of classes, C, or None for a regression.
         schedule: a client that trains on part of its examples per round, or None if every client trains on all its
@@ -63,7 +63,6 @@ class Federation:
             random.
         row_groups: the group of each row in the inputs of ``clients`` and ``holdout``, by the name of the set; empty if
             all of a client's examples are in one group.
-
 
     Example:
         >>> import shoal
@@ -185,7 +184,7 @@ class Federation:
     def restrict_test(self, clients: Tensor) -> "Federation":
         """Leave out the test examples of clients outside the positions (n,) int64.
 
-        Test examples without a client stay. A group that would lose all its test examples keeps them.
+        Test examples without a client stay. A group keeps its test examples if all of them would be left out.
         """
         test = self.test
         if test.client is None:
@@ -243,7 +242,7 @@ class Federation:
             holdout: examples that each client does not train on, in the form of ``clients``.
             threshold: the accepted membership-inference accuracy in [0.5, 1], one number or (N,).
             beta: the weight of risk in [0, 1], one number or (N,).
-            classes: the number of classes, or None for the largest label + 1. Not allowed in a regression.
+            classes: the number of classes, or None for the largest label + 1; must be None in a regression.
             task: "classification" or "regression".
 
         Raises:
@@ -269,18 +268,18 @@ class Federation:
         """Create a federation from a pandas frame or a Hugging Face `datasets.Dataset`, with one example per row.
 
         Clients are numbered in the order of first appearance. Classes are numbered in sorted order. Inputs are
-        standardised by the rows of ``table``. The log has warnings about possible mistakes.
+        standardised by the rows of ``table``. Possible mistakes in the table are logged as warnings.
 
         Args:
             table: the clients' examples; or a flwr-datasets partitioner or `FederatedDataset`, with one client per
                 partition and ``columns.client`` as the name of a new column.
             columns: the columns of the client, the label, the group and the inputs.
-            test: the test examples, a table with the same columns as ``table``. A test row belongs to the client that
-                its row names, if ``table`` has rows of this client.
+            test: the test examples, a table with the same columns as ``table``. A test row belongs to the
+                client that the row names, if ``table`` has rows of the client.
             shadow: the server's examples, a table with the same columns as ``table``.
             threshold, beta, classes, task: the arguments of `from_tensors`.
-            test_fraction: the fraction of each client's rows to hold out in place of ``test``, as `data.test_fraction`
-                in a configuration with the same seed.
+            test_fraction: the fraction of each client's rows to hold out as test examples, instead of ``test``. With
+                equal seeds, `data.test_fraction` in a configuration holds out the same rows.
             seed: the seed that draws the held-out rows.
 
         Raises:

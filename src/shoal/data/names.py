@@ -65,7 +65,7 @@ def group_counts(client: Tensor, group: Tensor, shape: tuple[int, int]) -> Tenso
 def groups_of_clients(
     name: str, clients: tuple[Tensor, Sequence[str]], groups: tuple[Tensor, Sequence[str]]
 ) -> tuple[Tensor, list[str]]:
-    """Return each client's group (N,) int64, the largest if a client has several, and warnings about such clients.
+    """Return each client's largest group, (N,) int64, and warnings about clients with several groups.
 
     Args:
         name: the name of the data in warnings.
@@ -87,7 +87,7 @@ def groups_of_clients(
 def similar_names(named: Iterable[tuple[str, Sequence[str]]]) -> Iterator[str]:
     """Yield warnings of names that differ only by case or spaces.
 
-    ``named`` has pairs such as ("clients", names).
+    ``named`` has pairs of a plural noun and a list of names, such as ("clients", ["C1", "c1"]).
 
     >>> list(similar_names([("clients", ["C1", "c1", "c1 ", "c2"])]))
     ["the clients 'C1', 'c1', 'c1 ' are counted as 3, though their names differ only by case or spaces"]

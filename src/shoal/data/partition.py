@@ -41,15 +41,15 @@ class Partition:
         holdout_examples: the number of additional examples per client that the client does not train on.
         shadow_examples: the number of examples in the server's shadow set, divided among the groups by
             ``shadow_share``.
-        test_examples: the number of examples for measuring, divided equally among all groups, including groups without
+        test_examples: the number of test examples, divided equally among all groups, including groups without
             clients.
         dirichlet_alpha: the concentration of label skew. Each class is divided among the clients in proportions from
             Dirichlet(dirichlet_alpha). By default, clients have equal sizes and no label skew.
         reuse_images: whether all groups get the same images, as in IFCA's rotated MNIST. The clients of a group get
-            disjoint images, and all groups have the same test images. Not allowed with ``dirichlet_alpha``.
+            disjoint images, and all groups have the same test images. ``dirichlet_alpha`` must not be set.
 
     Raises:
-        InputError: a value is outside its range, or ``reuse_images`` is combined with ``dirichlet_alpha``.
+        InputError: a value is outside its allowed range, or ``reuse_images`` is combined with ``dirichlet_alpha``.
     """
 
     clients: Positive
@@ -162,8 +162,7 @@ def partition_dataset(
         stream: the random stream of the partition and the shifts; by default the stream of `shoal run` with seed 0.
 
     Raises:
-        InputError: an error of `Partition.check`.
-
+        InputError: `Partition.check` fails.
 
     Example:
         >>> import shoal

@@ -70,18 +70,15 @@ def draw_preferences(
     """Draw thresholds t_i uniformly from [low, high], and set the weights of risk beta_i.
 
     Args:
-        clients: the number of clients.
         thresholds: the range [low, high] of the accepted membership-inference accuracy, within [0.5, 1] (IFCA-MIR: 0.5,
             0.8).
         beta: one number for all clients, one number per client, or "threshold" for ``beta_i = (high - t_i) / (high -
             low)``.
-        stream: the random stream of the thresholds.
         view: the attacker that the thresholds refer to, one for all clients or one per client, or None for the attacker
             of the run's figures.
 
     Raises:
-        InputError: a value is outside its range, or the number of betas or views is neither one nor ``clients``.
-
+        InputError: a value is outside its allowed range, or the number of betas or views is not 1 or ``clients``.
 
     Example:
         >>> import shoal

@@ -20,12 +20,12 @@ class Event:
     """Clients that leave or join before a round, one table ``[[events]]`` each.
 
     Args:
-        round: the number of the round before which the clients leave or join. A client that leaves trains last in the
-            round before, and a client that joins trains first in this round.
+        round: the number of the round before which the clients leave or join. With ``round = 5``, the last round of a
+            leaving client is 4, and the first round of a joining client is 5.
         leave: the names or numbers of the clients that leave for good. A client that leaves before round 1 never takes
             part.
-        join: the names or numbers of the clients that join; these clients do not take part earlier. The round must be
-            at least 2.
+        join: the names or numbers of the clients that join; these clients do not take part earlier. The ``round``
+            of joining clients must be at least 2.
     """
 
     round: Positive

@@ -26,7 +26,6 @@ class Shards:
         weights: the weight of each entry of ``indices`` in the training loss, (total,), or None for equal weights.
         memory_mapped: whether ``x`` is a memory-mapped file, which engines neither move nor copy.
 
-
     Example:
         >>> import torch
         >>> from shoal.data import Shards

@@ -1,7 +1,7 @@
 """Differences between clients: groups with shifted images or labels, and label skew.
 
-Sources of label skew: Hsu, Qi, Brown 2019, arXiv:1909.06335, and Yurochkin et al. 2019, arXiv:1905.12022; balanced by
-Wang et al. 2020, arXiv:2002.06440.
+Sources of label skew: Hsu, Qi, Brown 2019, arXiv:1909.06335, and Yurochkin et al. 2019, arXiv:1905.12022.
+Source of balanced label skew: Wang et al. 2020, arXiv:2002.06440.
 """
 
 from collections.abc import Sequence
@@ -46,8 +46,8 @@ class Group:
             ``share``.
 
     Raises:
-        InputError: a value is outside its range, a range has low above high, the name is reserved, or ``shift_per`` is
-            "client" without a range.
+        InputError: a value is outside its allowed range, a range has low above high, the name is reserved, or
+            ``shift_per`` is "client" without a range.
     """
 
     name: str
@@ -187,7 +187,7 @@ def skew_labels(labels: Tensor, clients: int, alpha: float, stream: Stream) -> T
 def draw_owners(
     labels: np.ndarray, clients: int, alpha: float, rng: np.random.Generator, *, balanced: bool = False
 ) -> np.ndarray:
-    """Assign examples to clients as `skew_labels` does; clients may have no examples.
+    """Assign examples to clients as `skew_labels` does, but allow clients without examples.
 
     If ``balanced``, a client that has 1/clients of all examples gets no examples of later classes.
     """

@@ -25,9 +25,9 @@ Duplicates = Literal["keep", "leave-out"]
 """Whether to pair examples that a federation has more than once."""
 
 OTHER_CLIENTS = (
-    "non-members are test examples of the same group and label, whosever they are: where clients have inputs of their "
-    "own kind, attacks tell clients apart and figures are too high, so no record is called exposed; a test set that "
-    "says whose its examples are, or hold-out examples, give each client non-members of its own"
+    "non-members are test examples of the member's group and label from any client; if inputs differ between clients, "
+    "attacks distinguish clients and figures are too high, so no record is called exposed; give each test example's "
+    "client, or give hold-out examples"
 )
 """Warning of pairs within groups if inputs may differ between clients."""
 
@@ -36,15 +36,15 @@ OTHER_CLIENTS = (
 class PairedRecords:
     """Q pairs of a client's training example and a similar held-out example, which have the same label and group.
 
-    A pair in a regression may have different targets. The held-out example comes from the client's test examples if
-    test examples have clients. If test examples have no clients, the held-out example comes from the client's
-    hold-out if inputs may differ between clients, else from the test examples of the client's group. Tensors of 2 Q
-    records have the Q members first, then the Q non-members in the same order.
+    A pair in a regression may have different targets. If test examples have clients, the held-out example is one of
+    the client's test examples. If test examples have no clients, inputs may differ between clients, and hold-outs are
+    not empty, the held-out example comes from the client's hold-out. In all other cases, the held-out example is a
+    test example of the client's group. Tensors of 2 Q records have the Q members first, then the Q non-members.
 
     Args:
         federation: the federation, with the held-out examples appended to the inputs and labels of its clients.
         entry: the member's position in ``federation.clients.indices``, (Q,) int64.
-        test: the non-member's position in its data set, (Q,) int64.
+        test: the non-member's position in the data set ``source``, (Q,) int64.
         first_test: the first row of the appended held-out examples.
         source: the data set of the non-members.
         within: whether both examples of a pair are from one client or only from one group.
@@ -170,11 +170,7 @@ def decoys(records: PairedRecords, federation: Federation, stream: Stream, *, sh
     """Draw held-out examples outside the pairs, as non-members for an attack's list of candidates.
 
     Args:
-        records: the pairs.
-        federation: the federation of the pairs.
-        stream: the random stream of the draws.
-        shared: whether a held-out example may be drawn for several clients. With ``False`` each example is drawn for at
-            most one client.
+        shared: whether a held-out example may be drawn for several clients.
 
     Returns:
         The position of each drawn example's client, (F,) int64, and the example's position in the held-out set, (F,)
@@ -306,14 +302,14 @@ class MislabelledCanaries:
     """Canaries: training examples with a wrong label, each left out of training with probability 1/2.
 
     A canary replaces one of the client's examples, so a client trains on about ``per_client`` / 2 fewer examples. The
-    example with the correct label is not in training. Canaries in training count as training examples and members in
-    all other figures.
+    example with the correct label is not in training. In figures that are not about canaries, canaries in training
+    count as training examples and members.
 
     Args:
         per_client: the number of canaries per client, drawn from the client's examples. The default 0 inserts no
             canaries.
-        clients: the number of clients with canaries, drawn from the clients with more than ``per_client`` examples;
-            ``all`` takes all these clients.
+        clients: the number of clients with canaries, drawn from the clients with more than ``per_client`` examples, or
+            ``all`` for every client with more than ``per_client`` examples.
 
     Example:
         >>> import shoal
@@ -342,8 +338,8 @@ class MislabelledCanaries:
     def insert(self, federation: Federation, stream: Stream) -> tuple[Federation, Canaries]:
         """Insert canaries; return the federation that trains on the member canaries, and all canaries.
 
-        Wrong labels are uniform. A client's canaries depend only on the stream, the client's id and its number of
-        examples.
+        Wrong labels are uniform. A client's canaries depend only on the stream, the client's id and the client's
+        number of examples.
 
         Raises:
             InputError: too few clients have more than ``per_client`` examples, there is only one class, clients share

@@ -1,6 +1,6 @@
 """Models: network factories, the papers' architectures, and the catalog of their names.
 
-May import `core`. To add a network, write it in `networks.py` and name it in `named_models.py`.
+May import `core`. To add a network, write a class in `networks.py`, and add a name to `named_models.py`.
 """
 
 from shoal.models.features import FeatureMap, Features, Scattering

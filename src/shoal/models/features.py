@@ -58,7 +58,7 @@ class PrincipalComponents(nn.Module):
 
         h = V (x - m) / sqrt(s)
 
-    At unit length, an example's gradient is at most the error of a linear head.
+    For a linear head on features of unit length, an example's gradient norm is at most the norm of the output error.
 
     Args:
         inputs: the number of inputs, D.
@@ -146,8 +146,7 @@ class FeatureMap(nn.Sequential):
 
     @staticmethod
     def load(path: Path) -> "FeatureMap | None":
-        """Load the map from a file of `to_bytes`, or None if the map has a user's own module, whose code the file
-        lacks.
+        """Load the map from a file of `to_bytes`, or None if the file lacks the code of a user's own module.
 
         Raises:
             InputError: the file is damaged.

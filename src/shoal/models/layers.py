@@ -147,9 +147,9 @@ def _instead_of_randomness(module: nn.Module) -> str | None:
 class OrderedAdapter:
     """A forward pre-hook that reorders images for networks that cannot take channels-last images.
 
-    Convolutions are fast on channels-last images, and return channels-last images, but then ``x.view(-1, 400)`` is an
-    error. The hook tries the first batch in evaluation mode and without gradients. If the batch fails, the hook makes
-    all images and the convolutions' results contiguous.
+    Convolutions on channels-last images are fast and return channels-last images, for which ``x.view(-1, 400)`` is an
+    error. The hook runs the network on the first batch in evaluation mode without gradients. If the network raises an
+    error, the hook makes all images and the convolutions' results contiguous.
     """
 
     def __init__(self) -> None:

@@ -39,7 +39,7 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
 def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
     """Return the mean squared error of each example, (B,), from outputs (B, d) and regression targets (B, d).
 
-    Outputs and targets of different widths are an error; no broadcasting takes place.
+    Outputs and targets of different widths are an error.
 
     Example:
         >>> from shoal import squared_error
@@ -51,9 +51,7 @@ def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def accuracy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return 1 for each example (B,) whose largest output is that of the label, else 0, from outputs (B, C), labels
-    (B,).
-    """
+    """Return 1 per example (B,) whose largest output is the label's, else 0, from outputs (B, C) and labels (B,)."""
     return (outputs.argmax(dim=1) == labels).float()
 
 
@@ -88,8 +86,7 @@ class Model:
             result.logits``, or None if the result is the output tensor.
         inputs: a function that converts a batch of inputs (B, ...) to the network's arguments: a dict of keyword
             arguments, a tuple of positional arguments, or one tensor. For texts, ``lambda words: {"input_ids": words,
-            "attention_mask": words != 0}`` masks the padding. By default, the network takes the batch.
-
+            "attention_mask": words != 0}`` masks the padding. By default, the network's argument is the batch.
 
     Example:
         >>> from torch import nn
@@ -145,7 +142,7 @@ class Model:
         return NegativeLoss(self.loss) if classes is None else accuracy
 
     def network(self) -> nn.Module:
-        """Return a new network with its own copy of the same initial parameters."""
+        """Return a new network; all new networks of a model have equal initial parameters."""
         return self._prepare(self._build(_STRUCTURE), {})
 
     def structure(self, device: torch.device | None = None, dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -262,7 +259,7 @@ class Model:
         return hash_of(self.frozen)
 
     def with_frozen(self, tensors: Mapping[str, Tensor]) -> "Model":
-        """Return a model with other values in the frozen tensors.
+        """Return a copy of the model with the frozen tensors ``tensors``.
 
         Raises:
             InputError: the names or shapes differ from the frozen tensors'.
@@ -272,7 +269,7 @@ class Model:
         return replace(self, build=partial(_with_tensors, self.build, tensors))
 
     def require_same_frozen(self, tensors: Mapping[str, Tensor], where: str) -> None:
-        """Raise `InputError` if frozen tensors in ``tensors`` have other values than the model's, up to rounding."""
+        """Raise `InputError` if frozen tensors in ``tensors`` differ from the model's by more than rounding."""
         for name, tensor in self.frozen.items():
             close = name not in tensors or torch.allclose(tensors[name].to(tensor), tensor, rtol=1e-5, atol=1e-6)
             require(
@@ -293,8 +290,8 @@ class Model:
     def state_dict(self, vector: Tensor) -> dict[str, Tensor]:
         """Return a contiguous state dict of the whole network for the parameters ``vector`` (P,).
 
-        Trained tensors are copies. Frozen tensors are shared. Remaining tensors, such as batch norm's count of batches,
-        come from a new network.
+        Trained tensors are copies. Frozen tensors are shared. All other tensors, such as batch norm's count of
+        batches, come from a new network.
         """
         views, network = self.layout.views(vector), self.structure()
         network.load_state_dict(views, strict=False)

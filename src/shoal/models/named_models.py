@@ -116,7 +116,7 @@ class Network:
         features: a fixed map before the network, ``[model.features]``; the network then takes vectors of features.
 
     Raises:
-        InputError: a value is outside its range, or the network does not have the key.
+        InputError: a value is outside its allowed range, or the network does not have the key.
     """
 
     name: Shipped | Annotated[str, AfterValidator(_own)]

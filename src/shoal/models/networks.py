@@ -1,6 +1,6 @@
 """Networks for images (B, C, H, W) in [0, 1] and for texts, with outputs (B, classes).
 
-Max-pooling comes before ReLU, which gives the same result as the reverse order on a quarter of the elements.
+Max-pooling comes before ReLU: the result equals that of the reverse order, and ReLU has a quarter of the elements.
 """
 
 from collections.abc import Sequence
@@ -91,10 +91,7 @@ class VGG(nn.Module):
     """The CIFAR-10 network of IFCA-MIR, appendix A.1, a VGG with three fully connected layers and a log-softmax.
 
     Args:
-        channels: the number of channels per image.
-        side: the height and width of the images, in pixels.
-        classes: the number of outputs.
-        depth: the depth, 11, 13 or 16.
+        depth: the number of layers with weights, 11, 13 or 16.
         norm: the normalisation, "batch" as in the paper, or "group" (32 groups), which does not mix examples.
     """
 
@@ -156,7 +153,7 @@ class Logistic(nn.Module):
 class FacesCNN(nn.Module):
     """The face network of Melis et al. (S&P 2019), also used by Kim et al. (RAID 2023).
 
-    Three convolutions of 3x3 without padding are each followed by pooling, then by 256 hidden neurons. The network has
+    The layers are three convolutions of 3x3 without padding, each with pooling, and 256 hidden neurons. The network has
     880,450 parameters for 3x62x47 images and 2 classes. Images need not be square, and need at least 22 pixels per
     side.
     """

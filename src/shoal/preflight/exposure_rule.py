@@ -1,28 +1,29 @@
 """A rule that predicts from a layer's shape whether the layer's updates reveal membership; nothing is trained.
 
 An update is a client's update, or the difference between two models. The update of a dense layer is a sum of terms
-(error x input), so its rows lie in the span of the training inputs. Rows of several rounds are stacked. If the rows
-span all training inputs, but not the whole input space, a record is a member exactly if its input lies in the span.
+(error x input), so the update's rows lie in the span of the training inputs. An attacker can stack the rows of
+several rounds. If the rows span all training inputs, but not the whole input space, a record is a member exactly if the
+record's input lies in the span.
 With n distinct inputs, width w, r rounds and d input dimensions:
 
     recognised  iff  c(r) = min(w r, d) > n(r)  for a number of rounds r that the attacker sees.
 
-If n(r) is larger, members still lie closer to the span than non-members. For normal inputs and random errors, the
-energy of a record in c of d dimensions is chi-squared. The energy of a member is larger by (d - c) c / n. If all d
-dimensions are visible, the energy of a member in the inverse metric is smaller by the fraction c / n. The AUC of the
-best test of this energy is therefore at most
+If n(r) is at least c(r), members still lie closer to the span than non-members. For normal inputs and random errors,
+the energy of a record in c of d dimensions is chi-squared. A member's mean energy exceeds a non-member's by
+(d - c) c / n. If all d dimensions are visible, a member's mean energy in the inverse metric is smaller than a
+non-member's by the fraction c / n. The AUC of the best test of a record's energy is therefore at most
 
     Phi(z),  z = max(c, d - c) sqrt(c) / (2 n).
 
-Natural inputs are not normal, and the attack's AUC is lower. With noise in an update, no span is exact.
+For natural inputs, which are not normal, the attack's AUC is below Phi(z). Noise in an update makes the span inexact.
 
 An attacker who knows a record's label can compute the record's term and search for the term by a matched filter. A
 matched filter works under noise and in sums of more examples than directions. `ExampleTerms` predict the AUC of the
-matched filter. Convolutions have no such prediction. With noise of standard deviation s, in units of the largest
-contribution of one example, their AUC is at most ``Phi(sqrt(r / 2) / s)``.
+matched filter. For a convolution, no AUC is predicted. With noise of standard deviation s, in units of the largest
+contribution of one example, the AUC of an attack on a convolution is at most ``Phi(sqrt(r / 2) / s)``.
 
-Records are recognised if the predicted AUC of the filter is above `SURE_AUC`, and hidden if all bounds are below
-`UNSURE_AUC`. Otherwise the verdict is "between".
+The verdict is "recognised" if c(r) > n(r) or the predicted AUC of the filter is above `SURE_AUC`, "hidden" if all
+bounds are below `UNSURE_AUC`, and "between" in all other cases.
 
 The filter (`shoal.attacks.span.matched_filter`) weighs the update ``D = sum_i g_i + noise`` of a dense layer,
 ``g = e a'``, by the inverse covariance C of the update without the record. In units of the contribution of one pass,
@@ -120,11 +121,10 @@ class ExampleTerms:
         """Return the predicted AUC for updates from ``examples`` examples, in [0.5, 1].
 
         Args:
-            examples: the number of examples behind each update, n.
             noise: the standard deviation of the noise in units of the terms, s.
             rounds: the number of rounds over which the noise is averaged, r.
             share: the fraction of the updates to which each example contributes.
-            besides: the separation d' of members by other tests.
+            besides: the separation d' that other tests of membership reach.
         """
         if (examples, noise) not in self._known:
             self._known[examples, noise] = self._variances(examples, noise)
@@ -200,7 +200,6 @@ def initial_gradients(
     """Return the terms that examples add to the updates of dense layers.
 
     Args:
-        model: the network's model.
         row: the network's initial parameters, (P,).
         x: the inputs of Z examples, (Z, ...).
         y: the labels (Z,), or regression targets (Z, d).
@@ -275,8 +274,8 @@ class LayerShape:
     Args:
         name: the name of the layer's weights.
         inputs: the dimension of the layer's inputs, or the rank of the data if the rank is lower, d.
-        outputs: the number of independent rows of the layer's update in one round, w. This is the number of outputs,
-            minus one for softmax, whose errors sum to 0.
+        outputs: the number of independent rows of the layer's update in one round, w. The number w is the number of
+            outputs, minus 1 for softmax, because softmax errors sum to 0.
         positions: the number of inputs per example: 1 for a dense layer, the number of patches for a convolution, the
             number of tokens for an embedding.
         reads_data: whether no earlier layer is trained. If an earlier layer is trained, the layer's inputs
@@ -345,10 +344,10 @@ class Exposure:
             rule decides neither.
         rounds: the first number of rounds in which records are recognised, r; if no records are recognised, the number
             of rounds with the highest bound on the AUC.
-        capacity: the largest number of independent directions in the updates of these rounds, c(r).
-        distinct: the number of distinct inputs behind the updates of these rounds, n(r).
+        capacity: the largest number of independent directions in the updates of ``rounds`` rounds, c(r).
+        distinct: the number of distinct inputs behind the updates of ``rounds`` rounds, n(r).
         expected: the predicted AUC of the attack, which tends to be too large, or NaN without a prediction.
-        exact: whether the span recognises the records; otherwise the matched filter does.
+        exact: whether the span, rather than the matched filter, recognises the records.
     """
 
     layer: LayerShape
@@ -370,10 +369,8 @@ def exposure_rule(layer: LayerShape, moves: Moves, terms: ExampleTerms | None = 
     """Return whether the updates of a layer reveal membership, and after how many rounds.
 
     Args:
-        layer: the layer.
         moves: the updates that the attacker sees.
         terms: the terms that examples add to the layer's first update, or None for no verdict on the matched filter.
-
 
     Example:
         >>> from shoal.preflight.exposure_rule import LayerShape, Moves, exposure_rule

@@ -38,10 +38,7 @@ class GroupExposure:
     """The predicted exposure of a group to a view.
 
     Args:
-        view: the name of the view.
-        group: the name of the group.
         exposure: the exposure of the largest recognised client, or of the sum over clients.
-        moves: the visible updates.
         recognised: the fraction of the group's records that can be recognised.
         clients: the number of clients behind an update.
         whose: the recognised clients, in words.
@@ -141,7 +138,7 @@ class _Option:
     exposure: Callable[[float], Exposure]
 
     def amounts(self, *, recognised: bool) -> list[str]:
-        """Return the values that change the verdict, which may be "recognised" now, in words."""
+        """Describe the values that change the verdict; ``recognised`` is whether the verdict is "recognised" now."""
         verdict = cache(lambda value: self.exposure(value).verdict)
         partly = _first(lambda value: verdict(value) != "recognised", self.values) if recognised else None
         hidden = _first(lambda value: verdict(value) == "hidden", self.values)
@@ -154,7 +151,6 @@ def protection_advice(seen: VisibleMoves, worst: GroupExposure) -> Iterator[str]
     """Yield the smallest change of each setting that makes a group's records hidden, or no longer recognised.
 
     Args:
-        seen: the visible updates of the simulation.
         worst: the most exposed group of a view.
     """
     if worst.exposure.verdict == "hidden":
@@ -263,7 +259,7 @@ class Preflight:
             attack; "auc.expected" is the predicted AUC, or NaN.
         answers: a short answer per view.
         sentences: sentences about all groups or each group, per view.
-        changes: effective changes of settings, per most exposed group and view.
+        changes: changes of settings that reduce the exposure of each view's most exposed group.
         assumptions: the assumptions of the rule, including the sizes of clusters.
         epsilons: the epsilon of a record after all rounds with DP-SGD, by view; the key "" means every view.
         delta: the delta of the epsilons.
@@ -327,8 +323,6 @@ def preflight(seen: VisibleMoves, *, first_round: int = 1, steered: bool = False
     """Apply the rule of exposure to every view and group.
 
     Args:
-        seen: the updates that each view will see.
-        first_round: the number of the first round.
         steered: whether a coordinator steers defences.
 
     Example:

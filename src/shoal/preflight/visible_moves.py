@@ -96,7 +96,7 @@ class VisibleMoves:
         return "no dense layer, convolution or embedding is sent, and the rule is of no other."
 
     def has(self, *kinds: type) -> bool:
-        """Return whether the algorithm is an instance of one of these classes, or wraps an instance."""
+        """Return whether the algorithm, or an algorithm inside a wrapper, is an instance of one of ``kinds``."""
         return any(isinstance(base, kinds) for base in with_bases(self.algorithm))
 
     @cached_property
@@ -146,8 +146,8 @@ class VisibleMoves:
     def sum_of_clients(self, group: int) -> tuple[int, int]:
         """Return the number of clients behind the model of a group, and the number of these clients' examples.
 
-        The clients are all clients if there is one model, the group's clients if clusters match groups, and part of the
-        group's clients if clusters split groups. The rule does not rely on other groups in the same cluster.
+        The counted clients are all clients if there is one model, the group's clients if clusters match groups, and a
+        fraction of the group's clients if clusters split groups.
         """
         sizes = self.federation.clients.sizes
         own = sizes[self.federation.with_group(group)]
@@ -165,9 +165,7 @@ class VisibleMoves:
         """Return the updates that a view sees of one client or of a sum over clients.
 
         Args:
-            view: the view.
             size: the number of examples per client.
-            clients: the number of clients in the sum.
             examples: the number of examples in the sum, or None for ``size`` per client.
         """
         local, participation = self.local, self.share_of_clients
@@ -232,8 +230,8 @@ class VisibleMoves:
 class RecognisedRisks:
     """The risk of clients whose records can be recognised by the rule of exposure, without queries of the red team.
 
-    The risk is that of the current cluster over all rounds of the simulation. The balanced accuracy of an attack that
-    recognises records is set to the lowest AUC of the verdict.
+    The risk refers to the client's current cluster and to all rounds of the simulation. The balanced accuracy
+    of an attack that recognises records is set to the lowest AUC of the verdict.
 
     Args:
         seen: the updates that each view will see.
@@ -280,7 +278,6 @@ def layer_shapes(model: Model, x: Tensor, *, ranks: bool = True) -> tuple[LayerS
     are ignored.
 
     Args:
-        model: the model; its network has random weights.
         x: examples (B, ...); the rank of a dense layer's inputs is at most B.
         ranks: whether to replace a dense layer's number of inputs by their rank over ``x``, if the rank is lower.
 

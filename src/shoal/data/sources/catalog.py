@@ -57,12 +57,12 @@ class Source:
         load: a function that reads the data from a path, with a task, or None if each client already has its examples
             (`ClientDataset`).
         find: a function that finds the data in a folder, or None if no folder is searched.
-        shipped_file: a function that returns the data file of an installed package; such a source takes no path.
+        shipped_file: a function that returns the data file of an installed package, for a source without a path.
         count: a function that returns the number and size of the examples at a path.
         torchvision: the data's folder in torchvision's layout.
         system: the folders into which a package manager installs the data.
         kind: a plural noun for the examples.
-        hub: the same data on the Hugging Face hub, or None if the hub does not have the data.
+        hub: the data set on the Hugging Face hub, or None if the hub does not have the data set.
     """
 
     size: str
@@ -224,13 +224,13 @@ def load_dataset(
         name: ``digits``, ``mnist``, ``fashion-mnist``, ``emnist-byclass``, ``cifar10``, ``lfw``, ``yelp``, or ``idx``
             (a folder in MNIST's format, which requires ``path``).
         data_dir: a folder with one or more data sets.
-        path: the folder or archive of this data set, the only place to search.
+        path: the folder or archive of this data set; no other place is searched.
         task: the main label and the property, ``"MAIN/PROPERTY"`` or ``"MAIN"``. Grey images have ``class``,
             ``class/thick`` and ``class/slanted``; ``yelp`` has ``score`` and ``score/author-1`` to ``score/author-10``;
             ``lfw`` requires a task; ``cifar10`` allows none.
 
     Raises:
-        InputError: the name is unknown, the data set is not found, a file is damaged, or the data set has no such task.
+        InputError: the name is unknown, the data set is not found, a file is damaged, or the data set lacks the task.
 
     Example:
         >>> from shoal import load_dataset
@@ -271,7 +271,7 @@ def example_kind(name: str) -> str:
 
 
 def availability(data_dir: Path | None) -> list[Availability]:
-    """List the availability of each source for `load_dataset` with this ``data_dir``.
+    """List the availability of each source for `load_dataset` in ``data_dir``.
 
     Raises:
         InputError: ``data_dir`` is not a folder.

@@ -3,8 +3,8 @@
 Source of IDX: LeCun, Cortes, Burges, "The MNIST database of handwritten digits". EMNIST (Cohen et al. 2017) stores each
 image transposed.
 
-Source of CIFAR-10: Krizhevsky, "The CIFAR-10 dataset" (2009). A batch is a sequence of records of one label byte and
-the image's red, green and blue planes.
+Source of CIFAR-10: Krizhevsky, "The CIFAR-10 dataset" (2009). In a batch of CIFAR-10, a record
+is one label byte and the image's red, green and blue planes.
 """
 
 import io
@@ -38,8 +38,8 @@ _PREFIX = "emnist-byclass-"
 def load_idx_folder(folder: Path, name: str, classes: int | None, transposed: bool) -> ImageDataset:
     """Read the four files of a folder in MNIST's format as one data set, the training split first.
 
-    File names are ``train-images-idx3-ubyte`` or ``train-images.idx3-ubyte``, and accordingly for ``labels`` and for
-    ``t10k`` or ``test``, with or without ``.gz``. Files of a transposed data set may have EMNIST's prefix
+    File names are MNIST's, such as ``train-images-idx3-ubyte`` and ``t10k-labels-idx1-ubyte``. A name may have ``test``
+    for ``t10k``, a dot before ``idx``, and the suffix ``.gz``. Files of a transposed data set may have EMNIST's prefix
     ``emnist-byclass-``. Only the test split may be empty.
 
     Args:

@@ -31,10 +31,10 @@ class NamedTable:
         label: the column of classes.
         inputs: the columns of inputs.
         group: the column with the groups' names, or None for one group.
-        score: the column that a regression predicts, or None if the table has no such column.
+        score: the column that a regression predicts, or None if the table has no column for a regression.
         high: the name of an added column, "yes" where the score is at least the median, else "no"; by default no column
             is added.
-        within: the column whose values each have their own median; by default the median is that of all rows.
+        within: a column; ``high`` uses the median of rows with an equal value in the column, by default of all rows.
         impute: the method that replaces empty cells, or None if no cell is empty.
         rows: a column, followed by the values whose rows are used; by default all rows are used.
         source: the publication of the data.

@@ -109,10 +109,9 @@ def with_stroke_property(images: ImageDataset, task: str | None) -> ImageDataset
 
 
 def thickness(pixels: Tensor) -> Tensor:
-    """Return the mean width of the strokes in pixels, (M,) float64; 0 for an image without ink.
+    """Return the mean stroke width in pixels, (M,) float64, of bright ink in images (M, 1, H, W); 0 without ink.
 
-    The mean width is twice the ink divided by the total variation of the brightness, which is the mean length of the
-    edge over all levels (the coarea formula). In ``pixels`` (M, 1, H, W) ink is bright.
+    The width is twice the sum of the brightness divided by the total variation of the brightness (the coarea formula).
     """
     widths = [np.zeros(0)]
     for block in pixels[:, 0].split(_BLOCK):
@@ -124,10 +123,9 @@ def thickness(pixels: Tensor) -> Tensor:
 
 
 def slant(pixels: Tensor) -> Tensor:
-    """Return the slant of the strokes, (M,) float64, in pixels to the right per pixel upwards; 0 without ink or height.
+    """Return the slant of strokes, (M,) float64, in pixels to the right per pixel upwards; 0 without ink or height.
 
-    The slant is ``-mu_xy / mu_yy``, from the second moments about the centre of the ink, with y downwards. In
-    ``pixels`` (M, 1, H, W) ink is bright.
+    The slant is ``-mu_xy / mu_yy``, from the second moments about the centre of the bright ink, with y downwards.
     """
     height, width = pixels.shape[-2:]
     y, x = torch.meshgrid(torch.arange(height).double(), torch.arange(width).double(), indexing="ij")
@@ -324,7 +322,7 @@ def load_yelp(path: Path, task: str | None = None) -> TextDataset:
 
     Texts are split into lower-case words of two or more letters or digits, as by scikit-learn's `CountVectorizer`. The
     3,000 most frequent words are numbered from 1 by decreasing frequency. Texts without any of the 3,000 words are left
-    out. Labels are stars - 1, and there is no official split.
+    out. Labels are the stars minus 1, and the data have no official split.
 
     Args:
         path: the file ``yelp_academic_dataset_review.json`` of the Yelp Open Dataset, plain or gzipped, or its folder.

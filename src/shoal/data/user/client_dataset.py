@@ -45,12 +45,11 @@ class ClientDataset:
         labels: the class numbers (M,) int64, or regression targets (M, 1) float64.
         client: the client of each example, (M,) int64.
         group: the group of each client, (N,) int64; with ``row_group`` the client's largest group.
-        class_names, client_names, group_names: the names by number; a regression has no class names.
+        class_names, client_names, group_names: the names in the order of the numbers; a regression has no class names.
         impute: the method that replaces empty cells, or None if no cell is empty.
         warnings: messages for the user before training.
-        origin: maps an example's number to its name in the file or folder.
-        row_group: the group of each example, (M,) int64, if a client has several groups, or None for the client's
-            group.
+        origin: a function that returns an example's name in the file or folder for the example's number.
+        row_group: the group of each example, (M,) int64, or None if every client has only one group.
     """
 
     name: str
@@ -153,7 +152,7 @@ class ClientDataset:
         """Leave out the clients with fewer than ``examples`` examples, with a warning.
 
         Raises:
-            InputError: no client remains, or an error of `from_names`.
+            InputError: no client remains, or `from_names` fails.
         """
         counts = torch.bincount(self.client, minlength=len(self.client_names))
         few = torch.nonzero(counts < examples).flatten().tolist()
@@ -162,8 +161,7 @@ class ClientDataset:
         kept = torch.nonzero(counts[self.client] >= examples).flatten()
         require(
             len(kept) > 0,
-            f"{self.name}: 'min_examples' must be at most {counts.max()}, the most examples of any client "
-            f"(got {examples})",
+            f"{self.name}: 'min_examples' must be at most {counts.max()}, the largest client's size (got {examples})",
         )
         left_out = ", ".join(f"'{self.client_names[i]}' ({counts[i]:,})" for i in few[:10])
         more = f" and {len(few) - 10} more" if len(few) > 10 else ""
@@ -228,21 +226,21 @@ MOST_LISTED = 12
 
 @settings
 class ClientSplit:
-    """Fractions of each client's examples that are held out at random; the client trains on the rest.
+    """Fractions of each client's examples to hold out at random; the client trains on all other examples.
 
     Args:
-        test_fraction: the fraction for measuring, rounded; at least one example of each client that has several. A
+        test_fraction: the fraction of test examples, rounded; at least one per client with two or more examples. A
             group's test examples come from the group's clients.
         holdout_fraction: the fraction that the client keeps for the risk estimators ``federated`` and ``histogram``; at
             least one example if above 0.
         shadow_fraction: the fraction that the server gets as its shadow set; at least one example per client if above
             0. A real server must get such examples from a different source.
         min_examples: the smallest number of examples of a client; a warning names the smaller clients, which are left
-            out. A client with too few examples keeps one for training, then fills the test, hold-out and shadow
-            fractions in this order.
+            out. A client with too few examples for all fractions trains on one example; further examples go to the
+            test, hold-out and shadow fractions, in this order.
 
     Raises:
-        InputError: a value is outside its range, or no fraction remains for training.
+        InputError: a value is outside its allowed range, or no fraction remains for training.
     """
 
     test_fraction: OpenFraction = 0.2
@@ -311,7 +309,6 @@ def federation_of_clients(
         indices: the result of `ClientSplit.draw`.
         preferences: the clients' preferences.
         scale: the standardizer of the columns, by default fitted to all clients' training examples.
-
 
     Example:
         >>> import pandas as pd, shoal

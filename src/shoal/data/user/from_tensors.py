@@ -40,7 +40,7 @@ class ClientArrays:
         x: the inputs (M, ...): a tensor, array or list, the path of a ``.npy`` file, or an array that numpy maps in
             mode "c".
         y: the labels (M,), or regression targets (M, d); the path of a ``.npy`` file is allowed.
-        sizes: the number of examples of each client, N integers. One integer gives all clients equally many.
+        sizes: the number of examples of each client, N integers. One integer is the size of every client.
 
     Example:
         >>> from pathlib import Path
@@ -295,8 +295,8 @@ def _map_file(array: np.memmap, value: object) -> Tensor:
     name = value if _is_path(value) else getattr(array, "filename", None) or "the mapped array"
     require(
         array.mode == "c",
-        f"{name}: the array must be mapped copy-on-write, as by numpy.load(path, mmap_mode='c') "
-        f"(got the mode '{array.mode}')",
+        f"{name}: the array must be mapped copy-on-write (got the mode '{array.mode}'); use "
+        "numpy.load(path, mmap_mode='c')",
     )
     require(
         array.dtype in (np.dtype(np.float32), np.dtype(np.int64)),
@@ -319,7 +319,7 @@ def _sizes(name: str, value: object, examples: int) -> Tensor:
         size = int(value)
         require(
             size >= 1 and examples % size == 0,
-            f"'sizes' of {name} must divide the number of examples, {examples} (got {size}); or give a size per client",
+            f"'sizes' of {name} must divide the {examples} examples (got {size}); or give one size per client",
         )
         return torch.full((examples // size,), size)
     form = f"'sizes' of {name} must be integers from 0, one for each client"

@@ -57,7 +57,7 @@ class PictureFormat:
         channels: the number of channels: 1 for grey, 3 for RGB. The default is 3 if any picture has colours, else 1.
 
     Raises:
-        InputError: a value is outside its range.
+        InputError: a value is outside its allowed range.
     """
 
     size: (
@@ -112,7 +112,7 @@ def own_data(source: str, value: object, columns: Reading | None) -> SourceData:
 
     Raises:
         InputError: the result is not a data set, a pair of inputs and labels, a table or a federation; or ``columns``
-            is missing for a table, or given without one.
+            is missing for a table or given without a table.
     """
     table = isinstance(value, pd.DataFrame) or isinstance(getattr(value, "column_names", None), list)
     require(
@@ -149,7 +149,6 @@ def load_table(path: Path, columns: Columns, task: str | None = None) -> ClientD
     Raises:
         InputError: the file cannot be read, a column is missing or unusable, or a Parquet file is read without pyarrow.
 
-
     Example:
         >>> from pathlib import Path
         >>> from tempfile import TemporaryDirectory
@@ -177,14 +176,11 @@ def table_dataset(
     """Convert the rows of ``table`` to examples.
 
     Args:
-        name: the table's name in error messages.
-        table: the frame.
-        columns: the roles of the columns.
-        origin: maps a row to its name in results.
+        origin: a function that returns a row's name in results.
         task: "regression", or None for classification.
 
     Raises:
-        InputError: an error of `read_rows`.
+        InputError: `read_rows` fails.
     """
     regression = task == "regression"
     chosen = chosen_rows(name, table, columns)
@@ -274,8 +270,8 @@ def _refuse_longer_rows(path: Path, lines: Sequence[str], separator: str) -> Non
     for row in rows:
         require(
             len(row) <= width,
-            f"'{path}', line {rows.line_num}: a row has at most {width} cells, like the header (got {len(row)}); "
-            f"quote cells that contain {_SEPARATORS[separator]}",
+            f"'{path}', line {rows.line_num}: the row must have at most {width} cells, like the header (got "
+            f"{len(row)}); quote cells that contain {_SEPARATORS[separator]}",
         )
 
 

@@ -70,8 +70,7 @@ def fields_from_table(
 ) -> dict[str, Any]:
     """Return the fields of `Federation` by name; see `Federation.from_table`.
 
-    ``limits`` are the thresholds and the betas. ``split`` is the fraction of each client's rows to hold out as the test
-    set, and the seed of the random draws, or None if ``test`` is given.
+    ``split`` is the fraction of each client's rows to hold out as the test set, and the seed of the random draws.
     """
     require((test is None) != (split is None), "give exactly one of 'test' and 'test_fraction'")
     frame = frame_of("the table", table, getattr(columns, "client", ""))
@@ -150,8 +149,6 @@ def frame_of(name: str, table: ArrayTable, client: str = "") -> pd.DataFrame:
     """Convert a pandas frame, a Hugging Face `datasets.Dataset` or a partitioner of flwr-datasets to a frame.
 
     Args:
-        name: the table's name in error messages.
-        table: the table.
         client: the name of the column to add for the number of a row's partition.
 
     Raises:
@@ -215,7 +212,7 @@ def held_out_count(examples: int, fraction: float) -> int:
 
 
 def shuffle_parts(own: Tensor, name: str, counts: Sequence[int], stream: Stream) -> tuple[Tensor, ...]:
-    """Split a client's examples ``own`` (m,) at random into parts of sizes ``counts`` and a last part."""
+    """Split a client's examples ``own`` (m,) at random into parts of sizes ``counts``, and a part of all others."""
     shuffled = own[torch.from_numpy(stream("split", name).numpy().permutation(len(own)))]
     return shuffled.split([*counts, len(own) - sum(counts)])
 
@@ -239,10 +236,6 @@ def read_rows(
     """Check and read the rows of a table.
 
     Args:
-        name: the table's name in error messages.
-        table: the frame.
-        columns: the roles of the columns.
-        task: "classification" or "regression".
         of_clients: whether each row must name a client; the server's rows need not.
 
     Raises:
@@ -288,7 +281,7 @@ def require_distinct(name: str, titles: Iterable[str]) -> None:
 
 
 def require_columns(name: str, table: pd.DataFrame, columns: Iterable[str]) -> None:
-    """Raise `InputError` unless the table has these columns."""
+    """Raise `InputError` unless the table has all ``columns``."""
     for column in columns:
         if column not in table.columns:
             raise InputError(f"{name} has no column '{column}'; {suggest(column, map(str, table.columns))}")
