@@ -121,7 +121,7 @@ class PropertyAttack:
         matched = examples.matched()
         require(
             len(matched.with_property) > 0,
-            "'match_labels' needs a label that the attacker holds both with and without the property",
+            "'match_labels' needs a label for which the attacker has examples with and without the property",
         )
         return matched
 
