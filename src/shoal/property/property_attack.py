@@ -41,7 +41,7 @@ class PropertyAttack:
     settings of the random forest. Implements the protocol `shoal.simulation.simulation.RoundAttack`.
 
     Args:
-        visible_models: "all" models, as in IFCA, or the attacker's "own" model, are visible to the attacker.
+        visible_models: the visible models. "all" means all models, as in IFCA, and "own" means the attacker's model only.
         simulate_every: the number of rounds between simulations.
         simulated_clients: the number of simulated local updates with the property per model. There are at least as many
             local updates without the property, and at least three times ``aggregate_of``.

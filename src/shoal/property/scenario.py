@@ -28,8 +28,8 @@ from shoal.simulation.simulation import Simulation
 @settings
 class PropertyAttackSection:
     """Property inference by a client. The victim holds examples with the property of ``data.task``, and the attacker
-    infers in which rounds the victim trains on examples with the property. See [property
-    inference](#property-inference).
+    infers in which rounds the victim trains on examples with the property. See
+    [property inference](#property-inference).
 
     Args:
         mode: the attacker's behaviour. A ``passive`` attacker trains like any client. An ``active`` attacker also

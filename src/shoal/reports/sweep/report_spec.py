@@ -127,7 +127,7 @@ def _check_axes(spec: Displayed, axes: Axes) -> None:
     for axis in axes:
         require(
             axis in used or len(axes[axis]) == 1,
-            f"'{axis}' also varies in the sweep; display the axis, fix the axis by 'where', or add the axis to 'average'",
+            f"'{axis}' also varies in the sweep; display the axis, fix the axis by 'where', or add it to 'average'",
         )
 
 
