@@ -41,7 +41,7 @@ class PropertyAttack:
     settings of the random forest. Implements the protocol `shoal.simulation.simulation.RoundAttack`.
 
     Args:
-        visible_models: the visible models. "all" means all models, as in IFCA, and "own" means the attacker's model only.
+        visible_models: the models that the attacker receives, "all" models (as in IFCA) or only its "own" model.
         simulate_every: the number of rounds between simulations.
         simulated_clients: the number of simulated local updates with the property per model. There are at least as many
             local updates without the property, and at least three times ``aggregate_of``.
