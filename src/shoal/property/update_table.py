@@ -198,10 +198,9 @@ def property_summary(updates: pd.DataFrame) -> Summary:
 
     ``property.auc`` is the AUC over all aggregated updates (the paper's metric). With several models, recognising the
     victim's model raises ``property.auc``. ``property.auc_within`` compares only updates of the same model.
-    ``property.auc_rounds`` is the AUC over rounds. A round's score is the highest rank of the round's updates, where an
-    update is ranked among its model's updates. ``property.auc_within`` and ``property.auc_rounds`` are comparable
-    between runs with different numbers of models. ``property.auc_control`` is the mean AUC of classifiers trained on
-    shuffled labels.
+    ``property.auc_rounds`` is the AUC over rounds. A round's score is the highest rank that an update of the round has
+    among its model's updates. ``property.auc_within`` and ``property.auc_rounds`` are comparable between runs with
+    different numbers of models. ``property.auc_control`` is the mean AUC of classifiers trained on shuffled labels.
 
     ``property.pairs`` is the number of counterfactual pairs. A pair is an update with the victim's contribution, and
     its counterfactual update (see `RoundObservation`). ``property.auc_counterfactual`` is the fraction of pairs where

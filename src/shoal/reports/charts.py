@@ -73,8 +73,7 @@ class Curve:
     def draw(self, axes: Axes, until: float | None = None) -> None:
         """Draw the curve and the band of its intervals.
 
-        Values between missing values are drawn as dots. With ``until``, the curve is a step function that ends in round
-        ``until``.
+        Values between missing values are dots. With ``until``, the curve is a step function that ends in that round.
         """
         band = [self.values if end is None else end for end in (self.low, self.high)]
         values, low, high = (_held(series, until) for series in (self.values, *band))

@@ -55,9 +55,7 @@ MOST_FINDINGS = 30
 
 
 def findings_section(found: Sequence[Finding], figure: Figure | None = None) -> Section | None:
-    """Create the section of findings per view and group, the most exposed group first, or return ``None`` without
-    findings.
-    """
+    """Create the section of findings, the most exposed group first, or return ``None`` without findings."""
     rows = [
         row(
             Cell(f"{'all records' if one.group == 'all' else one.group} to {BY.get(one.view, one.view)}", one.verdict),

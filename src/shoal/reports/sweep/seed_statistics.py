@@ -151,7 +151,7 @@ class Best(NamedTuple):
     """The setting with the best mean, compared with every other setting.
 
     Args:
-        others: the difference between the best and every other setting, by the other setting's name, the next best
+        others: the best setting's difference from every other setting, by the other setting's name, the next best
             first.
     """
 

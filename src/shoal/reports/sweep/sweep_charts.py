@@ -165,8 +165,7 @@ class Chart:
     Args:
         values: the values, (metrics, settings of `by`, settings of `x`, seeds), or NaN if missing.
         result: the means and standard deviations over seeds, (metrics, settings of `by`, settings of `x`).
-        notes: notes on missing seeds, (metrics, settings of `by`, settings of `x`); an empty string means no missing
-            seed.
+        notes: notes on missing seeds, or empty strings, (metrics, settings of `by`, settings of `x`).
     """
 
     data: FigureData
