@@ -209,7 +209,7 @@ def stack_scores(
     ``stack-server``.
 
     Returns:
-        The stacks' scores by key, and the reason why a stack is missing by key.
+        The stacks by key, and the reasons for missing stacks by key.
     """
     references = trained.shape[1]
     if references < Stack.least:

@@ -234,7 +234,7 @@ def findings(attacks: pd.DataFrame) -> list[Finding]:
 
 
 def every_attack(attacks: pd.DataFrame, scope: str) -> dict[str, list[Finding]]:
-    """Return all attacks' findings by the name of the group, model or client.
+    """Return the findings of all attacks, by the name of the group, model or client.
 
     The deciding attack comes first, followed by the remaining attacks in descending order of balanced accuracy.
     Intervals are simultaneous for all groups or for all models, but not for several clients.

@@ -2,11 +2,11 @@
 
 Differential privacy (add/remove) limits every test of whether a record was used for training. The balanced accuracy is
 at most ``(1 + TV) / 2``, where TV is the total variation distance between the outputs with and without the record. The
-AUC is at most the area above the trade-off curve. Both limits, on the balanced accuracy and on the AUC, also apply to
-means over many records with one threshold.
+AUC is at most the area above the trade-off curve. Both limits also hold for an attack on many records with one
+threshold.
 
 The limits of differential privacy do not apply to an attacker who knows that exactly one of two records was used.
-Replacing a record counts as two changes, with the limit of ``2 mu`` for a Gaussian mechanism.
+Replacing a record counts as two changes: a Gaussian mechanism then has the limit of ``2 mu``.
 
 The measured success of an attack gives a lower bound on epsilon.
 
@@ -60,8 +60,8 @@ def compose_bound(history: History) -> AttackBound:
     """Return the bound for a composition of sampled Gaussian mechanisms.
 
     Args:
-        history: the steps, as triples (noise multiplier, sampling rate, number of steps). A sampling rate below 1 means
-            Poisson sampling, whose bound uses the privacy loss distribution of Gopi, Lee and Wutschitz,
+        history: the training steps, as triples (noise multiplier, sampling rate, number of steps). A sampling rate
+            below 1 means Poisson sampling, whose bound uses the privacy loss distribution of Gopi, Lee and Wutschitz,
             arXiv:2106.02848.
 
     >>> [round(value, 2) for value in compose_bound(((1.0, 0.05, 100), (1.0, 0.1, 50)))]
@@ -120,8 +120,8 @@ def epsilon_lower_bound(predictions: Bools, is_member: Bools, *, delta: float) -
     bound is the larger of log((TPR - delta) / FPR) and log((TNR - delta) / FNR), with each rate at the unfavourable end
     of its interval. The bound holds with probability 95 %.
 
-    Predictions must be independent of each other and of the attack's threshold. `empirical_epsilon` chooses a threshold
-    from the scores.
+    Predictions must be independent of each other and of the attack's threshold. For scores without a fixed threshold,
+    use `empirical_epsilon`.
 
     Args:
         predictions: whether the attack predicts a member, (M,).
@@ -139,8 +139,8 @@ def epsilon_lower_bound(predictions: Bools, is_member: Bools, *, delta: float) -
 def empirical_epsilon(scores: Floats, is_member: Bools, stream: Stream, *, delta: float) -> float:
     """Return a lower bound on epsilon from an attack's scores.
 
-    Members and non-members are halved at random. One half chooses the threshold with the largest bound, and
-    `epsilon_lower_bound` evaluates the threshold on the other half. With n members and n non-members per half, the
+    Members and non-members are halved at random. The threshold has the largest bound on the first half, and
+    `epsilon_lower_bound` evaluates the threshold on the second half. With n members and n non-members per half, the
     bound is at most about log(n / 3.7).
 
     Args:
@@ -149,7 +149,7 @@ def empirical_epsilon(scores: Floats, is_member: Bools, stream: Stream, *, delta
         delta: the guarantee's delta, in [0, 1).
 
     Returns:
-        The lower bound, or 0 with fewer than two members or two non-members.
+        The lower bound, or 0 with fewer than two members or fewer than two non-members.
 
     Raises:
         InputError: delta is outside its range.
@@ -193,11 +193,11 @@ def _bounds(hits: Ints, mistakes: Ints, members: int, non_members: int, delta: f
 
 
 def canary_rate(scores: Floats, member: Bools, max_fpr: float = 0.0) -> Estimate:
-    """Return the fraction of trained canaries with scores above a threshold, with its interval.
+    """Return the fraction of trained canaries that score above a threshold, with a 95 % interval.
 
-    The threshold is the lowest left-out score that at most a fraction ``max_fpr`` of the left-out canaries exceeds. The
-    interval treats the threshold as fixed (Clopper and Pearson 1934). The result is NaN without trained canaries,
-    without left-out canaries, or if ``max_fpr`` is positive but smaller than the fraction of one left-out canary.
+    The threshold is the lowest score such that at most a fraction ``max_fpr`` of the left-out canaries scores higher.
+    The interval treats the threshold as fixed (Clopper and Pearson 1934). The result is NaN without trained canaries,
+    without left-out canaries, or if 0 < ``max_fpr`` < 1 / (number of left-out canaries).
 
     Example:
         >>> import numpy as np
@@ -216,10 +216,10 @@ def canary_rate(scores: Floats, member: Bools, max_fpr: float = 0.0) -> Estimate
 
 
 def exposure_of_canaries(scores: Floats, member: Bools) -> Floats:
-    """Return each canary's p-value for having left no trace in the model, (M,); small values mean exposure.
+    """Return each canary's p-value for the hypothesis that the canary left no trace in the model, (M,).
 
     The p-value is (1 + the number of other left-out canaries with at least the same score) / (1 + the number of other
-    left-out canaries). A canary with a NaN score has a NaN p-value and is not counted.
+    left-out canaries). A canary with a NaN score has a NaN p-value and is not counted. Small p-values mean exposure.
 
     Example:
         >>> import numpy as np

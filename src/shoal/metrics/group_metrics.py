@@ -1,6 +1,6 @@
 """Fairness between groups, and the agreement of clusters with groups.
 
-Source: IFCA-MIR, section 3.2, with each class against the rest.
+Source: IFCA-MIR, section 3.2, with one class against all other classes.
 """
 
 from dataclasses import dataclass
@@ -17,8 +17,7 @@ class Fairness:
     Args:
         demographic_parity: the difference of P(prediction = c | group), Definition 1.
         equal_opportunity: the difference of P(prediction = c | label = c, group), Definition 2.
-        equalized_odds: the larger of the differences of the true positive rates and of the false positive rates,
-            Definition 3.
+        equalized_odds: the larger difference of the true positive rates or of the false positive rates, Definition 3.
     """
 
     demographic_parity: float
@@ -29,7 +28,7 @@ class Fairness:
 def fairness(predictions: Ints, labels: Ints, group: Ints, weights: Floats) -> Fairness:
     """Compute the fairness of predictions between groups, equal to fairlearn's metrics.
 
-    A group without examples for a rate is ignored. A difference between fewer than two rates is 0.
+    A rate ignores groups without examples for the rate. A difference is 0 if fewer than two groups have the rate.
 
     Args:
         weights: the number of clients that each example represents, (M,).
@@ -101,7 +100,7 @@ def adjusted_rand_index(assignment: Ints, group: Ints) -> float:
 
 
 def is_migrated(assignment: Ints, group: Ints) -> Bools:
-    """Return a mask (N,) of the clients in a cluster where a different group has more clients than the client's group.
+    """Return a mask (N,) of the clients whose group has fewer clients in their cluster than a different group.
 
     Example:
         >>> import numpy as np

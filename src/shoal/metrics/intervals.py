@@ -1,6 +1,6 @@
 """Two-sided confidence intervals of rates, of the balanced accuracy and of the area under a ROC curve.
 
-Weighted examples count by `effective_size`; intervals are then approximate.
+The number of weighted examples is their `effective_size`; intervals for weighted examples are approximate.
 """
 
 import math
@@ -34,7 +34,7 @@ class Estimate(NamedTuple):
 
     @staticmethod
     def of(metrics: Mapping[Any, Any], key: str) -> "Estimate":
-        """Read the metric ``key`` with the ends of its interval, from keys with the suffix ``_low`` or ``.low``."""
+        """Read the metric ``key`` and its interval, whose ends have keys with the suffix ``_low`` or ``.low``."""
         ends = ("", "_low", "_high") if f"{key}_low" in metrics else ("", ".low", ".high")
         return Estimate(*(metrics.get(f"{key}{end}", nan) for end in ends))
 
@@ -49,7 +49,7 @@ class Estimate(NamedTuple):
         return Estimate(rate, float(low), float(high))
 
     def among(self, count: int) -> "Estimate":
-        """Widen the interval so that ``count`` such intervals hold simultaneously (Bonferroni, normal approximation).
+        """Widen the interval to one of ``count`` simultaneous intervals (Bonferroni, normal approximation).
 
         >>> Estimate(0.6, 0.5, 0.7).among(2).interval, Estimate(0.95, 0.9, 0.99).among(9).interval
         ('0.486 to 0.714', '0.879 to 1.000')
@@ -149,7 +149,7 @@ def clopper_pearson(successes: ArrayLike, trials: ArrayLike, confidence: float =
 
     Args:
         successes: the numbers of successes, of any shape; non-integers are allowed for weighted examples.
-        trials: the numbers of trials, of the same shape; the interval is [0, 1] without trials.
+        trials: the numbers of trials, in the shape of ``successes``; 0 trials have the interval [0, 1].
 
     Example:
         >>> from shoal.metrics import clopper_pearson
@@ -179,7 +179,7 @@ def balanced_accuracy_interval(
         predictions: whether the attack predicts a member, (M,).
         is_member: whether the record is a member, (M,).
         weights: the examples' weights, (M,), or ``None`` for equal weights.
-        correlation: the correlation of the errors on the member and the non-member of a pair.
+        correlation: the correlation of an attack's errors on the member and the non-member of a pair.
     """
     weights = np.ones(len(is_member)) if weights is None else weights
     both = [(predictions, is_member), (~predictions, ~is_member)]
@@ -192,8 +192,8 @@ def mean_rate_interval(
 ) -> tuple[float, float]:
     """Compute a confidence interval of the mean of G rates.
 
-    The interval combines the distances d_g between each rate and the ends of its exact interval. Each end differs from
-    the mean by sqrt((1 - correlation) (d_1^2 + ... + d_G^2) + correlation (d_1 + ... + d_G)^2) / G.
+    The interval combines the distances d_g between each rate and the ends of the rate's exact interval. Each end
+    differs from the mean by sqrt((1 - correlation) (d_1^2 + ... + d_G^2) + correlation (d_1 + ... + d_G)^2) / G.
 
     Source: Newcombe 1998, Statistics in Medicine 17:873-890, method 10, and 17:2635-2650 for pairs.
     `mean_rate_interval` uses exact limits instead of Wilson's, and a mean instead of a difference.
@@ -253,9 +253,9 @@ def auc_design_effect(members: Floats, non_members: Floats) -> float:
     """Return the ratio between the AUC's variances for paired and for independent examples.
 
     V_q is the fraction of non-members below member q, and W_q the fraction of members above non-member q; ties count
-    half. The ratio is Var(V + W) / (Var V + Var W), at least 1 / Q, times (t / z)^2. The 97.5 % quantiles t (Student, Q
-    - 1 degrees of freedom) and z (normal) allow for the error of the estimated ratio. The ratio is 1 if scores do not
-    vary.
+    half. The ratio is Var(V + W) / (Var V + Var W), at least 1 / Q, times (t / z)^2, or 1 if all scores are equal. The
+    97.5 % quantiles t (Student's, with Q - 1 degrees of freedom) and z (normal) allow for the error of the estimated
+    ratio.
 
     Source: Obuchowski 1997, Biometrics 53:567-578, with a pair as a cluster; DeLong, DeLong, Clarke-Pearson 1988.
 

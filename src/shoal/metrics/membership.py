@@ -1,7 +1,6 @@
 """Metrics of membership inference, and ROC curves.
 
-The curves are bitwise equal to scikit-learn's `roc_curve` and `roc_auc_score`. This module avoids scikit-learn's import
-time and input checks.
+The results are bitwise equal to scikit-learn's `roc_curve` and `roc_auc_score`.
 """
 
 import math
@@ -34,7 +33,7 @@ class MembershipMetrics:
     Args:
         accuracy: the balanced accuracy, (TPR + TNR) / 2, at the attack's threshold (IFCA-MIR, equation 8).
         low, high: the ends of the interval of ``accuracy``; see `balanced_accuracy_interval`.
-        null_high: the 95 % quantile of the balanced accuracy if predictions are independent of membership.
+        null_high: the balanced accuracy's 95 % quantile if predictions do not depend on membership.
         auc: the area under the ROC curve.
         auc_low, auc_high: the ends of the interval of ``auc``; see `auc_interval`.
         tpr_at_1_percent_fpr: the true positive rate at a false positive rate of at most 1 %, or NaN with fewer than 300
@@ -89,12 +88,12 @@ def membership_metrics(
         scores: the examples' scores, higher for members, (M,).
         is_member: whether each example is a member, (M,).
         weights: the examples' weights, (M,), or ``None`` for equal weights.
-        threshold: the largest score of a predicted non-member, a number or (M,). Intervals treat the threshold as
-            fixed.
+        threshold: the largest score of a predicted non-member, as a number or per example (M,). Intervals treat the
+            threshold as fixed.
         pair: the pair number of each example, (M,), or ``None`` if examples are independent. A pair is a member and a
             non-member with correlated errors.
-        level: the level of each score on its example, (M,), for ``tpr_at_1_percent_fpr_per_record``, or ``None`` if
-            levels are unknown.
+        level: the level of each example's score by `record_levels`, (M,), for ``tpr_at_1_percent_fpr_per_record``, or
+            ``None`` if levels are unknown.
 
     Example:
         >>> import numpy as np
@@ -132,7 +131,7 @@ def membership_metrics(
 
 
 def least_non_members(max_fpr: float) -> float:
-    """Return the smallest number of non-members that allows a true positive rate at this false positive rate."""
+    """Return the smallest number of non-members for which the true positive rate at ``max_fpr`` is known."""
     return FALSE_POSITIVES / max_fpr
 
 
@@ -166,7 +165,7 @@ def tpr_interval(fpr: Floats, tpr: Floats, max_fpr: float, members: float, non_m
 
     Args:
         fpr, tpr: the ROC curve.
-        max_fpr: the false positive rate; see `tpr_at_fpr`.
+        max_fpr: the largest allowed false positive rate, as in `tpr_at_fpr`.
         members, non_members: the effective numbers of members and of non-members.
     """
     rate, tail = tpr_at_fpr(fpr, tpr, max_fpr), (1 - 0.95) / 2
@@ -219,9 +218,9 @@ def gap_accuracy(train_accuracy: float, test_accuracy: float) -> float:
 
 
 def roc(scores: Floats, is_member: Bools, weights: Floats | None = None) -> tuple[Floats, Floats]:
-    """Return the false and true positive rates at every threshold, both increasing.
+    """Return the false positive rates and the true positive rates at all thresholds, in increasing order.
 
-    Rates without examples are NaN.
+    Without members, true positive rates are NaN; without non-members, false positive rates are NaN.
 
     Raises:
         InputError: a score is not finite, or there are no scores.
@@ -248,7 +247,7 @@ def roc_auc(scores: Floats, is_member: Bools, weights: Floats | None = None) -> 
 
 
 def roc_with_auc(scores: Floats, is_member: Bools, weights: Floats | None = None) -> tuple[Floats, Floats, float]:
-    """Return the rates of `roc` and the area of `roc_auc`."""
+    """Return the results of `roc` and `roc_auc`."""
     false, true = _positives(scores, is_member, weights)
     area = float("nan") if is_member.all() or not is_member.any() else _area(false, true)
     return _rates(false), _rates(true), area

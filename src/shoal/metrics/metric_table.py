@@ -29,15 +29,15 @@ class Metric:
     """A metric that a run reports.
 
     Args:
-        key: the key in `summary.json`, without the group or the model. A key of Shoal's own metrics replaces that
-            metric's name and format.
+        key: the key in `summary.json`, without the group or the model. If Shoal has a metric with the key, this name
+            and format replace Shoal's.
         name: the name within a sentence.
         meaning: the meaning, in one or two sentences.
         format: the format of values: 0.25 is "25.0 %" in "percent" and "0.250" in "decimal".
         better: the direction of better values, or ``None`` if neither direction is better.
-        scopes: the levels that have the metric, separated by spaces: "run", "group", "model" or "round".
+        scopes: the levels at which the metric is reported, separated by spaces: "run", "group", "model" or "round".
         of_model: the meaning for a model, if different from ``meaning``.
-        decimals: the number of decimals of a mean over seeds; by default the number that ``format`` has.
+        decimals: the number of decimals of a mean over seeds, or ``None`` for the default of ``format``.
         interval: whether the run also reports the metric's 95 % interval.
 
     Raises:
@@ -128,7 +128,7 @@ def metric_of(
 ) -> Metric:
     """Return the metric of a key in `summary.json`, without the group or the model.
 
-    A metric that is not declared is named by its key.
+    An unknown key becomes the name of a new metric.
 
     Args:
         measured: the name of the metric that the run reports as accuracy.
@@ -158,7 +158,7 @@ def metric_of(
 
 
 def is_declared(key: str) -> bool:
-    """Return whether the table of metrics has a key, given without its group or model."""
+    """Return whether the table of metrics has ``key``, which excludes the group or the model."""
     return _family(key) in METRICS or key.startswith(tuple(_FAMILIES))
 
 

@@ -11,15 +11,15 @@ from shoal.metrics.intervals import Estimate, Floats
 def auc_over_runs(*parts: tuple[Floats, Floats], confidence: float = 0.95) -> Estimate:
     """Estimate the probability that a record's score is higher in a run with the record than in a run without it.
 
-    Each part compares the scores (m, Q) of Q records in m runs with the records to the scores (n, Q) in n runs without
-    the records. The estimate is the mean over parts. The interval uses DeLong's components per run and Student's t,
-    with the degrees of freedom of the smallest set of runs. The standard errors of the parts are averaged, because the
-    parts' errors may be dependent.
+    A part is a set of Q records. The estimate is the mean over parts. The interval uses DeLong's components per run and
+    Student's t, with the degrees of freedom of the smallest set of runs. The parts' standard errors are averaged,
+    because their errors may be dependent.
 
     Source: Obuchowski 1997, Biometrics 53:567-578, with a run as a cluster; DeLong, DeLong, Clarke-Pearson 1988.
 
     Args:
-        parts: one or more pairs of scores (m, Q) and (n, Q), with at least two runs each.
+        parts: one pair per part: the scores in m >= 2 runs with the records, (m, Q), and in n >= 2 runs without, (n,
+            Q).
 
     Example:
         >>> import numpy as np

@@ -27,13 +27,13 @@ _Owner = TypeVar("_Owner", bound=Hashable)
 class Summary(dict[str, float | int | str]):
     """The metrics of a run, as a dict with the keys of `summary.json`.
 
-    The operator ``|`` merges two summaries. Undefined metrics (NaN) are omitted.
+    The operator ``|`` merges two summaries. Metrics that are NaN are omitted.
 
     Args:
-        run: the run's identity, by `RUN_KEYS`; a simulation in memory has no "algorithm" and no "dataset".
+        run: the run's identity, with the keys `RUN_KEYS`; a simulation in memory has no "algorithm" and no "dataset".
         overall: the metrics of the whole run by key in `summary.json`, such as "accuracy.overall" or "migrated".
         by_group: the metrics of each group that has clients, such as ``by_group["minority"]["mia"]``.
-        by_cluster: the metrics of each model and its clients, such as ``by_cluster[0]["mia"]``.
+        by_cluster: the metrics of each cluster's model and clients, such as ``by_cluster[0]["mia"]``.
 
     Example:
         >>> import json
@@ -80,7 +80,7 @@ class Summary(dict[str, float | int | str]):
 
     @property
     def view(self) -> str:
-        """The view that decides the run's exposure; an outsider by default."""
+        """The view for which the run's exposure is reported; "outsider" by default."""
         return str(self.run.get("view", "outsider"))
 
     @property
@@ -168,7 +168,7 @@ def split_key(key: str, groups: Collection[str] = ()) -> MetricKey:
     """Split a key of `summary.json` into its parts.
 
     Args:
-        groups: the names of groups with clients, needed only for keys with the names of two groups, such as
+        groups: the names of groups with clients, needed only for keys that name two groups, such as
             ``mia_against_few.many``.
 
     >>> split_key("tpr_at_fpr_0.01.far.north")
@@ -193,7 +193,7 @@ def split_key(key: str, groups: Collection[str] = ()) -> MetricKey:
 
 
 def parse_summary(flat: FlatSummary) -> Summary:
-    """Create a summary from the keys and values of ``flat``; the inverse of `flatten`.
+    """Create a summary from the keys and values of `summary.json`; the inverse of `flatten`.
 
     >>> summary = Summary({"seed": 1}, {"migrated": 2}, {"few": {"mia": 0.5, "violations": 0}}, {0: {"mia": 0.6}})
     >>> parsed = parse_summary(flatten(summary))

@@ -1,7 +1,6 @@
 """Property inference in clustered federated learning (Kim et al., RAID 2023).
 
-No other package of Shoal imports this package. `PropertyAttack` implements the public protocol
-`shoal.simulation.simulation.RoundAttack`.
+`PropertyAttack` implements the public protocol `shoal.simulation.simulation.RoundAttack`.
 """
 
 from shoal.property.active_attacker import ActivePropertyAttacker, active_property_attacker

@@ -33,13 +33,14 @@ class ActivePropertyAttacker:
 
     Args:
         model: the network with the property head, and the loss on both tasks; see `active_property_attacker`.
-        labels: the labels of the clients' training examples, (M,) int64. For an example with the property, the number
-            of classes is added to the main label.
+        labels: the labels of the clients' training examples, (M,) int64. An example with the property has its main
+            label plus the number of classes.
         gamma: the factor on the update, above 0 (the paper: 5 or 10).
-        train_head: whether the property head is trained. Melis et al.'s published code keeps the initial weights.
+        train_head: whether the property head is trained. In Melis et al.'s published code, the property head keeps its
+            initial weights.
 
     Raises:
-        InputError: a value is outside its range.
+        InputError: ``gamma`` is not above 0.
     """
 
     client: int
@@ -59,7 +60,7 @@ class ActivePropertyAttacker:
         return torch.tensor([self.client])
 
     def start(self, state: State, stream: Stream) -> Tensors:
-        """Return the initial property heads of the K models with H weights each, as "head" (K, H)."""
+        """Return the models' initial property heads as "head", (models, weights per head)."""
         initial = (self.model.layout.views(self.model.init(stream("head", k))) for k in range(len(state.models)))
         return {"head": torch.stack([self._head(named) for named in initial])}
 
@@ -113,7 +114,8 @@ def active_property_attacker(
         gamma, train_head: see `ActivePropertyAttacker`.
 
     Raises:
-        InputError: no client holds a property, the network has no linear layer, or a value is outside its range.
+        InputError: the federation has no property schedule, the network does not end with a linear layer, or a value is
+            outside its allowed range.
 
     Example:
         >>> import shoal

@@ -35,32 +35,32 @@ LOG = logging.getLogger(__name__)
 
 @settings
 class PropertyAttack:
-    """A property attack on each round's aggregated updates, with a classifier trained on simulated updates.
+    """A property attack on every round's aggregated updates, by a classifier trained on simulated updates.
 
     The defaults follow the published code, because the paper does not state the number of simulated updates or the
     settings of the random forest. Implements the protocol `shoal.simulation.simulation.RoundAttack`.
 
     Args:
-        visible_models: "all" models, which IFCA sends to every client, or the attacker's "own" model of the round.
+        visible_models: the models that the attacker receives, "all" models (as in IFCA) or only its "own" model.
         simulate_every: the number of rounds between simulations.
-        simulated_clients: the number of simulated local updates with the property per model. The number of local
-            updates without the property is at least as large, and at least three times the size of an aggregated
-            update.
-        simulated_updates: the number of simulated aggregated updates with the property per model, and the number
-            without.
-        aggregate_of: the number of local updates per simulated aggregated update. "cluster" means n // K - 1 for n
-            clients in a round and K models, at least one (authors' code).
-        property_fractions: the fractions of examples with the property in simulated clients that hold the property,
-            used in turn (Melis et al.'s code: 1, 0.4, 0.6, 0.8).
+        simulated_clients: the number of simulated local updates with the property per model. There are at least as many
+            local updates without the property, and at least three times ``aggregate_of``.
+        simulated_updates: the number of simulated aggregated updates per model, both with and without the property.
+        aggregate_of: the number of local updates per simulated aggregated update. "cluster" means n // K - 1, but at
+            least 1, for n clients in a round and K models (authors' code).
+        property_fractions: the fractions of examples with the property, for simulated clients that have the property.
+            The clients use the fractions in turn (Melis et al.'s code: 1, 0.4, 0.6, 0.8).
         auxiliary: the examples for simulation. "attacker" means the attacker's training examples (the paper), and
             "attacker+test" adds the test examples (the published codes).
-        match_labels: whether simulation uses equal numbers of examples with and without the property per label.
+        match_labels: whether the simulated clients' examples include, per label, equal numbers with and without the
+            property.
         remove_own_update: whether the attacker subtracts its own contribution from the aggregated update, as the
-            published codes do. Subtracting the contribution requires the number of clients that trained the model.
+            published codes do. Subtracting assumes that the attacker knows how many clients trained the model.
         warm_up: the number of rounds before the first attacked round.
-        forests: "single" trains one random forest for all models (the paper), and "per-cluster" one forest per model.
+        forests: "single" trains one random forest for all models (the paper), and "per-cluster" trains one forest per
+            model.
         trees: the number of trees per random forest.
-        tsne: whether to compute t-SNE maps of the updates at the end.
+        tsne: whether to compute t-SNE maps of the updates after the last round.
 
     Example:
         >>> import shoal
@@ -93,7 +93,7 @@ class PropertyAttack:
         """Check that the attacker has examples for simulation, and that the algorithm averages updates.
 
         Raises:
-            InputError: the attack is impossible.
+            InputError: the attacker has no suitable examples, or the algorithm does not average updates.
         """
         self.auxiliary_examples(federation)
         otherwise = [part for part in with_bases(algorithm) if not getattr(part, "moves_by_average", True)]
@@ -121,7 +121,7 @@ class PropertyAttack:
         matched = examples.matched()
         require(
             len(matched.with_property) > 0,
-            "'match_labels' needs a label that the attacker holds both with and without the property",
+            "'match_labels' needs a label for which the attacker has examples with and without the property",
         )
         return matched
 
@@ -130,13 +130,13 @@ class PropertyAttack:
         return max(1, clients // models - 1) if self.aggregate_of == "cluster" else self.aggregate_of
 
     def initial_memory(self, state: State) -> Tensors:
-        """Return zeros as the previous update of each model, (K, P)."""
+        """Return each model's previous update before the first round, which is zero, (K, P)."""
         return {"updates": torch.zeros_like(state.models)}
 
     def observe(
         self, before: State, after: State, report: RoundReport, memory: Tensors, training: Training
     ) -> tuple[Tensors, Tensors]:
-        """Observe a round and simulate updates; return the tensors of a `RoundObservation` and the memory.
+        """Observe a round and simulate updates; return the tensors of a `RoundObservation`, and the models' updates.
 
         The attack skips models that only the attacker trained, and rounds that changed the number of models.
         """

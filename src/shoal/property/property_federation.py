@@ -39,13 +39,14 @@ _GROUPS = (Group("all", 1.0),)
 class PropertySchedule:
     """The rounds in which the victim trains on examples with the property.
 
-    Only the victim and the attacker hold training examples with the property. In every ``period``-th round the victim
-    trains only on examples with the property, and in all other rounds only on examples without the property.
+    Only the victim and the attacker hold training examples with the property. In every ``period``-th round, the victim
+    trains only on examples with the property. In all other rounds, the victim trains only on examples without the
+    property.
 
     Args:
-        has_property: a mask of the clients' examples, (M,) bool.
-        test_has_property: a mask of the test examples, (M',) bool.
-        period: the number of rounds between two rounds with the property.
+        has_property: a mask of the clients' examples that have the property, (M,) bool.
+        test_has_property: a mask of the test examples that have the property, (M',) bool.
+        period: the interval, in rounds, between rounds with the property.
     """
 
     has_property: Tensor
@@ -56,15 +57,11 @@ class PropertySchedule:
     __repr__ = one_line
 
     def present(self, number: int) -> bool:
-        """Return whether the victim trains on the property in round ``number``, counted from 1."""
+        """Return whether the victim trains on examples with the property in round ``number``, counted from 1."""
         return number % self.period == 0
 
     def in_round(self, clients: Shards, ids: Tensor, number: int) -> Shards:
-        """Return the clients' shards for a round.
-
-        Args:
-            clients: the shards with all examples.
-        """
+        """Return the clients' shards for round ``number``, with the victim's examples of the round."""
         indices = [clients.indices_of(i) for i in range(len(clients))]
         for i in torch.nonzero(ids == self.victim).flatten().tolist():
             indices[i] = self._of_victim(indices[i], present=self.present(number))
@@ -72,9 +69,7 @@ class PropertySchedule:
         return Shards.from_indices(clients.x, clients.y, torch.cat(indices), sizes)
 
     def swap_records(self, clients: Shards, ids: Tensor, number: int) -> Shards:
-        """Return the victim's counterfactual shard: examples without the property in a round with the property, and
-        vice versa.
-        """
+        """Return the victim's shard with the examples that the victim does not train on in round ``number``."""
         owners = torch.nonzero(ids == self.victim).flatten()
         indices = [self._of_victim(clients.indices_of(i), present=not self.present(number)) for i in owners.tolist()]
         sizes = torch.tensor([len(rows) for rows in indices], dtype=torch.int64)
@@ -106,14 +101,14 @@ class PropertyPartition:
         partition: the numbers of clients and examples, and the label skew.
         attacker_share: the attacker's fraction of the training examples with the property; the victim gets the
             remainder (paper: 0.5; authors' code: 0.3).
-        period: the number of rounds between two rounds with the property.
-        min_examples: the smallest number of examples without the property per client, and with the property for the
-            attacker and the victim; usually the batch size.
-        victim_labels: the labels of the victim's examples without the property. "natural" labels are drawn before label
-            skew (authors' code); "skewed" labels are drawn as for other clients.
+        period: the interval, in rounds, between rounds with the property.
+        min_examples: the smallest number of examples without the property per client, usually the batch size. The
+            attacker and the victim also need as many examples with the property.
+        victim_labels: the labels of the victim's examples without the property. "natural" labels are drawn without
+            label skew (authors' code); "skewed" labels are drawn with label skew, like all other clients' labels.
 
     Raises:
-        InputError: there are fewer than three clients, or a value is outside its range.
+        InputError: there are fewer than three clients, or a value is outside its allowed range.
     """
 
     partition: Partition
@@ -133,8 +128,7 @@ def draw_property_partition(dataset: LabelledDataset, plan: PropertyPartition, s
     """Draw the partition of the examples.
 
     Raises:
-        InputError: there are too few examples, the task has no property, all or no examples have the property, or a
-            client has fewer than ``min_examples``.
+        InputError: there are too few examples, the task has no property, or all or no examples have the property.
     """
     has_property = _has_property(dataset).numpy()
     partition = plan.partition
@@ -166,8 +160,6 @@ def partition_by_property(
 ) -> Federation:
     """Create a federation with one group from a data set partitioned by property.
 
-    Raises the errors of `draw_property_partition`.
-
     Example:
         >>> import shoal
         >>> plan = shoal.PropertyPartition(shoal.Partition(4, 40, test_examples=40), min_examples=4, period=3)
@@ -188,7 +180,7 @@ def partition_by_property(
 def partitioned_federation(
     dataset: LabelledDataset, plan: PropertyPartition, drawn: PartitionIndices, preferences: Preferences, stream: Stream
 ) -> Federation:
-    """Create the federation of a data set from the drawn partition by property."""
+    """Create a data set's federation from a partition by `draw_property_partition`."""
     has_property = _has_property(dataset)
     of_clients, of_test = has_property[drawn.clients.indices], has_property[drawn.test]
     schedule = PropertySchedule(of_clients, of_test, victim=VICTIM, attacker=ATTACKER, period=plan.period)

@@ -38,7 +38,7 @@ MEAN = "#222222"
 def property_sections(
     scenario: Sequence[str], summary: Summary, updates: pd.DataFrame, clusters: int
 ) -> tuple[Section, ...]:
-    """Create the sections on a property attack: the outcome with the AUC over rounds, and folded details."""
+    """Create the sections on a property attack: the AUC over rounds, and folded details."""
     curve = auc_over_rounds(updates) if len(updates) else None
     further = (cosines(updates), maps(updates, clusters)) if len(updates) else ()
     table, sentences = _table(summary, updates, clusters), property_sentences(summary)
@@ -81,7 +81,7 @@ def _table(summary: Summary, updates: pd.DataFrame, clusters: int) -> ReportTabl
     sizes = [(len(frame), int((frame["present"] > 0).sum())) for frame in frames]
 
     def named(key: str, cells: Sequence[str] | None = None, remark: str = "") -> TableRow:
-        """Return one row of a table of metrics."""
+        """Return a row of a table of metrics."""
         texts = [METRICS[key].text(overall.get(key)), *("" for _ in models)] if cells is None else cells
         return metric_row(METRICS[key], *texts, remark=remark, family="property ")
 
@@ -125,7 +125,7 @@ def _spread(metrics: Metrics, mean: str, deviation: str) -> str:
 
 
 def auc_over_rounds(updates: pd.DataFrame) -> plot.Figure | None:
-    """Draw the attack's cumulative AUC by round, over all models and per model, or return ``None`` if undefined."""
+    """Draw the attack's cumulative AUC by round, for all models and per model, or return ``None`` without an AUC."""
     pooled = Curve("all models", running_auc(updates), plot.LineStyle("#000000", "-", ""))
     if pooled.values.empty:
         return None
@@ -193,7 +193,7 @@ def cosines(updates: pd.DataFrame) -> plot.Figure | None:
 
 
 def maps(updates: pd.DataFrame, models: int) -> plot.Figure | None:
-    """Draw t-SNE maps of the first rounds' updates and of all updates, or return ``None`` with too few updates."""
+    """Draw t-SNE maps of the first rounds' updates and of all updates, or return ``None`` without coordinates."""
     panels = tsne_maps(updates)
     if not panels:
         return None
@@ -228,7 +228,7 @@ def mean_and_sd(updates: pd.DataFrame, digits: int = 3) -> str:
 
 
 def draw_map(axes: Axes, points: pd.DataFrame) -> None:
-    """Draw updates at their coordinates ``x`` and ``y``, with the property on top."""
+    """Draw updates at their coordinates ``x`` and ``y``; updates with the property are drawn on top."""
     draw_points(axes, points, "x", "y")
     axes.set(xticks=[], yticks=[], xlabel="t-SNE axis 1", ylabel="t-SNE axis 2")
     axes.margins(0.06)
@@ -256,10 +256,9 @@ def updates_by_cluster(updates: pd.DataFrame) -> dict[int, pd.DataFrame]:
 
 
 def running_auc(updates: pd.DataFrame, score: str = "score") -> pd.Series:
-    """Return the AUC of all updates up to each round, by round, or nothing unless updates with and without the property
-    exist.
+    """Return, by round, the AUC of all updates up to the round; without updates of both classes the series is empty.
 
-    The series starts in the first round with both classes and has at most `CHECKPOINTS` values.
+    The series starts once updates with and without the property exist, and has at most `CHECKPOINTS` values.
 
     >>> frame = pd.DataFrame({"round": [1, 2, 3], "cluster": 0, "present": [1, 0, 0], "score": [0.5, 0.5, 0.1]})
     >>> running_auc(frame).to_dict()
@@ -277,7 +276,7 @@ def running_auc(updates: pd.DataFrame, score: str = "score") -> pd.Series:
 
 
 def control_auc_over_rounds(updates: pd.DataFrame) -> pd.Series:
-    """Return the mean of `running_auc` over the classifiers that were trained on shuffled labels."""
+    """Return the mean `running_auc` of the classifiers trained on shuffled labels."""
     controls = [running_auc(updates, name) for name in updates.columns if name.startswith("control.")]
     return pd.concat(controls, axis=1).mean(axis=1) if controls else pd.Series(dtype=float)
 
@@ -288,7 +287,7 @@ def half_window(rounds: int) -> int:
 
 
 def rolling_mean(values: pd.Series, half: int) -> pd.Series:
-    """Return the mean of the values at most ``half`` rounds away, by round, or NaN without values.
+    """Return, by round, the mean of the values at most ``half`` rounds away, or NaN without values.
 
     >>> rolling_mean(pd.Series({1: 0.0, 2: 1.0, 3: None, 9: None}), 1).tolist()
     [0.5, 0.5, 1.0, nan]
@@ -298,7 +297,7 @@ def rolling_mean(values: pd.Series, half: int) -> pd.Series:
 
 
 def tsne_maps(updates: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Return the updates with t-SNE coordinates ``x`` and ``y``, by the title of the map."""
+    """Return the updates with t-SNE coordinates ``x`` and ``y``, by the map's title."""
     maps = {}
     for name, title in (("early", "first fifth of the rounds"), ("all", "all rounds")):
         coordinates = {f"{name}_x": "x", f"{name}_y": "y"}

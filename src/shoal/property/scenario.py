@@ -28,7 +28,7 @@ from shoal.simulation.simulation import Simulation
 @settings
 class PropertyAttackSection:
     """Property inference by a client. The victim holds examples with the property of ``data.task``, and the attacker
-    infers the rounds in which the victim trains on examples with the property; see
+    infers in which rounds the victim trains on examples with the property. See
     [property inference](#property-inference).
 
     Args:
@@ -37,16 +37,17 @@ class PropertyAttackSection:
         alpha: the weight of the main loss in an active attacker's training; the weight of the property loss is
             ``1 - alpha``.
         gamma: the factor on a ``scaled`` attacker's update.
-        period: the number of rounds between two rounds with the property. In a round with the property, the victim
-            trains only on examples with the property, and in all other rounds only on examples without the property.
+        period: the interval, in rounds, between rounds with the property. In a round with the property, the victim
+            trains only on examples with the property. In all other rounds, the victim trains only on examples without
+            the property.
         attacker_share: the attacker's fraction of the training examples with the property; the victim gets the
             remainder (authors' code: 0.3).
-        victim_labels: the labels of the victim's examples without the property. ``natural`` labels are drawn before
-            label skew (authors' code), and ``skewed`` labels are drawn as for other clients. With ``skewed``, an attack
-            may detect a change of the victim's labels instead of the property.
-        train_head: whether the attacker trains the outputs for the property; the code of Melis et al. keeps the initial
-            weights.
-        attack: the settings of the inference.
+        victim_labels: the labels of the victim's examples without the property. ``natural`` labels are drawn without
+            label skew (authors' code). ``skewed`` labels are drawn with label skew, like all other clients' labels.
+            With ``skewed``, an attack may detect a change of the victim's labels instead of the property.
+        train_head: whether an active attacker trains the outputs for the property. In Melis et al.'s code, the outputs
+            keep their initial weights.
+        attack: the settings of the attack by property inference.
     """
 
     mode: Literal["passive", "active", "scaled"] = "passive"
@@ -68,10 +69,10 @@ class PropertyAttackSection:
         return PropertyAttackSection(attack=attack, period=period)
 
     def check(self, config: Config) -> None:
-        """Check that the configuration leaves the partition to the attack, and that an attacked round has the property.
+        """Check that the configuration has no groups and no reused images, and that an attacked round has the property.
 
         Raises:
-            InputError: the configuration does not fit the attack.
+            InputError: the configuration cannot be combined with a property attack.
         """
         data, groups = config.data, config.data.groups.values()
         require(
@@ -113,7 +114,7 @@ class PropertyAttackSection:
         return active_property_attacker(model, federation, alpha=self.alpha, gamma=gamma, train_head=self.train_head)
 
     def page(self, task: str | None, summary: Summary, updates: pd.DataFrame, clusters: int) -> Any:  # noqa: ANN401
-        """Return the sections of a run's page, for a ``task`` such as "smiling/sunglasses"."""
+        """Return the sections on the attack in a run's page, for a ``task`` such as "smiling/sunglasses"."""
         from shoal.property.property_page import property_sections  # noqa: PLC0415 - matplotlib takes a second
 
         return property_sections((_victim(self.period, task), _attacker(self)), summary, updates, clusters)

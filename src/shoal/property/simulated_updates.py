@@ -1,9 +1,9 @@
 """Simulated updates of an attacker, and features of updates.
 
 Features are absolute changes of weights; biases are not used. A convolution's weight (O, I, H, W) has one feature per
-kernel, the maximum. A convolution with more than 5,000 kernels has no features. A matrix (O, I) with at most 5,000
-entries has one feature per entry, and a larger matrix has the maximum of each row. The rows of a matrix belong to a
-layer's outputs; the published code uses the layer's inputs.
+kernel: the largest change. A convolution with more than 5,000 kernels has no features. A matrix (O, I) with at most
+5,000 entries has one feature per entry. A larger matrix has one feature per row (the layer's output): the largest
+change. The published code uses columns (the layer's inputs) instead.
 
 Source: Kim et al., RAID 2023, Algorithm 3, lines 10 to 17; features: Melis et al. 2019, arXiv:1805.04049, and its
 published code (`collect_grads`).
@@ -39,7 +39,7 @@ class Auxiliary:
     without_property: Tensor
 
     def matched(self) -> "Auxiliary":
-        """Subsample the examples to equal numbers with and without the property per label.
+        """Subsample the examples to equal numbers with and without the property for every label.
 
         Equal numbers prevent a classifier from learning the labels instead of the property.
         """
@@ -54,7 +54,7 @@ class Auxiliary:
 
     @staticmethod
     def from_attacker(federation: Federation) -> "Auxiliary":
-        """Return the attacker's training examples (the paper)."""
+        """Return the attacker's training examples, as in the paper."""
         clients, schedule = federation.clients, schedule_of(federation)
         rows = clients.indices_of(int(torch.nonzero(federation.ids == schedule.attacker)))
         holds = schedule.has_property[rows]
@@ -62,7 +62,7 @@ class Auxiliary:
 
     @staticmethod
     def from_attacker_and_test(federation: Federation) -> "Auxiliary":
-        """Return the attacker's examples with the property, and all test examples (the published codes)."""
+        """Return the attacker's examples with the property, and all test examples, as in the published codes."""
         training, test = Auxiliary.from_attacker(federation), federation.test
         held, has_property = training.with_property.to(training.y.device), schedule_of(federation).test_has_property
         rows = len(held) + torch.arange(len(test))
@@ -88,9 +88,9 @@ def local_updates(
 
     Args:
         model: the initial weights, (P,).
-        property_fractions: the fraction of examples with the property, for each of the n clients. A positive fraction
-            gives the client at least one example with the property.
-        size: the number of examples per client, at most the number that ``auxiliary`` has.
+        property_fractions: each simulated client's fraction of examples with the property, n values. A client with a
+            positive fraction has at least one example with the property.
+        size: the number of examples per simulated client, limited by the number of examples in ``auxiliary``.
     """
     generator = stream("examples").generator()
     rows = []

@@ -42,7 +42,7 @@ class RoundObservation:
     """The attacker's view of a round, with the ground truth.
 
     The round has S simulated and A observed aggregated updates with F features. The victim contributed to C observed
-    updates. A counterfactual update shows the effect of the victim training on its other examples.
+    updates. A counterfactual update is an observed update, recomputed after the victim trained on its other examples.
 
     Args:
         simulated_features: the features of the simulated updates, (S, F) float16.
@@ -51,7 +51,7 @@ class RoundObservation:
         features: the features of the observed updates, (A, F) float16.
         clusters: the model of each observed update, (A,) int64.
         has_property: the true label of each observed update, (A,) bool.
-        clients: the number of clients behind each observed update, (A,) int64.
+        clients: the number of clients that contributed to each observed update, (A,) int64.
         swapped: the positions of the observed updates with the victim's contribution, (C,) int64.
         swapped_features: the features of the counterfactual updates, (C, F) float16.
         cosine: the cosine between each observed update and the same model's previous update, (A,) float64, or NaN
@@ -82,10 +82,10 @@ def classify_updates(
     """Score each aggregated update by its estimated probability of containing the property.
 
     Returns:
-        One row per update with ``round``, ``cluster``, ``clients``, ``present``, ``cosine`` and the following scores.
-        ``score`` is the forest's probability of the property. ``swapped`` is the score of the counterfactual update, or
-        NaN if the victim did not contribute. ``control.0`` to ``control.4`` are the scores of forests trained on
-        shuffled labels. All scores are NaN without simulated updates.
+        One row per update with ``round``, ``cluster``, ``clients``, ``present``, ``cosine`` and several scores.
+        ``score`` is the forest's probability of the property. ``swapped`` is the counterfactual update's score, or NaN
+        if the victim did not contribute to the update. ``control.0`` to ``control.4`` are the scores of forests trained
+        on shuffled labels. All scores are NaN without simulated updates.
 
     Example:
         >>> import torch, shoal
@@ -135,9 +135,7 @@ def classify_updates(
         trained = {-1: (slice(None), slice(None))}
 
     def scores(label: Bools, size: int, stream: Stream) -> NDArray[np.float32]:
-        """Return the scores of the observed updates and of the counterfactual updates, or NaN without both training
-        classes.
-        """
+        """Return the observed and the counterfactual updates' scores, or NaN unless both classes were simulated."""
         scored = np.full(len(observed), np.nan, dtype=np.float32)
         for k, (of_training, of_observed) in trained.items():
             if len(np.unique(label[of_training])) == 2:
@@ -200,15 +198,14 @@ def property_summary(updates: pd.DataFrame) -> Summary:
 
     ``property.auc`` is the AUC over all aggregated updates (the paper's metric). With several models, recognising the
     victim's model raises ``property.auc``. ``property.auc_within`` compares only updates of the same model.
-    ``property.auc_rounds`` is the AUC over rounds. A round's score is the highest score of the round's updates,
-    measured by rank among the scores of the same model. ``property.auc_within`` and ``property.auc_rounds`` are
-    comparable across numbers of models. ``property.auc_control`` is the mean AUC of classifiers trained on shuffled
-    labels.
+    ``property.auc_rounds`` is the AUC over rounds. A round's score is the highest rank that an update of the round has
+    among its model's updates. ``property.auc_within`` and ``property.auc_rounds`` are comparable between runs with
+    different numbers of models. ``property.auc_control`` is the mean AUC of classifiers trained on shuffled labels.
 
-    ``property.pairs`` is the number of counterfactual pairs. A pair is a model's update with the victim's contribution,
-    and the same update after the victim trained on its other examples. ``property.auc_counterfactual`` is the fraction
-    of pairs where the update with the property has the higher score; a tie counts half. ``property.auc_swapped`` is the
-    AUC over all updates of the counterfactual pairs, comparing only updates of the same model.
+    ``property.pairs`` is the number of counterfactual pairs. A pair is an update with the victim's contribution, and
+    its counterfactual update (see `RoundObservation`). ``property.auc_counterfactual`` is the fraction of pairs where
+    the update with the property has the higher score; a tie counts half. ``property.auc_swapped`` is the AUC over all
+    updates of the counterfactual pairs, where only updates of one model are compared.
     """
     present = updates["present"].to_numpy(dtype=bool)
     overall: dict[str, float] = {
@@ -242,12 +239,12 @@ def update_records(updates: pd.DataFrame, score: str = "score") -> RecordTable:
 
 
 def auc(updates: pd.DataFrame, score: str = "score") -> float:
-    """Return the area under the ROC curve of the scored updates, or NaN if undefined."""
+    """Return the AUC of the scored updates, or NaN if the updates do not include both classes."""
     return measure(update_records(updates, score)).auc
 
 
 def control_auc(updates: pd.DataFrame) -> float:
-    """Return the mean AUC of the classifiers trained on shuffled labels, or NaN if undefined."""
+    """Return the mean AUC of the classifiers trained on shuffled labels, or NaN without such an AUC."""
     names = [name for name in updates.columns if name.startswith("control.")]
     return float(np.mean([auc(updates, name) for name in names])) if names else nan
 

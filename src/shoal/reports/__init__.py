@@ -1,4 +1,4 @@
 """Pages, tables and figures from data frames.
 
-This package reads and writes no file of a run, and never imports `runs`.
+This package does not read or write a run's files.
 """

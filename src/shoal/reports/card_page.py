@@ -1,4 +1,4 @@
-"""The page of a privacy card: findings of attacks, guarantees, exclusions and the models that the card describes."""
+"""The page of a privacy card, with findings of attacks, guarantees, exclusions and the described models."""
 
 from collections.abc import Mapping
 from math import nan
@@ -15,7 +15,7 @@ _EXPOSURE = heads(["whose records, to whom", "outcome"], ["attack accuracy", "me
 
 
 def card_page(card: Mapping[str, Any]) -> str:
-    """Render the page of a privacy card, given as the result of `shoal.runs.audits.card.privacy_card`."""
+    """Render the page of a privacy card from the result of `shoal.runs.audits.card.privacy_card`."""
     sections = (_exposure(card["exposure"]), _questions(card), _run(card))
     lead = [("verdict", f"{_found(card['exposure'])} {_promised(card['promise'], card['exposure'])}")]
     return render("page.html.j2", f"Privacy card: {card['run']['title']}", lead, (), sections, style="run")
@@ -47,7 +47,7 @@ def _promised(promise: Mapping[str, Any] | None, exposure: Mapping[str, Any]) ->
 
 
 def epsilon_by_view(promise: Mapping[str, Any]) -> str:
-    """Describe the epsilons of a guarantee in words."""
+    """Describe a guarantee's epsilon per view in words."""
     return ", ".join(f"{epsilon:.2f} towards {view}" for view, epsilon in promise["epsilon"].items())
 
 

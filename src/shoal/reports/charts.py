@@ -1,4 +1,4 @@
-"""Charts that several pages use: curves over rounds, and phrases for values with their names."""
+"""Curves over rounds for several pages, and phrases for named values."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -73,7 +73,7 @@ class Curve:
     def draw(self, axes: Axes, until: float | None = None) -> None:
         """Draw the curve and the band of its intervals.
 
-        Isolated values are drawn as dots. With ``until``, the curve is a step function that ends in round ``until``.
+        Values between missing values are dots. With ``until``, the curve is a step function that ends in that round.
         """
         band = [self.values if end is None else end for end in (self.low, self.high)]
         values, low, high = (_held(series, until) for series in (self.values, *band))
@@ -101,7 +101,7 @@ def curves_by_cluster(rounds: pd.DataFrame, column: str, *ends: str) -> list[Cur
     """Create one curve per cluster from a table with one row per round and cluster.
 
     Args:
-        ends: the columns of the intervals' ends; omitted for values without intervals.
+        ends: the columns with the lower and the upper ends of the values' intervals, if there are intervals.
     """
     columns = [rounds.pivot_table(index="round", columns="cluster", values=name, dropna=False)
                for name in (column, *ends)]  # fmt: skip
@@ -112,7 +112,7 @@ def curves_by_cluster(rounds: pd.DataFrame, column: str, *ends: str) -> list[Cur
 
 
 def ends(curves: Iterable[Curve]) -> str:
-    """List the last values of the curves as text."""
+    """Describe the curves' last values in a phrase."""
     return ", ".join(curve.end for curve in curves)
 
 
@@ -121,8 +121,8 @@ class RoundPanel:
     """A panel with curves over rounds.
 
     Args:
-        least: a range of values that the vertical axis must include.
-        measured: a final value per curve, drawn as a diamond on the right, or NaN for no diamond.
+        least: the range of values that the vertical axis must include.
+        measured: one final value per curve, drawn as a diamond on the right, or NaN for no diamond.
     """
 
     curves: Sequence[Curve]
@@ -165,7 +165,7 @@ def rounds_chart(
     """Create a figure of stacked panels with a common axis of rounds.
 
     Args:
-        marks: labels of dashed vertical lines, by the round that follows the line.
+        marks: the labels of dashed vertical lines, by the round that follows the line.
     """
     events = "; ".join(f"{text} before round {place}" for place, text in (marks or {}).items())
     caption += f" Dashed: {events}." if events else ""
@@ -203,7 +203,7 @@ def round_axes(figure: MplFigure, label: str) -> Axes:
 
 
 def round_panels(figure: MplFigure, titles: Sequence[str], label: str) -> list[Axes]:
-    """Add one panel over rounds per title, with common scales; the figure's height grows with the number of panels."""
+    """Add one panel per title to a figure, with a common axis of rounds and a common vertical scale."""
     columns = 1 if len(titles) <= 4 else 2
     lines = -(-len(titles) // columns)
     figure.set_figheight(max(2.6, 1.2 + 1.2 * lines))
@@ -231,7 +231,7 @@ def fit_rounds(axes: Axes, rounds: pd.Series) -> float:
 
 
 def by_name(values: Mapping[str, float], form: Callable[[float], str] = decimal) -> str:
-    """List values with their names, or only their range if there are more than `MOST_NAMED` values.
+    """List values with their names, or return the range of more than `MOST_NAMED` values.
 
     >>> by_name({"a": 0.5, "b": 0.7}), by_name(dict(zip("abcd", (0.5, 0.7, 0.6, 0.6))))
     ('0.500 (a), 0.700 (b)', '0.500 to 0.700')
@@ -242,5 +242,5 @@ def by_name(values: Mapping[str, float], form: Callable[[float], str] = decimal)
 
 
 def span(values: Sequence[float], form: Callable[[float], str] = decimal) -> str:
-    """Return the range of the values as text, or one value if both ends have the same text."""
+    """Return the range of the values as text, or a single number if both ends are formatted alike."""
     return " to ".join(dict.fromkeys(form(end) for end in (min(values), max(values))))

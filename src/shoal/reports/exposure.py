@@ -43,7 +43,7 @@ def exposure_headlines(
     """Create the headlines that state which groups are exposed to which views, and suggest the next command.
 
     Args:
-        directory: the directory of a run with a configuration that can be rerun, or ``None``.
+        directory: the run's directory for suggested commands, or ``None`` if the run has no configuration.
         audited: whether the findings come from an audit rather than from the run's configured attack.
     """
     worst = most_exposed(found)
@@ -61,7 +61,7 @@ def exposure_headlines(
 
 
 def not_measured(found: Iterable[Finding], omitted: Mapping[str, str] = {}) -> dict[str, str]:
-    """Return the views without a finding, with the reason or the way to measure the view."""
+    """Return the views without a finding, each with the reason or with the setting that measures the view."""
     reasons: dict[str, str] = {view: omitted.get(CHOSEN_OF_VIEW.get(view, ""), "") for view in VIEWS}
     asked = {one.view for one in found}
     return {
@@ -72,11 +72,12 @@ def not_measured(found: Iterable[Finding], omitted: Mapping[str, str] = {}) -> d
 
 
 def limit_sentence(view: str, stated: Mapping[str, Any], found: Iterable[float] = ()) -> str:
-    """Compare the largest attack accuracy of a view with the limit of differential privacy, without a full stop.
+    """Compare a view's largest attack accuracy with differential privacy's limit, without a full stop.
 
     Args:
-        stated: the keys "bound.<view>.accuracy" and "bound.<view>.auc"; the sentence is empty without the accuracy.
-        found: the deciding attack's accuracy on each group, or NaN if not measured.
+        stated: the run's metrics "bound.<view>.accuracy" and "bound.<view>.auc". Without "bound.<view>.accuracy", the
+            sentence is empty.
+        found: the deciding attack's accuracy on each group, which may be NaN.
 
     >>> print(*limit_sentence("client", {"bound.client.accuracy": 0.73, "bound.client.auc": 0.81}, [0.6]).split("; "))
     The strongest attack by another client has accuracy 0.600 no attack on one record can exceed 0.730 (AUC 0.810)
@@ -94,6 +95,6 @@ def limit_sentence(view: str, stated: Mapping[str, Any], found: Iterable[float] 
 
 
 def exposure_tile(worst: Finding) -> tuple[str, str, str]:
-    """Return the name, value and remark of a key metric: the attack accuracy on the most exposed group."""
+    """Return the attack accuracy on the most exposed group, as the name, value and remark of a key metric."""
     interval = f"95 % interval {worst.accuracy.interval}; " if worst.accuracy.interval else ""
     return ("Attack accuracy", worst.accuracy.text, f"{worst.verdict}; {interval}chance: 0.500")

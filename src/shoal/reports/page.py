@@ -33,9 +33,9 @@ class Section:
     """A section of a page.
 
     Args:
-        paragraphs: paragraphs of plain text or `markupsafe.Markup`.
-        folded: a remark beside the title of a folded section; an empty string means that the section is not folded.
-        pictures: a gallery, as triples of heading, text and images.
+        paragraphs: the paragraphs, as plain text or `markupsafe.Markup`.
+        folded: the remark beside the title of a folded section, or an empty string if the section is not folded.
+        pictures: the galleries of images, as triples of heading, text and images.
     """
 
     id: str
@@ -55,9 +55,7 @@ MOST_FINDINGS = 30
 
 
 def findings_section(found: Sequence[Finding], figure: Figure | None = None) -> Section | None:
-    """Create the section of the findings per view and group, the most exposed first, or return ``None`` without
-    findings.
-    """
+    """Create the section of findings, the most exposed group first, or return ``None`` without findings."""
     rows = [
         row(
             Cell(f"{'all records' if one.group == 'all' else one.group} to {BY.get(one.view, one.view)}", one.verdict),
@@ -90,7 +88,7 @@ _ENVIRONMENT = Environment(
 
 
 def section_of(id: str, table: ReportTable | None, **parts: Any) -> Section | None:  # noqa: A002, ANN401
-    """Create the section of a table without the table's empty rows and columns, or return ``None`` without a table."""
+    """Create a section with a table, without empty rows and columns, or return ``None`` if the table is missing."""
     return None if table is None else Section(id, table.title, table=without_dashes(table), **parts)
 
 
@@ -105,11 +103,11 @@ def render(
     """Render a page as HTML; plain text is escaped.
 
     Args:
-        template: a template file that extends `page.html.j2`.
-        lead: introductory paragraphs, as pairs of a class of style.css and a text.
-        key_metrics: triples of name, value and remark.
-        sections: the sections, in order, where ``None`` is skipped.
-        values: further variables of the template, such as ``answers`` for the first screen.
+        template: the name of a template file that extends `page.html.j2`.
+        lead: the introductory paragraphs, as pairs of a class in style.css and a text.
+        key_metrics: the page's key metrics, as triples of name, value and remark.
+        sections: the sections in the order of the page; ``None`` is skipped.
+        values: the template's further variables, such as ``answers``.
     """
     shown = [section for section in sections if section is not None]
     page = {"title": title, "lead": lead, "key_metrics": key_metrics, "sections": shown}

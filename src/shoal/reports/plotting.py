@@ -94,7 +94,7 @@ def short(name: str, most: int = 22) -> str:
 
 
 def log_shares(axis: Axis) -> None:
-    """Label a logarithmic axis with fractions at powers of ten."""
+    """Label a logarithmic axis at powers of ten with fractions."""
     axis.set_major_locator(LogLocator(10))
     axis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:g}"))
     axis.set_minor_formatter(NullFormatter())
@@ -147,7 +147,7 @@ def draw_figure(name: str, title: str, caption: str, alt: str, draw: Draw, *, he
 def figure_files(
     alt: str, draw: Draw, size: tuple[float, float], *, name: str = "figure", title: str = "", caption: str = ""
 ) -> Figure:
-    """Create a figure of ``size`` (width, height) in inches, both for a page and as files."""
+    """Create a figure of ``size`` (width, height in inches), for a page and for files."""
     svg, pdf = _render(draw, size, "svg", "pdf")
     image = _inline(svg, f"figure-{name}-drawn", alt, f"max-width: {size[0]:g}in")
     return Figure(name, title, caption, image, _with_names(svg), pdf)
@@ -192,7 +192,7 @@ _LINK = "{http://www.w3.org/1999/xlink}href"
 
 
 def name_points(artist: Artist, texts: Sequence[str]) -> None:
-    """Add tooltips to an artist, one per point or a single text for the whole artist."""
+    """Add tooltips to a Matplotlib artist: one text per point, or a single text for the whole artist."""
     if 0 < len(texts) <= MOST:
         artist.set_gid(_GID + _NEXT.join(" ".join(text.split()) for text in texts))
 

@@ -24,9 +24,9 @@ def protection_page(front: pd.DataFrame, found: Mapping[str, Any], sentences: Se
     """Render the page of a search for a protection.
 
     Args:
-        front: one row per setting, with ``accuracy``, ``change`` (the change of accuracy), ``exposure`` of the most
-            exposed group, the name ``group`` of the most exposed group, ``epsilon`` and ``bound``, the limit on any
-            attack. The first row is the unprotected federation. ``exposure`` is NaN for settings that were not
+        front: one row per setting, with ``accuracy``, ``change`` (the change of accuracy), ``group`` (the most exposed
+            group), ``exposure`` (of the group), ``epsilon`` and ``bound`` (the largest possible accuracy of any
+            attack). The first row is the unprotected federation. ``exposure`` is NaN for settings that were not
             attacked.
     """
     first, chosen, limit = str(front.index[0]), str(found["rung"]), float(found["limit"])

@@ -17,7 +17,7 @@ class Cell:
 
     Args:
         small: small text below ``text``, such as an interval.
-        sort: the number to sort the column by, as text; an empty string means undefined.
+        sort: the number by which the column is sorted, as text, or an empty string if the number is undefined.
         faded: whether the text is pale, because it repeats the cell above.
     """
 
@@ -44,7 +44,7 @@ class TableRow:
 
     Args:
         cells: the row's cells; trailing cells may be missing.
-        style: a class of style.css: "strong", "over", or "of" for a heading.
+        style: the row's class in style.css: "strong", "over", or "of" for a heading.
     """
 
     cells: tuple[Cell, ...]
@@ -56,9 +56,9 @@ class ReportTable:
     """A table of a page, also written as files.
 
     Args:
-        over: a heading above the columns of numbers, or an empty string.
+        over: the heading above the columns of numbers, or an empty string without such a heading.
         stubs: the number of leading columns that label the row.
-        sorted_by: the index of the column that the rows are sorted by, or ``None`` if the table cannot be sorted.
+        sorted_by: the index of the column by which rows are sorted, or ``None`` if the table cannot be sorted.
         values: the numbers behind the cells, for a CSV file.
     """
 
@@ -80,7 +80,7 @@ class ReportTable:
 
 
 def without_dashes(table: ReportTable) -> ReportTable:
-    """Return the table without rows and columns that have no measurement; the result cannot be sorted."""
+    """Return the table without empty rows and columns; the result cannot be sorted."""
     full = [row for row in table.rows if row.style != "of"]
     kept = [
         c < table.stubs or any(c < len(row.cells) and row.cells[c].text not in (DASH, "") for row in full)
@@ -101,7 +101,7 @@ def row(*cells: str | Cell, style: str = "") -> TableRow:
 
 
 def heads(words: Iterable[str], numbers: Iterable[str] = ()) -> tuple[Column, ...]:
-    """Create the heads of text columns, followed by the heads of number columns."""
+    """Create the heads of text columns and, after them, of number columns."""
     return (*(Column(word, number=False) for word in words), *map(Column, numbers))
 
 

@@ -26,7 +26,7 @@ POINTS = 200
 
 
 def drawn_groups(groups: Mapping[str, Sequence[Finding]]) -> list[str]:
-    """Return the most exposed groups, in the order of the audit."""
+    """Return the most exposed groups, in the audit's order of groups."""
     exposed = [finding.group for finding in most_exposed(attempts[0] for attempts in groups.values())][:MOST_GROUPS]
     return [name for name in groups if name in exposed]
 
@@ -38,7 +38,7 @@ def by_view(
     measurement.
 
     Args:
-        metric: the name of the metric in ``Finding.accuracy``.
+        metric: the name of the metric that ``Finding.accuracy`` holds.
     """
     names = [*dict.fromkeys(finding.group for finding in found)]
     if not names:
@@ -87,10 +87,10 @@ def _words(finding: Finding) -> str:
 
 
 def chance_share(exposure: NDArray[np.float64], references: int) -> NDArray[np.float64]:
-    """Return the largest fraction of records that reach an ``exposure`` above 0.5 by chance if no record is exposed.
+    """Return an upper bound on the fraction of records with at least this ``exposure`` by chance.
 
-    A record's exposure is Phi(d / 2); see `record_exposure`. For a record that is not exposed, d sqrt(R + 1) / 2 has
-    Student's t-distribution with at least R + 3 degrees of freedom, if half of the R + 1 models trained on the record.
+    A record's exposure is Phi(d / 2); see `record_exposure`. If the record is not exposed and half of the R + 1 models
+    trained on it, d sqrt(R + 1) / 2 has Student's t-distribution with at least R + 3 degrees of freedom.
     """
     return stdtr(references + 3, -np.sqrt(references + 1) * ndtri(exposure))
 
@@ -105,9 +105,7 @@ def chance_exposure(references: int) -> float:
 
 
 def exposure_of_records(records: pd.DataFrame, names: Sequence[str], references: int) -> plot.Figure | None:
-    """Draw the fraction of each group's members with at least a given exposure, or return ``None`` if exposures are
-    unknown.
-    """
+    """Draw each group's fraction of members above each exposure, or return ``None`` if exposures are unknown."""
     members = records[records["member"].astype(bool) & records["exposure"].notna()]
     of_group = {
         name: np.sort(members.loc[members["group"].astype(str) == name, "exposure"].to_numpy()) for name in names

@@ -87,11 +87,11 @@ def audit_page(
     Args:
         stated: the run's "epsilon", "delta" and "bound.*" of differential privacy, if known.
         pictures: images of records by the record's name, (channels, height, width) uint8.
-        kind_of_data: a plural noun for records, such as "images".
-        warnings: warnings above the answer, as sentences without a full stop.
-        gates: a sentence per limit set by the user, and whether the limit is met.
-        run: the address of the run's page, or ``None``.
-        directory: the directory of a run with a configuration that can be rerun, or ``None``.
+        kind_of_data: the plural noun for records, such as "images".
+        warnings: warnings at the top of the page, as sentences without a full stop.
+        gates: for each limit set by the user, a sentence and whether the limit is met.
+        run: the address of the run's page, or ``None`` if there is no such page.
+        directory: the run's directory for suggested commands, or ``None`` if the run has no configuration.
     """
     found, by_name, everything = (
         findings(audit.attacks), every_attack(audit.attacks, "group"), every_attack(audit.attacks, "all")
@@ -217,8 +217,8 @@ _CONTRADICTION = (
 def exceeds_stated(audit: Audit, stated: Mapping[str, float]) -> bool:
     """Return whether the audit's empirical epsilon contradicts the stated epsilon.
 
-    A guarantee also holds for every larger delta. If the stated delta is larger than the audit's delta, the result is
-    false. A missing stated delta is assumed to equal the audit's delta.
+    The result is false if the stated delta is larger than the audit's delta. A missing stated delta is assumed to equal
+    the audit's delta.
     """
     return stated.get("delta", audit.delta) <= audit.delta and audit.empirical_epsilon > stated.get("epsilon", inf)
 

@@ -53,7 +53,7 @@ _RETRAINED = {
 
 
 def headlines(flat: Mapping[str, Any]) -> list[Headline]:
-    """Answer the questions of the page in sentences, from the keys of audit.json."""
+    """Create the page's questions and answers from the values of audit.json."""
     client = f"client '{flat['leaver.client']}'"
     forgotten, earlier, cost, staying = list[str](), list[str](), list[str](), list[str]()
     for view in ("outsider", "client"):

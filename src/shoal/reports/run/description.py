@@ -37,15 +37,15 @@ class RunDescription:
 
     Args:
         groups: the groups by name, including groups without clients.
-        attack: the membership attack's name in a configuration.
-        property_attack: the settings of a property attack, or ``None`` if there is no such attack or its settings are
-            unknown.
-        attack_table: the name of the property attack's table and the table's required columns, or ``None`` without such
-            an attack.
-        data_name: the name of the user's file or folder; an empty string means that the run used ``dataset``.
+        attack: the membership attack's name, as in a configuration.
+        property_attack: the settings of a property attack, or ``None`` if the run has no property attack or the
+            settings are unknown.
+        attack_table: the name and the required columns of the property attack's table, or ``None`` without a property
+            attack.
+        data_name: the name of the user's file or folder, or an empty string if the run used ``dataset``.
         task: the label to learn and the property to infer, as ``MAIN/PROPERTY``, or ``None`` if the data have one
             task.
-        examples: the hash of the federation by `shoal.data.fingerprint`; an empty string means unknown.
+        examples: the hash of the federation by `shoal.data.fingerprint`, or an empty string if unknown.
     """
 
     algorithm: str

@@ -24,7 +24,7 @@ def presence_section(metrics: Metrics, presence: pd.DataFrame) -> Section:
 
 
 def event_marks(presence: pd.DataFrame | None) -> dict[int, str]:
-    """Return labels of events, such as "2 leave", by the first round after the event.
+    """Return labels of joining and leaving, such as "2 leave", by the first round after the event.
 
     >>> event_marks(pd.DataFrame({"first_round": [1, 4, 1], "last_round": [3, None, 3]}))
     {4: '2 leave, 1 joins'}

@@ -95,9 +95,7 @@ def risk(
     kind: str = "images",
     marks: Mapping[int, str] | None = None,
 ) -> plot.Figure | None:
-    """Draw the red team's risk estimates over rounds and the final models' exposure, or return ``None`` without
-    either.
-    """
+    """Draw the red team's estimates over rounds and the final models' exposure, or return ``None`` without values."""
     shaded = estimated and "risk_low" in rounds and bool(rounds["risk_low"].notna().any())
     shown = rounds if estimated else rounds.assign(risk=nan)
     curves = curves_by_cluster(shown, "risk", *(("risk_low", "risk_high") if shaded else ()))
@@ -141,7 +139,8 @@ def _called(rounds: pd.DataFrame) -> list[str]:
 def cluster_sizes(rounds: pd.DataFrame, groups: Sequence[str], at_end: Mapping[int, int]) -> plot.Figure:
     """Draw the number of clients that trained each cluster's model, one panel per cluster.
 
-    Colours show groups, unless clients have rows of several groups. Diamonds mark cluster sizes after the last round.
+    Colours show groups, unless some clients hold examples of several groups. Diamonds mark cluster sizes after the last
+    round.
 
     Args:
         at_end: the number of clients of each cluster after the last round.
@@ -280,10 +279,10 @@ def roc_figure(roc: pd.DataFrame, groups: Sequence[str], *, configured: bool = F
 def plot_rounds(rounds: pd.DataFrame, summary: Summary, metric: str = ACCURACY) -> NDArray[Any]:
     """Draw accuracy, exposure and cluster sizes over the rounds, in a new figure.
 
-    Lines of exposure are the red team's estimates, and diamonds are measurements on the final models.
+    In the panel of exposure, lines are the red team's estimates, and diamonds are measurements on the final models.
 
     Returns:
-        Three axes, (3,): accuracy or the run's metric, exposure, and clients.
+        Three axes, (3,): accuracy (or the run's metric), exposure, and clients per cluster.
     """
     from matplotlib import pyplot as plt  # noqa: PLC0415 - pages do without it
 

@@ -93,12 +93,12 @@ class RunView:
 
     @property
     def limited(self) -> bool:
-        """Whether any client set a limit, rather than drawing limits at random."""
+        """Whether any client set a limit; otherwise limits were drawn at random."""
         return int(self.summary.overall.get("thresholds_drawn", 0)) < len(self.clients)
 
     @property
     def references(self) -> int:
-        """The number of reference federations; 0 means that the configured attack decides."""
+        """The number of reference federations, or 0 if the run trained none."""
         return int(self.summary.overall.get("references", 0))
 
     @property
@@ -108,7 +108,7 @@ class RunView:
         return {name: by_group.get(name, {}).get("non_members", nan) for name in self.groups}
 
     def metric(self, key: str) -> Metric:
-        """Return the metric of a key, with the names that this run uses."""
+        """Return a key's metric, with the run's names for accuracy and attacks."""
         declared = {metric.key: metric for metric in self.run.metrics}
         return metric_of(key, measured=self.run.metric, declared=declared, attack_title=attack_title)
 
@@ -126,7 +126,7 @@ def accuracies_by_attack(metrics: Metrics) -> dict[str, float]:
 
 
 def strongest_attacks(summary: Summary) -> dict[str, str]:
-    """Return the title of each group's deciding attack, or nothing if only the configured attack was measured."""
+    """Return the deciding attack's title by group, except groups where the configured attack decides."""
     return {one.group: one.title for one in run_findings(summary) if one.attack}
 
 
@@ -135,7 +135,7 @@ def with_limits(clients: pd.DataFrame) -> pd.DataFrame:
 
     - ``over``: whether the exposure is above the limit at 95 % confidence.
     - ``margin``: the lower end of the exposure's interval minus the limit.
-    - ``limit``: one of `EXCEEDED`, `UNCERTAIN` (only the point estimate is above the limit), `WITHIN_LIMIT`, `UNKNOWN`.
+    - ``limit``: `EXCEEDED`, `UNCERTAIN` (only the point estimate is above the limit), `WITHIN_LIMIT` or `UNKNOWN`.
     """
     threshold, exposure, over = clients["threshold"], clients["exposure"], clients["exceeded"].fillna(0) > 0
     above = (exposure > threshold) | (clients["violated"].fillna(0) > 0)
@@ -145,8 +145,7 @@ def with_limits(clients: pd.DataFrame) -> pd.DataFrame:
 
 
 def gain_text(metrics: Metrics, baseline: str, unit: str = "", than: str = "") -> str:
-    """Describe the accuracy gained or lost by clusters against a baseline, or return an empty string without the
-    baseline.
+    """Describe how much clusters change accuracy against a baseline, or return an empty string without a baseline.
 
     >>> ends = {"baseline.local.low": -0.03, "baseline.local.high": -0.01}
     >>> gain_text({"baseline.local.difference": -0.02, **ends}, "local", " in accuracy", "local training")

@@ -23,10 +23,10 @@ INCOMPLETE = "The metrics of this run are incomplete."
 
 
 def answer(summary: Summary, kind: str = "images", metric: str = ACCURACY, audited: Sequence[Finding] = ()) -> str:
-    """Answer a run's questions, one per line.
+    """Summarise a run, one topic per line.
 
-    The lines are: groups whose accuracy is not above chance, the gain of clusters, accuracy, exposure, the strongest
-    finding, the property attack, limits, differential privacy. A line that does not apply is left out.
+    The topics are groups without accuracy above chance, the gain from clusters, accuracy, exposure, the strongest
+    finding, the property attack, limits and differential privacy. Topics that do not apply are left out.
 
     Args:
         audited: the findings of the run's audit, which replace the findings of the run's configured attack.
@@ -52,7 +52,7 @@ def notes(summary: Summary, *, found: bool = True) -> list[str]:
     """Return sentences about clients' limits and differential privacy, without full stops.
 
     Args:
-        found: whether the page also shows the exposure measured by the configured attack.
+        found: whether the page also shows the configured attack's exposure.
     """
     if not _complete(summary):
         return [INCOMPLETE.removesuffix(".")]
@@ -111,7 +111,7 @@ def cluster_number_text(summary: Summary) -> str:
 
 
 def limits(summary: Summary) -> str:
-    """Describe how many clients' limits are exceeded, at 95 % confidence and by point estimate."""
+    """Describe how many clients have an exceeded limit, at 95 % confidence and by point estimate."""
     overall, violations = summary.overall, int(summary.overall["violations.total"])
     exceeded = int(overall.get("exceeded.total", 0))
     several = "clients exceed their limits" if exceeded > 1 else "clients exceeds its limit"
@@ -130,7 +130,7 @@ def of_groups(summary: Summary, metric: str) -> dict[str, float]:
 
 
 def chance_sentences(summary: Summary, kind: str = "images") -> list[str]:
-    """Name the groups where the models are not shown to beat the most frequent training class, without full stops."""
+    """Name the groups whose models are not significantly better than predicting the most frequent training class."""
     if not _complete(summary):
         return []
     shares, accuracies, examples = (

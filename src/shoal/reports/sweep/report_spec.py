@@ -28,7 +28,7 @@ Axes = Mapping[str, Sequence[Value]]
 
 @settings
 class Selection:
-    """The common keys of tables and figures, where `y` names columns of results.csv."""
+    """The common keys of tables and figures. The key `y` names columns of results.csv."""
 
     y: Annotated[list[str], Field(min_length=1)]
     title: str = ""
@@ -39,7 +39,7 @@ class Selection:
 
 @settings
 class TableSpec(Selection):
-    """A table [tables.NAME] of means over seeds and their standard deviations."""
+    """A table [tables.NAME] with means and standard deviations over seeds."""
 
     rows: list[str] = field(default_factory=list)
     columns: list[str] = field(default_factory=list)
@@ -47,7 +47,7 @@ class TableSpec(Selection):
 
     @property
     def displayed(self) -> tuple[str, ...]:
-        """The axes displayed in rows and columns."""
+        """The axes displayed in the table's rows and columns."""
         return (*self.rows, *self.columns)
 
 
@@ -65,7 +65,7 @@ class FigureSpec(Selection):
 
     @property
     def displayed(self) -> tuple[str, ...]:
-        """The displayed axes, `by` before `x`."""
+        """The axes displayed in the figure, `by` before `x`."""
         return (self.x,) if self.by is None else (self.by, self.x)
 
 
@@ -76,7 +76,7 @@ Displayed = TableSpec | FigureSpec
 class ReportSpec:
     """The sections [tables], [figures] and [labels] of a sweep's file.
 
-    Labels name axes, settings, groups and metrics.
+    Labels are names for axes, settings, groups and metrics.
     """
 
     tables: dict[str, TableSpec] = field(default_factory=dict)
@@ -105,7 +105,7 @@ def read_report_spec(document: Mapping[str, Any], axes: Axes, where: str) -> Rep
 
 @contextmanager
 def said_of(subject: str) -> Iterator[None]:
-    """Prefix the message of an `InputError` with ``subject``."""
+    """Begin the message of an `InputError` with ``subject``."""
     try:
         yield
     except InputError as error:
@@ -115,9 +115,9 @@ def said_of(subject: str) -> Iterator[None]:
 def _check_axes(spec: Displayed, axes: Axes) -> None:
     used = [*spec.displayed, *spec.where, *spec.average]
     for axis in used:
-        hint = suggest(axis, axes) if axes else "it varies nothing"
+        hint = suggest(axis, axes) if axes else "the sweep has no axes"
         require(axis in axes, f"the sweep does not vary '{axis}'; {hint}")
-        require(used.count(axis) == 1, f"'{axis}' is used twice; display, fix or average the axis")
+        require(used.count(axis) == 1, f"'{axis}' is used twice; either display, fix or average over the axis")
     for axis, value in spec.where.items():
         same = any(setting == value and isinstance(setting, bool) == isinstance(value, bool) for setting in axes[axis])
         settings = ", ".join(map(str, axes[axis]))
@@ -127,7 +127,7 @@ def _check_axes(spec: Displayed, axes: Axes) -> None:
     for axis in axes:
         require(
             axis in used or len(axes[axis]) == 1,
-            f"'{axis}' also varies in the sweep; display the axis, fix it by 'where', or 'average' over it",
+            f"'{axis}' also varies in the sweep; display the axis, fix the axis by 'where', or add it to 'average'",
         )
 
 
@@ -171,7 +171,7 @@ def format_value(value: float, key: str, decimals: int | None = None) -> str:
 
 
 def format_estimate(mean: float, spread: float, n: int, key: str, seeds: int) -> str:
-    """Format a mean over ``n`` seeds with its standard deviation; ``n`` is shown if some seeds have no value.
+    """Format a mean over ``n`` seeds with the standard deviation, and ``n`` if some seeds have no value.
 
     >>> format_estimate(0.8123, 0.0101, 4, "accuracy.overall", seeds=5)
     '0.812 ± 0.010 (n = 4)'
@@ -202,7 +202,7 @@ def require_shown(shown: ReportSpec, groups: Collection[str], further: Collectio
     """Check that a run can have every metric of the tables and figures.
 
     Args:
-        further: keys of user-defined metrics, or further columns of the results.
+        further: the keys of user-defined metrics, or further columns of the results.
 
     Raises:
         InputError: no run can have a requested metric.
@@ -245,7 +245,7 @@ AXES = {
 
 @dataclass(frozen=True)
 class Labels:
-    """Names for axes, settings and metrics of a sweep: the sweep's labels, or else default names, or else the key."""
+    """Names for a sweep's axes, settings and metrics: the user's label, a default name, or the key."""
 
     labels: Mapping[str, str]
 
@@ -274,7 +274,7 @@ class Labels:
         return ", ".join(filter(None, (metric_at(name).label, owner_name)))
 
     def selection(self, spec: Selection, axes: Axes) -> list[str]:
-        """Describe the fixed axes and the averaged axes in sentences."""
+        """Describe the fixed axes and the axes averaged over in sentences."""
         sentences = []
         if spec.where:
             held = ", ".join(f"{self.axis(axis)} = {self.setting(value)}" for axis, value in spec.where.items())

@@ -17,7 +17,7 @@ SeedValues = NDArray[np.float64]
 
 
 class SeedMeans(NamedTuple):
-    """Means over seeds, standard deviations, and numbers of seeds with a value, as arrays of equal shape."""
+    """Means and standard deviations over seeds, and numbers of seeds with a value, as arrays of equal shape."""
 
     mean: SeedValues
     spread: SeedValues
@@ -29,8 +29,7 @@ class SeedStatistics:
     """The finished runs of a sweep, arranged by setting and seed.
 
     Args:
-        results: one row per finished run, with the columns ``run`` and ``seed``, one column per axis and one per
-            metric.
+        results: one row per finished run, with the columns ``run`` and ``seed``, and a column per axis and per metric.
     """
 
     results: pd.DataFrame
@@ -41,7 +40,7 @@ class SeedStatistics:
         """Return the row of each run in ``results``, (seeds, displayed settings, averaged settings); -1 marks
         unfinished runs.
 
-        The last axis varies fastest.
+        The settings are ordered like nested loops; the last axis varies fastest.
         """
         by, where = spec.displayed, spec.where
         rest = [axis for axis in self.axes if axis not in by]
@@ -53,9 +52,9 @@ class SeedStatistics:
         return rows.reshape(len(self.seeds), places, -1)
 
     def by_seed(self, values: SeedValues, spec: Displayed) -> SeedValues:
-        """Average ``values`` (runs, ...) over the averaged settings, to (seeds, displayed settings, ...).
+        """Average ``values`` (runs, ...) over the axes of `average`; the result is (seeds, displayed settings, ...).
 
-        A mean is NaN if any of its runs is missing.
+        A mean is NaN if a run is missing.
         """
         missing = np.full((1, *values.shape[1:]), np.nan)
         return np.concatenate([values, missing])[self.rows(spec)].mean(axis=2)
@@ -90,7 +89,7 @@ def estimate(values: SeedValues) -> SeedMeans:
 
 
 def metrics_in(frame: pd.DataFrame, besides: Iterable[str]) -> list[str]:
-    """Return the numeric columns with at least one value, except the columns ``besides``."""
+    """Return the names of numeric columns with at least one value, except the columns ``besides``."""
     columns = frame.drop(columns=list(besides), errors="ignore").dropna(axis="columns", how="all")
     return [str(name) for name in columns.select_dtypes("number")]
 
@@ -104,7 +103,7 @@ class Difference(NamedTuple):
 
     Args:
         low, high: the ends of the interval, or NaN with fewer than two seeds.
-        tests: the number of differences for which the intervals hold simultaneously.
+        tests: the number of differences with simultaneous intervals.
     """
 
     key: str
@@ -127,7 +126,7 @@ class Difference(NamedTuple):
     def shown(self) -> bool:
         """Whether the difference is significant.
 
-        Differences that are equal on all seeds are significant only with at least `LEAST_ALIKE` seeds.
+        A difference that is equal on all seeds is significant only with at least `LEAST_ALIKE` seeds.
         """
         return (self.low > 0 or self.high < 0) and (self.low < self.high or self.n >= LEAST_ALIKE)
 
@@ -152,7 +151,8 @@ class Best(NamedTuple):
     """The setting with the best mean, compared with every other setting.
 
     Args:
-        others: the difference to every other setting by name, the next best first.
+        others: the best setting's difference from every other setting, by the other setting's name, the next best
+            first.
     """
 
     setting: str
@@ -178,7 +178,7 @@ class Best(NamedTuple):
 
     @property
     def untold(self) -> list[str]:
-        """The settings without a significant difference from the best setting."""
+        """The settings that do not differ significantly from the best setting."""
         return [name for name, difference in self.others.items() if not difference.shown]
 
     @property
@@ -194,7 +194,7 @@ def signed_difference(value: float, key: str) -> str:
 
 
 def called(name: str) -> str:
-    """Return a setting's name for use in a sentence, with quotation marks if needed.
+    """Return a setting's name for use in a sentence, with quotation marks where necessary.
 
     >>> called("IFCA"), called("none"), called("noise 1, clipped")
     ('IFCA', "'none'", "'noise 1, clipped'")

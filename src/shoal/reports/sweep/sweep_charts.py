@@ -73,7 +73,7 @@ class FigureData:
         return [f"{self.labels.axis(by)}\N{NO-BREAK SPACE}{name}" for name in names]
 
     def missing(self) -> np.ndarray:
-        """Reasons for missing values, (metrics, settings of the figure's axes)."""
+        """The reasons for missing values, (metrics, settings of the figure's axes)."""
         done = (self.statistics.rows(self.spec) >= 0).all(axis=2).any(axis=0)
         return np.array([np.where(done, reason(key), "no run") for key in self.spec.y])
 
@@ -160,12 +160,12 @@ def paint(figure: MplFigure, content: Content, data: FigureData) -> None:
 class Chart:
     """The values of a figure over the settings of an axis.
 
-    The indices p, b and i number the metrics, the settings of `by` and the settings of `x`.
+    In code, p numbers the metrics, b the settings of `by`, and i the settings of `x`.
 
     Args:
         values: the values, (metrics, settings of `by`, settings of `x`, seeds), or NaN if missing.
-        result: the means over seeds, (metrics, settings of `by`, settings of `x`).
-        notes: notes on missing seeds, (metrics, settings of `by`, settings of `x`), or an empty text.
+        result: the means and standard deviations over seeds, (metrics, settings of `by`, settings of `x`).
+        notes: notes on missing seeds, or empty strings, (metrics, settings of `by`, settings of `x`).
     """
 
     data: FigureData

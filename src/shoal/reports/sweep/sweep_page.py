@@ -53,7 +53,7 @@ def write_sweep_report(
     Files are written atomically. Files of tables and figures that the sweep no longer requests are removed.
 
     Raises:
-        InputError: no run can have a requested metric; no file is changed.
+        InputError: no run can have a requested metric. The error leaves all files unchanged.
     """
     labels, statistics = Labels(spec.labels), SeedStatistics(results, axes, seeds)
     tables, figures = [], []

@@ -59,7 +59,7 @@ class Settings:
     """The settings of one axis, compared with each other; a sweep without a varied axis has one setting.
 
     Args:
-        exposure: the key of the MIA accuracy on the most exposed group; an empty string means that no run was attacked.
+        exposure: the key of the attack accuracy on the most exposed group, or an empty string if no run was attacked.
         axis: the axis with these settings, or ``None`` if no axis varies.
     """
 
@@ -94,7 +94,7 @@ class Settings:
 
     @property
     def further(self) -> list[str]:
-        """The remaining axes that vary."""
+        """The axes that vary, except the axis of these settings."""
         return [axis for axis in axes_that_vary(self.statistics) if axis != self.axis]
 
     @property
@@ -103,10 +103,10 @@ class Settings:
         return [*map(self.labels.setting, self.statistics.axes[self.axis])] if self.axis else ["every run"]
 
     def by_seed(self, keys: Sequence[str], where: Mapping[str, Value] | None = None) -> SeedValues:
-        """Return metrics (seeds, settings, metrics) for fixed settings of the remaining axes.
+        """Return the values of metrics, (seeds, settings, metrics), for fixed settings of the other varying axes.
 
         Args:
-            where: the settings of the remaining axes, or ``None`` to average over the remaining axes.
+            where: the settings of the other varying axes, or ``None`` to average over the other varying axes.
         """
         rows = [] if self.axis is None else [self.axis]
         average = self.further if where is None else []
@@ -209,7 +209,7 @@ def _verdict(run: Mapping[Hashable, Any], group: str, groups: int) -> Verdict:
 
 
 def settings_table(settings: Settings) -> ReportTable:
-    """Create a table with one row per setting: means, and below each mean the difference from the first setting."""
+    """Create a table with one row per setting, with means and differences from the first setting."""
     labels, rows = settings.labels, []
     conditions = [*product(*(settings.statistics.axes[axis] for axis in settings.further))]
     if not settings.further:
@@ -257,7 +257,7 @@ def _settings_note(settings: Settings) -> str:
 
 
 def about_views(statistics: SeedStatistics) -> str:
-    """Describe the view of the measured exposure, or return an empty string if the results name no view."""
+    """Describe the view of the exposures in a sentence, or return an empty string if the results name no view."""
     views = [*statistics.results["view"].unique()] if "view" in statistics.results else []
     whom = join_words([BY[view] for view in views])
     if len(views) > 1:
@@ -268,8 +268,8 @@ def about_views(statistics: SeedStatistics) -> str:
 def sweep_table(name: str, spec: TableSpec, statistics: SeedStatistics, labels: Labels) -> ReportTable:
     """Create the requested table.
 
-    Leading cells that repeat the row above are faded. The table's ``values`` have one row per cell: the settings,
-    ``key``, ``mean``, ``sd`` and ``n``.
+    A row's leading cells are pale if they repeat the row above. The table's ``values`` have one row per cell: the
+    settings, ``key``, ``mean``, ``sd`` and ``n``.
     """
     # A single metric needs no row or column of its own.
     key_in_rows = spec.y_in == "rows" and len(spec.y) > 1
