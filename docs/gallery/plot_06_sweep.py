@@ -17,8 +17,6 @@ plt.style.use("shoal.figures")
 SHARES, SEEDS = (0.1, 0.2, 0.4), range(5)
 
 # %%
-# ``out="runs/..."`` and ``resume=True`` would store finished runs. ``shoal sweep FILE.toml`` runs such a comparison
-# from one file, on several cores, and writes the tables.
 
 digits = shoal.load_dataset("digits")
 partition = shoal.Partition(clients=50, examples_per_client=20, test_examples=390)
@@ -38,7 +36,6 @@ table["difference"] = table["IFCA"] - table["FedAvg"]
 print(table.round(3))
 
 # %%
-# Student's interval of a mean over n seeds is mean ± t(n - 1) * standard deviation / sqrt(n).
 
 by_share = table.groupby("share")
 half = stats.t.ppf(0.975, len(SEEDS) - 1) * by_share.std() / len(SEEDS) ** 0.5

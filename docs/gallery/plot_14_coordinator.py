@@ -70,6 +70,3 @@ for name, result in (("without", free), ("with", steered)):
     over = sum((own["threshold"] < last["risk"].iloc[k]).sum() for k, own in result.clients.groupby("cluster"))
     accuracy = result.summary.overall["accuracy.overall"]
     print(f"{name} a coordinator: risk of {risks}; {over} clients over their limit; accuracy {accuracy:.3f}")
-
-# %%
-# The risk estimate uses a loss threshold, which is a weak attack. ``Result.audit`` runs strong attacks.

@@ -56,8 +56,7 @@ class FittedMargin:
 
 
 # %%
-# The three runs use the same federation and different attacks. Attacks do not influence training, so the three models
-# are bit-identical.
+# The three runs use the same federation and different attacks. Attacks do not influence training.
 
 digits = shoal.load_dataset("digits")
 partition = shoal.Partition(clients=20, examples_per_client=20, shadow_examples=800, test_examples=500)

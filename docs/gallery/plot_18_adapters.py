@@ -29,7 +29,6 @@ partition = shoal.Partition(clients=16, examples_per_client=50, shadow_examples=
 federation = shoal.partition_dataset(shoal.load_dataset("digits"), partition, groups, stream=shoal.Stream(SEED))
 
 # %%
-# Plain PyTorch trains the body.
 
 torch.manual_seed(SEED)
 body = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
