@@ -127,9 +127,9 @@ class Copies:
     """The numbers of examples that are copies of a training example.
 
     Args:
-        within: the number of training examples that occur earlier at the same client.
-        across: the number of training examples that occur earlier at a different client.
-        test, holdout, shadow: the number of examples in each set that a client trains on.
+        within: the number of training examples that repeat an earlier example of the same client.
+        across: the number of training examples that repeat an example of an earlier client.
+        test, holdout, shadow: the number of examples in each set that repeat a client's training example.
         examples: the number of examples in all sets.
     """
 

@@ -151,7 +151,7 @@ class Standardizer:
         ``impute`` replaces empty cells; without ``impute`` no cell may be empty.
 
         Raises:
-            InputError: a column has no value.
+            InputError: a column has only empty cells.
         """
         # Here, so that what has no table does not load scikit-learn.
         from sklearn.preprocessing import StandardScaler  # noqa: PLC0415
