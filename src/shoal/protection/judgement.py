@@ -98,7 +98,7 @@ class Demand:
 
     @property
     def limited(self) -> str:
-        """The limited figure, "bound" or "exposure", a column of `Figures.means`."""
+        """The column of `Figures.means` that the limit applies to, "bound" or "exposure"."""
         return "bound" if self.promise else "exposure"
 
 

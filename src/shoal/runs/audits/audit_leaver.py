@@ -50,7 +50,7 @@ OTHER_COLUMNS = ("client", "group", "accuracy_before", "accuracy_after", "exposu
 
 @dataclass(frozen=True, eq=False)
 class LeaverFiles:
-    """The audit of a client that left, with its files.
+    """The audit of a client that left, and the paths of the audit's files.
 
     Args:
         answer: the verdicts in sentences.
