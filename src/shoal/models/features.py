@@ -214,7 +214,7 @@ class Features:
         pca = "pca" in self.maps
         require(self.maps.count("pca") <= 1, "'maps' must name 'pca' at most once")
         require(pca or self.dimension is None, "'dimension' is only allowed with 'pca' in 'maps'; remove 'dimension'")
-        require(not pca or self.dimension is not None, "'dimension' is missing; set it to the number of components of 'pca'")
+        require(not pca or self.dimension is not None, "'dimension' is missing; set the number of components for 'pca'")
 
     @property
     def needs_public_examples(self) -> bool:

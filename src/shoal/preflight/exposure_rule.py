@@ -19,8 +19,9 @@ For natural inputs, which are not normal, the attack's AUC is below Phi(z). Nois
 
 An attacker who knows a record's label can compute the record's term and search for the term by a matched filter. A
 matched filter also works under noise, or if an update sums more examples than the layer has directions.
-`ExampleTerms` predict the AUC of the matched filter. For a convolution, no AUC is predicted. With noise of standard deviation s, in units of the largest
-contribution of one example, the AUC of an attack on a convolution is at most ``Phi(sqrt(r / 2) / s)``.
+`ExampleTerms` predict the AUC of the matched filter. For a convolution, no AUC is predicted. With noise of standard
+deviation s, in units of the largest contribution of one example, the AUC of an attack on a convolution is at most
+``Phi(sqrt(r / 2) / s)``.
 
 The verdict is "recognised" if c(r) > n(r) or the predicted AUC of the filter is above `SURE_AUC`, "hidden" if all
 bounds are below `UNSURE_AUC`, and "between" in all other cases.

@@ -369,7 +369,8 @@ def _tensor(name: str, value: object) -> Tensor:
         array = np.asarray(value)
     except ValueError as error:
         raise InputError(
-            f"{name} must hold numeric items of equal shape (got {describe(value)} with items of different lengths); {_PADDED}"
+            f"{name} must hold numeric items of equal shape (got {describe(value)} with items of different lengths); "
+            f"{_PADDED}"
         ) from error
     numbers = array.dtype.kind in "iufb"
     example = f" such as {array.flat[:1].tolist()[0]!r}" if array.size and not numbers else ""
