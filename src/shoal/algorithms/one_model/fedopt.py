@@ -36,7 +36,7 @@ class FedOpt(Wrapper):
         learning_rate: the learning rate of the server's optimizer.
         beta1: the decay rate of the first moment.
         beta2: the decay rate of the second moment.
-        tau: the adaptivity constant in the denominator of a step; the second moment starts at ``tau``^2.
+        tau: the adaptivity constant in the denominator of a step; the second moment starts at ``tau ** 2``.
 
     Source: Reddi et al. 2021, arXiv:2003.00295, Algorithm 2. The optimizer "sgd" is server momentum: Hsu et al. 2019,
     arXiv:1909.06335, section 3.
