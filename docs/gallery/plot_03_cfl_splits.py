@@ -1,7 +1,7 @@
 """CFL divides clusters
 ====================
 
-How can a server find groups without the clients' choices?
+How can a server find groups if clients do not choose a model?
 
 In CFL (Sattler et al. 2019), all clients start with one model. If the average update is small but single updates are
 large, the clients' objectives conflict, and the server splits the cluster by the cosines of the updates. The number of

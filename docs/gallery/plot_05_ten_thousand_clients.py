@@ -4,7 +4,7 @@
 Does IFCA find groups if only 1 % of clients take part in a round?
 
 Ten thousand clients have ten examples each, and each round samples a hundred clients. Three in ten clients belong to a
-group with other labels for the same inputs.
+group with different labels for the same inputs.
 """
 
 import matplotlib.pyplot as plt

@@ -5,7 +5,7 @@ How much does the measured exposure depend on the attack?
 
 ``Result.audit`` runs all attacks on the models of one training run. Some attacks use only the model's loss or
 prediction. Other attacks compare the model with *reference* models, trained in the same way with half of the examples
-replaced. A record is classified as a member if the attacked model fits it better than the reference models do.
+replaced. A record is classified as a member if the attacked model fits the record better than the reference models.
 """
 
 import matplotlib.pyplot as plt

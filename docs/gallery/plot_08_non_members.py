@@ -4,8 +4,8 @@
 Which non-members should a membership attack use?
 
 Non-members may come from the member's group or from the whole population. A model for upright digits predicts
-upside-down digits badly, whether or not it trained on them. With non-members from the whole population, a "membership"
-attack also recognises groups, so its accuracy rises without higher exposure.
+upside-down digits badly, whether or not the model trained on the digits. With non-members from the whole population, a
+"membership" attack also recognises groups, so the attack's accuracy rises without higher exposure.
 """
 
 import matplotlib.pyplot as plt

@@ -3,10 +3,10 @@
 
 Can a client infer in which rounds another client trains on examples with a certain property?
 
-In federated averaging, a client knows the model before and after a round. The difference aggregates the updates of all
-clients. The attacker (Melis et al. 2019) simulates such updates on its own examples, with and without the property, and
-trains a random forest to classify the differences. The victim trains on examples with the property in every fifth
-round.
+In federated averaging, a client knows the model before and after a round. The difference between both models aggregates
+the updates of all clients. The attacker (Melis et al. 2019) simulates such updates on its own examples, with and
+without the property, and trains a random forest to classify the differences. The victim trains on examples with the
+property in every fifth round.
 """
 
 from dataclasses import replace

@@ -4,8 +4,8 @@
 Does IFCA find more groups if clients sometimes try the other model?
 
 An algorithm is a frozen dataclass with five methods. This algorithm adds exploration to IFCA: in the first rounds,
-clients choose models at random, with probabilities that decrease with the loss. As the temperature falls, clients
-choose as in IFCA.
+clients choose models at random, with probabilities that decrease with the loss. A falling temperature reduces the
+randomness until clients choose as in IFCA.
 """
 
 from dataclasses import dataclass, replace

@@ -4,7 +4,7 @@
 Is your own score a better membership attack than the loss?
 
 An attack is a frozen dataclass. The red team fits the attack on outputs of shadow models, whose members the server
-knows, and then uses it to score examples.
+knows, and then scores examples with the attack.
 """
 
 from dataclasses import dataclass
