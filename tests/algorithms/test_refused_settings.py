@@ -40,9 +40,9 @@ CASES = [(kind, key, value) for kind, keys in WRONG.items() for key, values in k
 
 @pytest.mark.parametrize(("algorithm", "key", "value"), CASES, ids=str)
 def test_a_setting_outside_its_range_is_refused(algorithm, key, value, toy_config):
-    with pytest.raises(InputError, match=rf"^'{key}' must be [^\n]*"):
+    with pytest.raises(InputError, match=rf"^'{key}' must be [^\n]* \(got [^\n]*$"):
         algorithm(**{key: value})
-    with pytest.raises(InputError, match=rf"'algorithm.{key}' must be [^\n]*"):
+    with pytest.raises(InputError, match=rf"'algorithm.{key}' must be [^\n]* \(got [^\n]*$"):
         toy_config(algorithm={"name": algorithm.name, "rounds": 1, key: value})
 
 
@@ -96,7 +96,7 @@ def test_what_is_near_to_it_is_not(algorithm, local, risk_period):
 
 IN_A_ROUND = [
     *((shoal.FedProx(base, 0.1), {}, sentence) for base, sentence in (
-        (shoal.Scaffold(), "linear term"), (shoal.PerFedAvg(), "^step_rule cannot be combined"))),
+        (shoal.Scaffold(), "linear term in its local steps"), (shoal.PerFedAvg(), "^step_rule cannot be combined"))),
     *((rule(base), {}, f"^{rule.__name__}'s 'base'")
       for rule in (shoal.CoordinateMedian, shoal.TrimmedMean, shoal.MultiKrum)
       for base in (shoal.FedSoft(2), shoal.FedEM(), shoal.CFL(), shoal.Scaffold())),

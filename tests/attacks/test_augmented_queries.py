@@ -98,6 +98,6 @@ def test_an_audit_asks_several_queries_from_the_command_line(toy_config, tmp_pat
 
 
 def test_copies_of_what_is_no_image_are_one_sentence():
-    with pytest.raises(InputError, match=r"shape \(7,\)"):
+    with pytest.raises(InputError, match=r"shape \(7,\)\)"):
         require_queries(2, (7,))
     assert require_queries(1, (7,)) == 1

@@ -134,7 +134,7 @@ def test_clients_of_unknown_group_and_those_that_were_never_there_are_left_out()
     [
         ([[0, 1, 0, 1]], [0, 0, 0, 0], "two groups .got 1"),
         ([[-1, -1, -1, -1]], [0, 0, 1, 1], "two groups .got 0"),
-        ([[0, 1, 0, 1]], [0, 0, 0, 1], "group with 1"),
+        ([[0, 1, 0, 1]], [0, 0, 0, 1], r"group with 1\)"),
         ([[2, 2, 2, 2]] * 3, [0, 0, 1, 1], "two clusters .* .got 1"),
     ],
 )
@@ -207,7 +207,7 @@ def test_each_group_has_as_many_stricter_as_laxer_clients_and_ties_go_by_beta_or
     [
         (np.tile([0, 1], (2, 4)), np.full(8, 0.65), "stricter .* .got 0"),
         (np.tile([0, 1], (2, 4)), np.where(np.arange(8) == 3, 0.5, 0.65), "stricter .* .got 1"),
-        (np.zeros((2, 8), dtype=np.int64), np.linspace(0.5, 0.8, 8), "two clusters"),
+        (np.zeros((2, 8), dtype=np.int64), np.linspace(0.5, 0.8, 8), r"two clusters in total \(got 1\)"),
         (np.full((2, 8), -1), np.linspace(0.5, 0.8, 8), "stricter .* .got 0"),
     ],
     ids=["all equal", "one differs", "one cluster", "nobody there"],

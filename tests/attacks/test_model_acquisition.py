@@ -206,7 +206,7 @@ def test_away_is_opposite_to_what_was_found():
 def test_wrong_inputs_are_one_sentence():
     with pytest.raises(InputError, match="'replies'"):
         ModelAcquisition(())
-    with pytest.raises(InputError, match=r"sybils"):
+    with pytest.raises(InputError, match=r"sybils after the state's 4 clients \(got none\)"):
         attacked(ONE, ModelAcquisition(), sybils=0)
     with pytest.raises(InputError, match="'rounds' and 'every'"):
         attacked(ONE, ModelAcquisition(), rounds=9, every=0)

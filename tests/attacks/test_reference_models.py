@@ -164,5 +164,5 @@ def test_other_attacks_keep_no_models_and_evaluate_none(clustered):
 def test_too_few_shadow_models_to_compare_with_are_refused(every, estimator, least):
     RedTeam(every, estimator, CalibratedConfidence(), ShadowModels(number=least))
     RedTeam(every, estimator, LossThreshold(), ShadowModels(number=1))
-    with pytest.raises(InputError, match=f"needs at least {least} shadow models .*"):
+    with pytest.raises(InputError, match=rf"needs at least {least} shadow models \(got {least - 1}"):
         RedTeam(every, estimator, CalibratedConfidence(), ShadowModels(number=least - 1))

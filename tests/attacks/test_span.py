@@ -373,7 +373,7 @@ def test_wrong_input_is_refused_in_one_sentence(federation, mlp):
     scales, of_scale, without = seen(federation, shoal.Model(Scale), rounds=1)
     broken = replace(updates[0], updates=updates[0].updates * torch.nan)
     for call, sentence in (
-        (lambda: UpdateSpan().score([], candidates, engine), "'rounds'"),
+        (lambda: UpdateSpan().score([], candidates, engine), "'rounds' must hold the updates of at least one round"),
         (lambda: UpdateSpan().score([broken], candidates, engine), "finite"),
         (lambda: ModelSpan().score(models[:1], candidates, engine), "'models' must have shape"),
         (lambda: replace(candidates, stratum=torch.zeros(3)), "'stratum' must have shape"),

@@ -184,7 +184,7 @@ def test_a_level_is_the_upper_tail_of_student_s_t():
 def test_without_references_enough_or_scores_that_vary_there_is_no_rate_for_each_record():
     few = attack_records(made_up_pairs(200, 7)).attacks["calibration"]
     assert np.isnan(measure(few).tpr_at_1_percent_fpr_per_record)
-    with pytest.raises(InputError, match="IN scores"):
+    with pytest.raises(InputError, match="IN scores or two different OUT scores"):
         record_levels(np.zeros(9), np.zeros((9, 6)), np.arange(6) % 2 == np.zeros((9, 1)))
 
 

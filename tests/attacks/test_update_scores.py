@@ -162,7 +162,7 @@ def test_updates_that_cannot_be_attacked_are_one_sentence(mlp):
     ]:
         with pytest.raises(InputError, match=sentence):
             scored(mlp, [wrong], records)
-    with pytest.raises(InputError, match="'rounds'"):
+    with pytest.raises(InputError, match=r"'rounds' must hold the updates of at least one round \(got none\)"):
         scored(mlp, [], records)
     nothing = OwnedRecords(records.x[:0], records.y[:0], records.client[:0], records.group[:0], records.groups)
     with pytest.raises(InputError, match="'records'"):

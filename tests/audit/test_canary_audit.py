@@ -133,7 +133,7 @@ def test_default_guesses_fit_any_number_of_canaries(canaries):
 def test_what_cannot_be_audited_is_refused_in_one_sentence():
     scores, included = np.arange(4.0), np.array([True, False, True, False])
     for wrong, sentence in (
-        ({"guesses": [(3, 2)]}, r"\(3, 2\)"),
+        ({"guesses": [(3, 2)]}, r"\(3, 2\)\)"),
         ({"guesses": [(1, 1), (0, 0)]}, r"\(0, 0\)"),
         ({"guesses": [(3, -1)]}, r"\(3, -1\)"),
         ({"guesses": []}, "got 4 and 0"),

@@ -191,7 +191,7 @@ class Rank:
     ("attributes", "sentence"),
     [
         ({"name": "my attack.v2"}, "'name'.*got 'my attack.v2'"),
-        ({"name": "lira"}, "'lira'"),
+        ({"name": "lira"}, r"'lira' twice\)"),
         ({"view": "bystander"}, "'rank': 'view'.*got 'bystander'"),
     ],
 )

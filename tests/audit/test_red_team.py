@@ -268,11 +268,11 @@ def test_a_model_without_members_has_no_exposure(clustered):
 @pytest.mark.parametrize(
     ("kind", "wrong", "sentence"),
     [
-        (ShadowModels, {"number": 0}, "'number' must be at least 1"),
-        (ShadowModels, {"size": 0}, "'size' must be at least 1 or 'cluster'"),
-        (ShadowModels, {"epochs": 0}, "'epochs' must be at least 1 or 'round'"),
+        (ShadowModels, {"number": 0}, r"'number' must be at least 1 \(got 0"),
+        (ShadowModels, {"size": 0}, r"'size' must be at least 1 or 'cluster' \(got 0"),
+        (ShadowModels, {"epochs": 0}, r"'epochs' must be at least 1 or 'round' \(got 0"),
         (ShadowModels, {"number": 1, "size": 1}, "one shadow model"),
-        (RedTeam, {"every": -1}, "'every' must be at least 0"),
+        (RedTeam, {"every": -1}, r"'every' must be at least 0 \(got -1"),
     ],
 )
 def test_bad_shadow_models_and_red_teams_are_refused(kind, wrong, sentence):

@@ -68,7 +68,7 @@ def test_members_need_records_of_nobody_with_their_group_and_label():
     assert attacks.loc[("grad-cosine", "group", "south"), "members"] == 0
     for changes, sentence in [
         ({"label": np.array([0, 0, 0, 0, 1])}, "has the group and label of a client's"),
-        ({"client": np.full(5, -1)}, "no record"),
+        ({"client": np.full(5, -1)}, "no record belongs to a client"),
         ({"client": np.array([0, 1, 2, 3, 3])}, "every record belongs to a client"),
     ]:
         with pytest.raises(InputError, match=sentence):

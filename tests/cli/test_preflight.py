@@ -17,7 +17,7 @@ def config(toy_config, tmp_path):
 def test_it_says_in_sentences_who_sees_what_and_writes_nothing(config, tmp_path, capsys):
     assert main(["preflight", config]) == 0
     printed = capsys.readouterr()
-    for title in ("The server", "Another client", "An outsider", "What this assumes"):
+    for title in ("The server, from each client's updates", "Another client", "An outsider", "What this assumes"):
         assert title in printed.out
     assert printed.err == ""
     assert [path.name for path in tmp_path.iterdir()] == ["small.toml"]
@@ -47,7 +47,7 @@ def test_of_a_sweep_the_base_is_asked_for(tmp_path, capsys):
     path = tmp_path / "many.toml"
     path.write_text('base = "one.toml"\nseeds = [0, 1]\n')
     assert main(["preflight", str(path)]) == 2
-    assert "'one.toml'" in capsys.readouterr().err
+    assert "'one.toml', or run it with 'shoal sweep'" in capsys.readouterr().err
 
 
 def test_a_gate_that_holds(config, capsys):

@@ -66,7 +66,7 @@ def test_a_failed_run_is_printed_and_the_exit_code_is_1(sweep, tmp_path, capsys)
     ("text", "said"),
     [
         (SWEEP.replace("learning_rate", "lerning_rate"), "unknown key 'local.lerning_rate'; did you mean"),
-        (SWEEP.replace("[grid]", '[changes]\n"data.clients" = 900\n[grid]'), "900 clients"),
+        (SWEEP.replace("[grid]", '[changes]\n"data.clients" = 900\n[grid]'), "900 clients x 12 + 60 shadow + 40 test)"),
     ],
     ids=["unknown key", "too few images"],
 )

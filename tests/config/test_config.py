@@ -180,7 +180,7 @@ def test_a_missing_key_or_table_is_named(base: Path, line: str, key: str) -> Non
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (b"", "'data'"),
+        (b"", "'data' is missing"),
         *(
             (text, "is not TOML: ")
             for text in (b"seed = ", b"[data\nseed = 1", b"seed = 1\nseed = 2", b"= 5", b"seed = 1 # \xff")
@@ -270,7 +270,7 @@ def test_sizes_are_decided_for_the_models_that_have_them(base: Path, changes: li
     assert "filters" not in decided.toml()
     base.write_text(decided.toml())
     assert read_config(base, ["model.name=logistic"]).model.hidden is None
-    with pytest.raises(InputError, match="'logistic'"):
+    with pytest.raises(InputError, match="'logistic' has no key 'hidden'"):
         read_config(base, ["model.hidden=7", "model.name=logistic"])
 
 

@@ -242,12 +242,12 @@ def test_a_wrapper_s_base_is_a_table_of_any_algorithm(own):
     assert config_of(algorithm=algorithm | {"base": {"weighting": "equal"}}).algorithm.value.base == FedAvg("equal")
     for base, sentence in (
         ({"cluster": 3}, "unknown key 'algorithm.base.cluster'; did you mean 'clusters'?"),
-        ({"name": "ifca", "clusters": 0}, "'algorithm.base.clusters' must be at least 1 or 'auto'"),
+        ({"name": "ifca", "clusters": 0}, "'algorithm.base.clusters' must be at least 1 or 'auto' (got 0"),
         (
             {"name": "ifca", "clusters": 9, "redraw": {"share": 0.5}},
             "test: [algorithm.base]: 'redraw.share' times 'clusters' must be at most 1",
         ),
-        (5, "'algorithm.base'"),
+        (5, "'algorithm.base' must be a table (got 5)"),
     ):
         with pytest.raises(InputError) as refused:
             config_of(algorithm=algorithm | {"base": base})

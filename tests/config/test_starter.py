@@ -54,7 +54,7 @@ def test_nothing_is_overwritten_and_nothing_else_is_guessed(tmp_path):
     assert path.read_text() == "mine"
     with pytest.raises(InputError, match="cannot be written: No such file or directory"):
         write_starter(tmp_path / "nowhere" / "run.toml")
-    with pytest.raises(InputError, match="'--data'"):
+    with pytest.raises(InputError, match=r"'--data' is not a source with a first configuration \(got 'digit'\)"):
         write_starter(tmp_path / "other.toml", "digit")
     with pytest.raises(InputError, match=r"'ifka'.*'ifca'"):
         write_starter(tmp_path / "other.toml", algorithm="ifka")

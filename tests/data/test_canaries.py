@@ -116,7 +116,7 @@ def test_only_clients_with_more_examples_than_canaries_get_some(build):
 
 def test_what_cannot_have_canaries_is_refused_in_one_sentence(build):
     federation = build()
-    with pytest.raises(InputError, match="least 4"):
+    with pytest.raises(InputError, match=r"least 4 of 6 clients must have more than 'per_client' = 9 examples \(got 3"):
         MislabelledCanaries(per_client=9, clients=4).insert(federation, Stream(0))
     with pytest.raises(InputError, match=r"at least 2 classes .got 1"):
         MislabelledCanaries(per_client=1).insert(

@@ -167,18 +167,18 @@ def mapped_for_writing(folder: Path) -> np.ndarray:
 
 WRONG_FILES = {
     "missing": (lambda folder: folder / "x.npy", "cannot be read: No such file or directory"),
-    "cut off": (lambda folder: cut(file(folder, X.numpy())), "x.npy"),
-    "another form": (text, "x.npy"),
-    "empty": (lambda folder: (folder / "x.npy").touch() or folder / "x.npy", "of numbers"),
+    "cut off": (lambda folder: cut(file(folder, X.numpy())), r"x\.npy: the file must be a complete \.npy file of"),
+    "another form": (text, r"x\.npy: the file must be a complete \.npy file of numbers, as written by numpy\.save"),
+    "empty": (lambda folder: (folder / "x.npy").touch() or folder / "x.npy", r"of numbers, as written by numpy\.save"),
     "a folder": (lambda folder: folder, "cannot be read"),
-    "objects": (lambda folder: file(folder, np.array([{}, {}])), "x.npy"),
-    "float64": (lambda folder: file(folder, X.double().numpy()), "x.npy"),
-    "columns": (lambda folder: file(folder, np.asfortranarray(X.numpy())), "x.npy"),
+    "objects": (lambda folder: file(folder, np.array([{}, {}])), r"x\.npy: the file must be a complete \.npy file of"),
+    "float64": (lambda folder: file(folder, X.double().numpy()), r"x\.npy: inputs in a mapped file must be float32"),
+    "columns": (lambda folder: file(folder, np.asfortranarray(X.numpy())), r"x\.npy: inputs in a mapped file must be"),
     "channels first": (
         lambda folder: file(folder, PICTURES.numpy()),
-        r"x\.npy",
+        r"x\.npy: inputs in a mapped file must be saved as pictures \(examples, height, width, channels\) and passed",
     ),
-    "writable": (mapped_for_writing, r"'r\+'"),
+    "writable": (mapped_for_writing, r"'r\+'\)"),
 }
 
 
@@ -190,18 +190,18 @@ def test_a_file_that_cannot_be_used_gets_one_sentence(make, sentence, tmp_path):
 
 
 WRONG = {
-    "fewer labels": (lambda: shoal.ClientArrays(X, Y[:-1], SIZES), "'clients'"),
+    "fewer labels": (lambda: shoal.ClientArrays(X, Y[:-1], SIZES), r"'clients' must have one label per example \(got"),
     "another sum": (
         lambda: shoal.ClientArrays(X, Y, [3, 5, 1, 5]),
-        "'sizes'",
+        r"'sizes' of 'clients' must sum to the number of examples, 13 \(got 14\)",
     ),
-    "no divisor": (lambda: shoal.ClientArrays(X, Y, 4), "'sizes'"),
+    "no divisor": (lambda: shoal.ClientArrays(X, Y, 4), r"'sizes' of 'clients' must divide the 13 examples \(got 4\)"),
     "negative": (lambda: shoal.ClientArrays(X, Y, [-1, 14]), "'sizes' of 'clients' must be integers from 0"),
     "fractions": (lambda: shoal.ClientArrays(X, Y, [6.5, 6.5]), "'sizes' of 'clients' must be integers from 0"),
     "words": (lambda: shoal.ClientArrays(X, Y, "many"), "'sizes' of 'clients' must be integers from 0"),
     "a client without": (lambda: shoal.ClientArrays(X, Y, [3, 0, 6, 4]), "client 1 has no examples"),
-    "nobody": (lambda: shoal.ClientArrays(X[:0], Y[:0], np.array([], int)), "'sizes'"),
-    "not finite": (lambda: shoal.ClientArrays(X.where(X < 1, torch.nan), Y, SIZES), "NaN or"),
+    "nobody": (lambda: shoal.ClientArrays(X[:0], Y[:0], np.array([], int)), "'sizes' of 'clients' must have at least"),
+    "not finite": (lambda: shoal.ClientArrays(X.where(X < 1, torch.nan), Y, SIZES), "NaN or infinity in 1 of 5"),
 }
 
 
@@ -212,7 +212,7 @@ def test_client_arrays_that_do_not_match_are_one_sentence(make, sentence):
 
 
 def test_a_holdout_of_other_clients_gets_one_sentence():
-    with pytest.raises(shoal.InputError, match="'holdout'"):
+    with pytest.raises(shoal.InputError, match=r"'holdout' must have 4 clients, like 'clients' \(got 1\)"):
         federation(pairs(), holdout=shoal.ClientArrays(X, Y, 13))
 
 

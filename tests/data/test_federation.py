@@ -123,7 +123,7 @@ def test_a_federation_of_one_s_own_tensors() -> None:
 )
 def test_clients_of_test_examples_must_be_positions_of_clients(clients, got) -> None:
     test = Examples(*examples(5), ["all"] * 5, clients)
-    with pytest.raises(InputError, match="5 integers"):
+    with pytest.raises(InputError, match=rf"must be 5 integers from -1 to 2 \(got {got}\)$"):
         make_federation(test=test)
 
 
@@ -180,7 +180,7 @@ def test_kind_of_examples_by_their_shape(x: Tensor, kind: str) -> None:
 @pytest.mark.parametrize("part", ["test", "shadow", "holdout"])
 def test_a_set_of_another_width_is_refused(part: str) -> None:
     other = examples(4, width=5)
-    with pytest.raises(InputError, match="examples of"):
+    with pytest.raises(InputError, match=r"must have shape \(2,\), like client 0's \(got \(5,\)\)"):
         make_federation(**{part: [other] * 3 if part == "holdout" else other})
 
 
@@ -228,15 +228,15 @@ def test_one_beta_per_client_and_alpha() -> None:
 @pytest.mark.parametrize(
     ("bounds", "beta", "sentence"),
     [
-        ((0.4, 0.8), 0.5, "'thresholds'"),
-        ((0.8, 0.6), 0.5, "'thresholds'"),
-        ((float("nan"), 0.6), 0.5, "'thresholds'"),
-        (PAPER, 1.5, "'beta'"),
-        (PAPER, float("nan"), "'beta'"),
-        (PAPER, [0.5, 2.0, 0.5], "'beta'"),
-        (PAPER, [0.5, 0.5], "'beta'"),
-        (PAPER, "loss", "'beta'"),
-        ((0.7, 0.7), "threshold", "'beta'"),
+        ((0.4, 0.8), 0.5, r"'thresholds' must be \[low, high\] with 0\.5 <= low <= high <= 1 \(got \[0\.4, 0\.8\]\)"),
+        ((0.8, 0.6), 0.5, r"'thresholds' must be \[low, high\] with 0\.5 <= low <= high <= 1 \(got \[0\.8, 0\.6\]\)"),
+        ((float("nan"), 0.6), 0.5, r"'thresholds' must be \[low, high\] with 0\.5 <= low <= high <= 1 \(got \[nan"),
+        (PAPER, 1.5, r"'beta' must be in \[0, 1\] \(got 1\.5\)"),
+        (PAPER, float("nan"), r"'beta' must be in \[0, 1\] \(got nan\)"),
+        (PAPER, [0.5, 2.0, 0.5], r"'beta' must be in \[0, 1\] \(got 2\)"),
+        (PAPER, [0.5, 0.5], r"'beta' must be one number or 3 numbers, one per client \(got 2 numbers\)"),
+        (PAPER, "loss", r"'beta' must be a number in \[0, 1\] or"),
+        ((0.7, 0.7), "threshold", "'beta' ="),
     ],
 )
 def test_what_is_refused(bounds: tuple[float, float], beta: float | str | list[float], sentence: str) -> None:

@@ -128,16 +128,16 @@ def test_a_table_may_have_a_column_of_pictures():
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        ({"client": "who", "label": "who"}, "'label'"),
-        ({"client": "who", "label": "ill", "group": "ill"}, "'group'"),
-        ({"client": "who", "label": "ill", "inputs": ("age", "ill")}, "'ill'"),
-        ({"client": "who", "label": "ill", "inputs": ("age", "age")}, "'age' twice"),
+        ({"client": "who", "label": "who"}, r"'label' and 'client' must be different columns \(got 'who' for both\)"),
+        ({"client": "who", "label": "ill", "group": "ill"}, r"'group' must be different columns \(got 'ill' for"),
+        ({"client": "who", "label": "ill", "inputs": ("age", "ill")}, r"'ill'\)"),
+        ({"client": "who", "label": "ill", "inputs": ("age", "age")}, r"'age' twice\)"),
     ],
 )
 def test_columns_with_two_meanings_are_refused(names, words):
     with pytest.raises(InputError, match=words):
         Columns(**names)
-    with pytest.raises(InputError, match=r"'columns' must be a Columns, such as Columns\(.*"):
+    with pytest.raises(InputError, match=r"'columns' must be a Columns, such as Columns\(.* \(got 'who'"):
         Federation.from_table(pd.DataFrame({"who": [1]}), "who", test=pd.DataFrame())
 
 
@@ -166,11 +166,11 @@ def test_a_pair_of_arrays_is_a_data_set_of_its_kind(case):
     ("x", "y", "sentence"),
     [
         (pd.DataFrame({"a": ["x", "y"]}), [0, 1], "columns of numbers"),
-        ([[0.5], [float("inf")]], [0, 1], "in 1 of 2"),
+        ([[0.5], [float("inf")]], [0, 1], r"in 1 of 2 examples\)"),
         ([[0.5], [0.7]], [0, -1], "labels of .*got -1"),
         ([[1, -1], [1, 2]], [0, 1], "words of .*got -1"),
         (torch.full((2, 1, 4, 4), 2.0), [0, 1], "images of .*2 to 2"),
-        ([0.5, 0.7], [0, 1], r"shape \(\)"),
+        ([0.5, 0.7], [0, 1], r"shape \(\)\)"),
         (torch.rand(0, 3), [], "'mine' has no examples"),
     ],
 )
@@ -321,8 +321,8 @@ def test_names_of_columns_may_be_numbers_which_are_read_as_text():
 @pytest.mark.parametrize(
     ("titles", "words"),
     [
-        ([0, "0"], "'0' twice"),
-        ([float("nan"), "x"], "column 1"),
+        ([0, "0"], r"'0' twice\)"),
+        ([float("nan"), "x"], r"column 1 \(got nan\)"),
     ],
 )
 def test_columns_without_a_name_of_their_own_are_refused(titles, words):
@@ -353,5 +353,5 @@ def test_a_fraction_holds_out_the_rows_that_a_configuration_holds_out(tmp_path):
         assert torch.equal(theirs.x.sort(dim=0).values, ours.x.sort(dim=0).values)
         assert len(theirs.y) == len(ours.y)
     assert made.test.client is not None
-    assert "'test'" in refused(lambda: Federation.from_table(table, Columns("who", "ill")))
+    assert "'test' and 'test_fraction'" in refused(lambda: Federation.from_table(table, Columns("who", "ill")))
     assert "'test_fraction'" in refused(lambda: Federation.from_table(table, Columns("who", "ill"), test_fraction=1.0))

@@ -158,7 +158,7 @@ def test_a_group_s_share_of_the_shadow_set_may_be_another_than_of_the_clients() 
     assert torch.bincount(federation.shadow.group).tolist() == [0, 50, 150]
     for name in ("clients", "test"):
         assert getattr(federation, name).x.equal(getattr(plain, name).x)
-    with pytest.raises(InputError, match="shadow_share"):
+    with pytest.raises(InputError, match=r"shadow_share' must be above 0 for at least one group \(got 0 for all\)"):
         federation_of(numbered(1000, 0), partition(20, 5, 200, 90), [replace(g, shadow_share=0.0) for g in groups])
 
 
@@ -389,7 +389,7 @@ def test_global_generators_and_images_stay_unchanged() -> None:
 def test_as_many_images_as_there_are_is_allowed_and_one_more_is_not() -> None:
     plan = partition(10, 20, 40, 40, holdout_examples=2)
     assert len(federation_of(numbered(250, 50), plan)) == 10
-    with pytest.raises(InputError, match="301 images"):
+    with pytest.raises(InputError, match=r"301 images \(10 clients x 22 \+ 41 shadow \+ 40 test\) \(got 300\)"):
         federation_of(numbered(250, 50), replace(plan, shadow_examples=41))
     with pytest.raises(InputError, match=r"numbers .*got 299"):
         federation_of(numbered(249, 50), plan)
@@ -398,10 +398,10 @@ def test_as_many_images_as_there_are_is_allowed_and_one_more_is_not() -> None:
 @pytest.mark.parametrize(
     ("shares", "sentence"),
     [
-        ((0.25, 0.8), "must sum"),
-        ((0.25, 0.7501), "1.0001"),
-        ((0.0, 0.0), "above 0"),
-        ((0.02, 0.98), "0.02 of"),
+        ((0.25, 0.8), r"must sum to 1 \(got 0\.25 \(a\) \+ 0\.8 \(b\) = 1\.05\)"),
+        ((0.25, 0.7501), r"1\.0001\)"),
+        ((0.0, 0.0), r"above 0 \(got 0 \(a\) \+ 0 \(b\)\)"),
+        ((0.02, 0.98), r"0\.02 of 10 clients\)"),
     ],
 )
 @pytest.mark.parametrize("reuse", [False, True])
@@ -444,16 +444,16 @@ def test_reused_images_fill_the_set_to_the_last_and_no_further():
     federation = federation_of(images, partition(24, 10, 0, 40, reuse_images=True), quarters)
     assert len(federation.clients.indices) == 240
     assert torch.bincount(federation.clients.y).tolist() == [4] * 60
-    with pytest.raises(InputError, match="71 images"):
+    with pytest.raises(InputError, match=r"71 images \(6 clients x 10 \+ 0 shadow \+ 11 test in the largest group\)"):
         federation_of(images, partition(24, 10, 0, 44, reuse_images=True), quarters)
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"clients": 0}, "'clients' must be at least 1"),
-        ({"test_examples": 0}, "'test_examples' must be at least 1"),
-        ({"reuse_images": True, "dirichlet_alpha": 1.0}, "'reuse_images'"),
+        ({"clients": 0}, r"'clients' must be at least 1 \(got 0"),
+        ({"test_examples": 0}, r"'test_examples' must be at least 1 \(got 0"),
+        ({"reuse_images": True, "dirichlet_alpha": 1.0}, "'reuse_images' and 'dirichlet_alpha' are not allowed"),
     ],
 )
 def test_a_partition_refuses_values_out_of_range(changes: dict[str, Any], sentence: str) -> None:

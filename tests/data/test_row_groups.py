@@ -134,7 +134,7 @@ def test_one_model_per_group_needs_groups_of_clients():
 
 def test_a_group_without_test_rows_is_refused():
     rows = table()
-    with pytest.raises(shoal.InputError, match="'women'"):
+    with pytest.raises(shoal.InputError, match=r"'women'\)"):
         shoal.Federation.from_table(rows, COLUMNS, test=rows[rows["sex"] == "men"])
 
 

@@ -164,14 +164,14 @@ def test_groups_of_one_data_set_have_separate_shifts() -> None:
 
 BAD = {
     "three angles": ({"rotation": (0.0, 10.0, 20.0)}, r"'rotation' must be two numbers, \[low, high\]"),
-    "factors": ({"brightness": (1.2, 0.9)}, "'brightness'"),
+    "factors": ({"brightness": (1.2, 0.9)}, r"'brightness' must be \[low, high\] with low <= high \(got \[1\.2"),
     "negative factor": ({"brightness": (-0.5, 0.9)}, r"'brightness' must be at least 0"),
-    "a shift of nothing": ({"shift_per": "client"}, "'shift_per'"),
+    "a shift of nothing": ({"shift_per": "client"}, "'shift_per' ="),
     "a shift of something else": (
         {"rotation": (0.0, 20.0), "shift_per": "round"},
-        "'shift_per' must be .*image.*client.*",
+        r"'shift_per' must be .*image.*client.* \(got 'round'",
     ),
-    "negative labels": ({"label_shift": -1}, "'label_shift' must be at least 0"),
+    "negative labels": ({"label_shift": -1}, r"'label_shift' must be at least 0 \(got -1"),
 }
 
 

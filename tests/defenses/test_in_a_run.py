@@ -88,7 +88,7 @@ def test_noise_may_be_left_out_with_no_bound_and_then_nothing_is_private(config_
 @pytest.mark.parametrize(
     ("defenses", "sentence"),
     [
-        ({"flooding": "a"}, r"'defenses.flooding' must be a number.*"),
+        ({"flooding": "a"}, r"'defenses.flooding' must be a number.* \(got 'a'"),
         ({"relaxloss": {}}, r"'defenses.relaxloss.alpha' is missing"),
         ({"augmentation": {"strength": 0.5}}, r"unknown key 'defenses.augmentation.strength'"),
         ({"mixup": 0.4, "flooding": 0.5}, r"^defenses: Mixup cannot be combined with Flooding"),

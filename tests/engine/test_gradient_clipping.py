@@ -329,8 +329,8 @@ class Branching(nn.Linear):
     [
         (lambda: nn.Linear(4, 3), None),
         (lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), None),
-        (lambda: Centred(4, 3), "depends on"),
-        (lambda: Branching(4, 3), "PyTorch says"),
+        (lambda: Centred(4, 3), "an example's output depends on the other examples of the batch"),
+        (lambda: Branching(4, 3), "PyTorch says: It looks like you"),
         (lambda: nn.Linear(5, 3), None),
     ],
     ids=["linear", "layers", "mean of the batch", "if", "neither backend"],
@@ -338,4 +338,4 @@ class Branching(nn.Linear):
 def test_vmap_is_refused_where_it_would_not_give_the_loop_s_gradients(network, obstacle, count):
     x, y = torch.randn(count, 4, generator=Stream(0).generator()), torch.arange(count) % 3
     found = vmap_obstacle(Model(network), x, y)
-    assert found is None if obstacle is None else obstacle in found
+    assert found is None if obstacle is None else found.startswith(obstacle)

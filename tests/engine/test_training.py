@@ -358,8 +358,8 @@ WRONG = [
     (TorchOptimizer, {"name": "Adamm"}, "torch.optim has no optimizer 'Adamm'; did you mean 'Adam'?"),
     (TorchOptimizer, {"name": "LBFGS"}, "torch.optim has no optimizer 'LBFGS'"),
     (TorchOptimizer, {"name": "Adam", "options": {"lr": 0.1}}, "'options' must not contain 'lr'"),
-    (TorchOptimizer, {"name": "Adam", "options": {"mu": 0.1}}, "torch.optim.Adam"),
-    (TorchOptimizer, {"name": "Adam", "options": {"betas": [2.0, 0.9]}}, "torch.optim.Adam rejects"),
+    (TorchOptimizer, {"name": "Adam", "options": {"mu": 0.1}}, "torch.optim.Adam rejects these options"),
+    (TorchOptimizer, {"name": "Adam", "options": {"betas": [2.0, 0.9]}}, "torch.optim.Adam rejects these options"),
     (Engine, {"model": Model(lambda: nn.Linear(4, 2)), "threads": 0}, "'threads'"),
     *((require_plain, {"local": LocalSGD(**more)}, "it needs plain SGD in local training")
       for more in ({"momentum": 0.5}, {"clip_norm": 1.0}, {"optimizer": ADAM}, {"tensors": frozenset({"output.bias"})},

@@ -103,11 +103,11 @@ def test_a_source_returns_arrays_a_table_or_a_federation(examples, monkeypatch, 
 @pytest.mark.parametrize(
     ("source", "keys", "sentence"),
     [
-        ("wine:load", {}, "'data.clients'"),
-        ("wine:load", {"client": "a", "label": "b"}, "'wine:load'"),
-        ("wine:by_strength", ONE_SET, "'wine:by_strength'"),
-        ("made:load", ONE_SET, "'data.clients'"),
-        ("made:load", {"test_fraction": 0.5}, "'data.test_fraction'"),
+        ("wine:load", {}, "'data.clients', 'data.examples_per_client' and 'data.test_examples'"),
+        ("wine:load", {"client": "a", "label": "b"}, "'wine:load' did not return a table"),
+        ("wine:by_strength", ONE_SET, "'wine:by_strength' returned"),
+        ("made:load", ONE_SET, "'data.clients' and other numbers of examples"),
+        ("made:load", {"test_fraction": 0.5}, "'data.test_fraction' and other fractions"),
     ],
 )
 def test_keys_that_do_not_fit_a_source_are_one_sentence(examples, monkeypatch, tmp_path, source, keys, sentence):

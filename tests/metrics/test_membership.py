@@ -233,7 +233,7 @@ def test_roc_refuses_scores_that_are_not_finite(value: float) -> None:
 
 def test_roc_refuses_no_examples() -> None:
     none = np.zeros(0)
-    with pytest.raises(InputError, match="ROC curve"):
+    with pytest.raises(InputError, match="ROC curve needs at least one example with a positive weight"):
         roc(none, none.astype(bool))
     with pytest.raises(InputError, match="ROC curve"):
         roc_auc(np.array([1.0, 2.0]), np.array([True, False]), np.zeros(2))

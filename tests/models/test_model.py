@@ -204,7 +204,7 @@ def test_a_single_number_is_a_tensor_too() -> None:
 def test_pack_refuses_a_missing_name_and_another_shape() -> None:
     with pytest.raises(InputError, match=r"\['cube', 'matrix'\] are missing"):
         LAYOUT.pack({name: t for name, t in TENSORS.items() if name not in ("matrix", "cube")})
-    with pytest.raises(InputError, match=r"'matrix' must have shape \(2, 6\)"):
+    with pytest.raises(InputError, match=r"'matrix' must have shape \(2, 6\) \(got \(6, 2\)"):
         LAYOUT.pack(TENSORS | {"matrix": TENSORS["matrix"].T})
 
 

@@ -275,7 +275,7 @@ def test_test_examples_can_be_known_too(federation):
     [
         ({"property_fractions": (0.0,)}, "'property_fractions' must be above 0"),
         ({"property_fractions": ()}, "'property_fractions' must be not empty"),
-        ({"visible_models": "some"}, "'visible_models' must be 'all' or 'own'"),
+        ({"visible_models": "some"}, r"'visible_models' must be 'all' or 'own' \(got 'some'"),
     ],
 )
 def test_wrong_settings_are_one_sentence(wrong, sentence):

@@ -158,7 +158,7 @@ def test_the_schedule_follows_the_victim_into_another_order():
 @pytest.mark.parametrize(
     ("dataset", "make_settings", "sentence"),
     [
-        (replace(images(), has_property=None), settings, "'task'"),
+        (replace(images(), has_property=None), settings, "'task' of made must name a property for a property attack"),
         (
             replace(images(), has_property=torch.zeros(1_200, dtype=torch.bool)),
             settings,
@@ -166,7 +166,7 @@ def test_the_schedule_follows_the_victim_into_another_order():
         ),
         (replace(images(), has_property=torch.ones(1_200, dtype=torch.bool)), settings, "got 1,200 of 1,200"),
         (images(), lambda: settings(clients=2), "'clients'.*got 2"),
-        (images(), lambda: settings(examples=400), r"2,638 images"),
+        (images(), lambda: settings(examples=400), r"2,638 images .* \(got 1,200\)"),
         (images(), lambda: settings(min_examples=150), "the attacker .*got 11[0-9]"),
         (images(), lambda: settings(attacker_share=0.97), "the victim .*got 7"),
         (
@@ -179,8 +179,8 @@ def test_the_schedule_follows_the_victim_into_another_order():
             lambda: settings(alpha=None, min_examples=20),
             r"6 clients .*120 .*got \d\d",
         ),
-        (images(), lambda: settings(attacker_share=1.0), "'attacker_share' must be below 1.*"),
-        (images(), lambda: settings(period=1), "'period' must be at least 2"),
+        (images(), lambda: settings(attacker_share=1.0), r"'attacker_share' must be below 1.* \(got 1.0"),
+        (images(), lambda: settings(period=1), r"'period' must be at least 2 \(got 1"),
     ],
 )
 def test_wrong_property_partitions_are_one_sentence(dataset, make_settings, sentence):

@@ -176,7 +176,7 @@ def test_an_attack_on_rounds_may_be_a_class_that_the_table_names(config_of, tmp_
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"data__task": "class"}, "'task'"),
+        ({"data__task": "class"}, "'task' of digits must name a property for a property attack, such as"),
         ({"data__task": "class/thin"}, "thick"),
         ({"data__clients": 2}, "clients'.*got 2"),
         ({"property_attack__gamma": 0.0}, "'property_attack.gamma' must be above 0"),
@@ -186,7 +186,7 @@ def test_an_attack_on_rounds_may_be_a_class_that_the_table_names(config_of, tmp_
         ({"property_attack__period": 13}, "'algorithm.rounds' must be at least 13"),
         ({"property_attack__period": 5, "property_attack__warm_up": 10}, "'algorithm.rounds' must be at least 15"),
         ({"local__batch_size": 100}, "needs? at least 100"),
-        ({"data__groups": {"a": {"share": 0.5}, "b": {"share": 0.5}}}, "'data.groups'"),
+        ({"data__groups": {"a": {"share": 0.5}, "b": {"share": 0.5}}}, r"'data\.groups' cannot be combined with"),
     ],
 )
 def test_wrong_property_configurations_are_one_sentence(config_of, tmp_path, changes, sentence):

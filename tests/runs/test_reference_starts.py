@@ -129,5 +129,5 @@ def test_reference_federations_begin_at_a_public_start(tmp_path):
     assert int(trained.sum()) == 3
     found = result.audit(references=2)
     assert {int(name) for name in found.records["client"]} == set(torch.nonzero(trained).flatten().tolist())
-    with pytest.raises(InputError, match="'public' must be a bool, True or False"):
+    with pytest.raises(InputError, match=r"'public' must be a bool, True or False \(got 'no'"):
         result.start(public="no")

@@ -254,7 +254,7 @@ def test_an_existing_directory_is_left_alone(finished, toy_config):
     before = content(finished)
     with pytest.raises(InputError, match="exists already"):
         run(toy_config(algorithm__rounds=6), finished)
-    with pytest.raises(InputError, match=r"seed = 3"):
+    with pytest.raises(InputError, match=r"seed = 3 \(got 7\)"):
         run(toy_config(algorithm__rounds=6, seed=7), finished, resume=True)
     with pytest.raises(InputError, match=r"'algorithm\.rounds' must be at least 6 to resume .got 5."):
         run(toy_config(algorithm__rounds=5), finished, resume=True)
@@ -268,7 +268,7 @@ def test_an_existing_directory_is_left_alone(finished, toy_config):
         ("folder", lambda out: (out.mkdir(), (out / "thesis.tex").write_text("")), {}, True, "is not a run directory"),
         ("file", lambda out: out.write_text(""), {}, True, "is not a directory"),
         ("file/out", lambda out: out.parent.write_text(""), {}, False, "cannot be written"),
-        ("out", lambda out: None, {"data__clients": 1000}, False, "1000 clients"),
+        ("out", lambda out: None, {"data__clients": 1000}, False, r"1000 clients x 12 \+ 60 shadow \+ 40 test\) \(got"),
     ],
     ids=["foreign", "file", "unwritable", "too few examples"],
 )
@@ -318,13 +318,13 @@ def test_rounds_without_a_client_are_logged(toy_config, tmp_path):
 
 
 REFUSED = [
-    ({"record": {"updates": "every"}}, "'record.updates' must be an integer"),
+    ({"record": {"updates": "every"}}, r"'record.updates' must be an integer \(got 'every'"),
     ({"canaries": {"per_client": 12}}, r"\[canaries\]: .*'per_client' = 12"),
     ({"canaries": {"per_client": 2, "clients": 11}}, "at least 11 of 10 clients"),
     ({"canaries": {"clients": "some"}}, "'canaries.clients' must be"),
-    ({"evaluation__view": "all"}, "'evaluation.view' must be 'outsider', 'client' or 'server'"),
+    ({"evaluation__view": "all"}, r"'evaluation.view' must be 'outsider', 'client' or 'server' \(got 'all'"),
     ({"privacy__view": ["client"]}, "'view' must be .*10 views"),
-    ({"evaluation__reference_federations": -1}, "'evaluation.reference_federations' must be at least 0"),
+    ({"evaluation__reference_federations": -1}, r"'evaluation.reference_federations' must be at least 0 \(got -1"),
     (
         {"evaluation__reference_federations": 2, "property_attack": {"warm_up": 1, "period": 2}}
         | {"data__groups": None, "data__task": "class/thick", "red_team__attack": "gap"}

@@ -107,7 +107,7 @@ def test_several_inputs_are_packed_into_one_tensor():
 
 
 X, Y = torch.ones(3, 4), torch.tensor([0, 1, 0])
-PACKED = "torch.cat"
+PACKED = r"torch\.cat\(\[a, b\], dim=1\), and split x in the network"
 PADDED = "torch.nn.utils.rnn.pad_sequence"
 
 
@@ -136,7 +136,7 @@ class Items(torch.utils.data.Dataset):
             DataLoader([{"ids": x, "mask": x, "label": 0} for x in X]),
             "'ids', 'mask', 'label'",
         ),
-        (DataLoader([(x, x, 0) for x in X]), "list of 3"),
+        (DataLoader([(x, x, 0) for x in X]), r"list of 3\)"),
         (DataLoader([]), "client 0 is a data loader without batches"),
         (([[1, 2], [3], [4, 5, 6]], Y), PADDED),
         (([words for words, _ in texts(3, 0)], Y), PADDED),

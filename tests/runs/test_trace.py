@@ -220,7 +220,7 @@ def test_what_is_wrong_with_the_records_is_one_sentence_with_their_file(written)
     folder, _ = written
     whole, path = records(), folder / "records.npz"
     for wrong, sentence in [
-        ({"x": whole["x"] * np.nan}, "NaN"),
+        ({"x": whole["x"] * np.nan}, r"NaN or infinity in 8 of 8 examples\)"),
         ({"x": whole["x"][:, :, 1:]}, r"\(1, 3, 4\); trace.toml requires \(1, 4, 4\)"),
         ({"y": whole["y"] + 1}, "'y' must be labels from 0 to 2"),
         ({"y": whole["y"][1:]}, "8 examples and 7 labels"),
@@ -243,15 +243,15 @@ def test_what_is_wrong_with_the_records_is_one_sentence_with_their_file(written)
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (("classes = 3", "classes = 1"), "'classes' must be at least 2"),
+        (("classes = 3", "classes = 1"), r"'classes' must be at least 2 \(got 1"),
         (("classes", "clases"), "unknown key 'clases'; did you mean 'classes'"),
         (("[1, 4, 4]", "[4, 4]"), r"'shape' must be \[channels, height, width\] or \[numbers\]"),
         (("shape = [1, 4, 4]", ""), "either 'shape'"),
         (("tracing:Normed", "tracing:Other"), "the module has no class or function 'Other'"),
-        (("tracing:Normed", "gru"), "model 'gru'"),
+        (("tracing:Normed", "gru"), r"model 'gru' requires texts \(got images\)"),
         (("classes", "loss = 'hinge'\nclasses"), "'loss' must be 'cross-entropy' or 'module:Name'"),
         (("classes", "loss = 'tracing:hinge'\nclasses"), "the module has no class or function 'hinge'"),
-        (("classes", "every = 0\nclasses"), "'every' must be at least 1"),
+        (("classes", "every = 0\nclasses"), r"'every' must be at least 1 \(got 0"),
     ],
 )
 def test_what_is_wrong_with_trace_toml_is_one_sentence_with_its_name(written, change, sentence):

@@ -211,14 +211,14 @@ def test_a_simulation_in_python_records_too(mlp, build, tmp_path):
     average = last.models[0] + federation.clients.sizes / federation.clients.sizes.sum() @ last.updates
     torch.testing.assert_close(average, watched.state.models[0], rtol=1e-4, atol=1e-6)
     for other, sentence in [
-        ({"record_updates": 0}, "record.updates = 1"),
+        ({"record_updates": 0}, r"record\.updates = 1 \(got None\)"),
         ({"record_updates": 2}, "record.updates = 1"),
     ]:
         with pytest.raises(InputError, match=sentence):
             simulate_with(federation, mlp, FedAvg(), local, out=out, resume=True, **PYTHON | other)
     for wrong, sentence in [
         ({"out": None}, "'record_updates' needs 'out'"),
-        ({"record_updates": -1}, "'record_updates' must be at least 0"),
+        ({"record_updates": -1}, r"'record_updates' must be at least 0 \(got -1"),
         ({"max_megabytes": 0}, "'max_megabytes' must be at least 1"),
     ]:
         with pytest.raises(InputError, match=sentence):

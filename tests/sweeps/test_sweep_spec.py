@@ -153,10 +153,10 @@ def test_several_sweeps_can_share_what_they_show(written, tmp_path):
 FIGURE = SWEEP + '[figures.f]\nkind = "bars"\nx = "algorithm"\naverage = ["data.groups.minority.share"]\ny = ["x"]\n'
 
 BAD = {
-    "no path": (SWEEP.replace('"base.toml"', '"a\\u0000b"'), "null byte"),
+    "no path": (SWEEP.replace('"base.toml"', '"a\\u0000b"'), "null bytes (got"),
     "an integer beyond 64 bits": (
         SWEEP.replace("[4, 2]", "[0x10000000000000000]"),
-        "65 bits",
+        "65 bits)",
     ),
     "a number of thousands of digits": (SWEEP.replace("0.4]", f"1{'0' * 5000}]"), "is not TOML: Exceeds the limit"),
     "lists without end": (f"x = {'[' * 5000}{']' * 5000}", "is nested too deeply"),
@@ -207,7 +207,7 @@ BAD = {
     ),
     "an axis unspoken for": (
         SWEEP + '[tables.t]\ny = ["mia.minority"]\nrows = ["algorithm"]',
-        "'data.groups.minority.share'",
+        "'data.groups.minority.share' also varies in the sweep",
     ),
     "an axis spoken for twice": (
         SWEEP + '[tables.t]\ny = ["mia.minority"]\nrows = ["algorithm"]\naverage = ["algorithm"]',
@@ -231,9 +231,9 @@ BAD = {
         "'figures.f.kind' must be 'boxes'",
     ),
     "a figure over nothing": (SWEEP + '[figures.f]\nkind = "bars"\ny = ["x"]', "'figures.f.x' is missing"),
-    "a level that is none": (FIGURE + "level = nan", "'figures.f.level' must be a finite number"),
+    "a level that is none": (FIGURE + "level = nan", "'figures.f.level' must be a finite number (got nan"),
     "a name too long for a file": (SWEEP + f"[tables.{'a' * 201}]\ny = ['x']", "at most 200 bytes"),
-    "a file's name that is none": (SWEEP + '[tables."a/b"]\ny = ["x"]', "'tables.a/b'"),
+    "a file's name that is none": (SWEEP + '[tables."a/b"]\ny = ["x"]', "'tables.a/b' must have a name of letters"),
 }
 
 

@@ -353,7 +353,7 @@ def limits(values: dict[str, object]) -> Limits:
         (node, {"noise": "seed", "epsilon-budget": 1.0}, "'noise' must be 'secret'"),
         (node, {"epsilon-budget": "much"}, "'epsilon-budget' must be a number"),
         (RunSettings.read, {"config": ""}, "'config' must be a TOML file"),
-        (RunSettings.read, {"config": "nowhere.toml"}, "a TOML file at the server"),
+        (RunSettings.read, {"config": "nowhere.toml"}, r"a TOML file at the server \(got 'nowhere.toml'"),
         (RunSettings.read, {"config": HERE, "min-nodes": 0}, "'min-nodes' must be at least 1"),
         (RunSettings.read, {"config": HERE, "round-timeout": -1.0}, "'round-timeout' must be at least 0"),
         (limits, {"max_examples": 0}, "'max_examples' must be"),

@@ -383,7 +383,7 @@ def test_a_server_that_does_not_hold_the_directory_leaves_its_progress_alone(tmp
             server_app.main(Nodes(tmp_path), SimpleNamespace(run_config=config))
         assert not (given.out / "progress.json").exists()
     (given.out / "config.toml").write_text(parse_config(TABLE, "test").toml())
-    with pytest.raises(InputError, match="seed = 2"):
+    with pytest.raises(InputError, match=r"seed = 2 \(got 5\)"):
         server_app.main(Nodes(tmp_path), SimpleNamespace(run_config=config))
     assert not (given.out / "progress.json").exists()
 

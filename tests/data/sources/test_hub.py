@@ -91,7 +91,7 @@ def test_fetched_femnist_is_upright_light_on_black_and_all_training(tmp_path, hu
         (ConnectionError("no route\nto host"), "ConnectionError: no route"),
         (ValueError(), "ValueError"),
         (split(GREY[:1], [0], image="img"), "image"),
-        (split(GREY[:0], []), "28, 28"),
+        (split(GREY[:0], []), "28, 28) and labels from 0 to 9"),
         (split([GREY[0], GREY[0, :3]], [0, 1]), "shape (28, 28)"),
         (split(random_images(1, (28, 28, 3)), [0]), "shape (28, 28)"),
         (split(GREY[:2], [0, 10]), "0 to 9"),

@@ -136,7 +136,7 @@ def test_a_missing_file_or_folder_is_one_sentence(lfw, tmp_path):
     assert "lfw_attributes.txt' is missing" in error_of(lfw)
     (tmp_path / "kept").rename(lfw / "lfw_attributes.txt")
     (lfw / "lfw_funneled").rename(tmp_path / "elsewhere")
-    assert "folder of" in error_of(lfw)
+    assert "folder of images, named one of 'lfw_funneled', 'lfw', 'lfw-deepfunneled'" in error_of(lfw)
     assert "'lfw-deepfunneled'" in error_of(lfw)
 
 
@@ -152,7 +152,7 @@ def test_missing_images_are_counted_and_the_first_is_named(lfw):
     for person, number, _ in (ROWS[1], ROWS[2]):
         path_of(lfw / "lfw_funneled", person, number).unlink()
     sentence = error_of(lfw)
-    assert "2 of" in sentence
+    assert "2 of 4 images named by" in sentence
     assert "Abel_Moss_0001.jpg" in sentence
 
 

@@ -132,5 +132,5 @@ def test_colour_images_are_not_measured():
     colour = images(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(2).long(), 1)
     with pytest.raises(InputError, match="3 channels"):
         stroke_property(colour, "thick")
-    with pytest.raises(InputError, match="'wide'"):
+    with pytest.raises(InputError, match=r"'wide'\)"):
         stroke_property(colour, "wide")

@@ -202,7 +202,7 @@ def test_a_bad_file_is_one_sentence(tmp_path, lines, sentence):
 
 
 def test_a_task_or_a_folder_without_the_file_is_refused(dump, tmp_path):
-    with pytest.raises(InputError, match="'task'"):
+    with pytest.raises(InputError, match=r"'task' of 'yelp' is unknown \(got 'score/autor-1'\)"):
         load_yelp(dump, "score/autor-1")
     with pytest.raises(InputError, match=r"'score/author-11'.* did you mean"):
         load_yelp(dump, "score/author-11")
