@@ -178,6 +178,7 @@ def test_terminal_page_and_file_print_one_verdict_by_the_interval_of_the_judging
     assert said[1].startswith(exposure_summary(best.findings, unasked=False))
     assert said[2].startswith(sentence(worst))
     assert document["findings"] == [worst.json, other.json]
+    assert document["words"] == best.words
     assert (document["findings"][0]["verdict"], document["findings"][0]["limit"]) == (outcome, demand.limit)
     ends = document["exposure"], document["exposure_low"], document["exposure_high"]
     assert ends == (worst.accuracy.value, worst.accuracy.low, worst.accuracy.high)

@@ -124,7 +124,7 @@ class Protection:
     """
 
     rung: str
-    description: str
+    words: str
     outcome: Verdict
     findings: tuple[Finding, ...]
     before: float
@@ -328,7 +328,7 @@ def judgement_of(rung: Rung, figures: Figures, demand: Demand, alone: float = na
     payer = float(figures.attacked.loc[own, f"accuracy.{now['payer']}"].mean())
     return Protection(
         rung=rung.name,
-        description=rung.description,
+        words=rung.description,
         outcome=outcome,
         findings=tuple(found),
         before=float(figures.exposures_before.loc[same_seeds, worst.group].mean()),
@@ -363,11 +363,7 @@ def sentences(best: Protection, demand: Demand) -> list[str]:
             what = "Change nothing: the federation is within the limit as it is."
         cost = f"{capitalize(best.metric)} over all clients is {best.accuracy:.3f}."
     else:
-        what = (
-            f"Train the federation with {best.description}."
-            if within
-            else f"{capitalize(none)}. The best: {best.description}."
-        )
+        what = f"Train the federation with {best.words}." if within else f"{capitalize(none)}. The best: {best.words}."
         compared = demand.test_of(best.rung).looks[0]
         first = f"the first {compared} of " * (best.seeds > compared)
         before = f" As it is, {best.findings[0].group} has {best.before:.3f} on {first}the same seeds."

@@ -93,10 +93,11 @@ class Rung:
         set_keys(changed, self.changes)
         return changed
 
-    def extend_with(self, name: str, words: str, changes: Mapping[str, Any], rates: tuple[float, ...]) -> "Rung":
+    def extend_with(self, name: str, description: str, changes: Mapping[str, Any], rates: tuple[float, ...]) -> "Rung":
         """Return the protection with further changes."""
-        name, words = (", ".join(filter(None, parts)) for parts in ((self.name, name), (self.description, words)))
-        return Rung(name, words, {**self.changes, **changes}, rates)
+        pairs = (self.name, name), (self.description, description)
+        name, description = (", ".join(filter(None, pair)) for pair in pairs)
+        return Rung(name, description, {**self.changes, **changes}, rates)
 
     def at_rates(self) -> tuple["Rung", ...]:
         """List the protection at each of its learning rates, or the protection itself if it has none."""
