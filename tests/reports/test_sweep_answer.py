@@ -175,6 +175,13 @@ def test_the_minority_is_a_column_and_in_the_figure_of_a_file_that_asks_for_none
     assert "accuracy.few" not in alike.keys, "groups that are alike have no minority"
 
 
+@pytest.mark.parametrize(("drawn", "shown"), [(0, True), (4, True), (5, False)])
+def test_limits_are_a_column_where_a_client_set_one_even_if_none_is_exceeded(drawn: int, shown: bool) -> None:
+    results = results_of().assign(**{"violations.total": 0, "thresholds_drawn": drawn})
+    results = results.assign(**{"clusters.0.clients": 3, "clusters.1.clients": 2})
+    assert ("violations.total" in settings_of(results).keys) == shown
+
+
 def test_each_condition_of_the_further_axes_has_rows_of_its_own_unless_they_are_many() -> None:
     headings = [row.cells[0].text for row in settings_table(settings_of(results_of())).rows if row.style]
     assert headings == ["averaged over share", "share 0.1", "share 0.3"]

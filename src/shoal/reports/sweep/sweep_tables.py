@@ -80,9 +80,10 @@ class Settings:
         exposed = [str(exposure.idxmax())] if len(exposure) else []
         shown = [key for shown in (*spec.tables.values(), *spec.figures.values()) for key in shown.y]
         measured = set(metrics_in(results, ("run", "seed", *statistics.axes)))
-        limits = ["exceeded.total" if "exceeded.total" in measured else "violations.total"]
-        if not results.get(limits[0], pd.Series(dtype=float)).any():
-            limits = []
+        clients = results.filter(regex=r"^clusters\.\d+\.clients$").sum(axis=1)
+        # As on the page of a run: nobody reads limits that were drawn at random for all clients.
+        limited = "thresholds_drawn" not in results or bool((results["thresholds_drawn"] < clients).any())
+        limits = ["exceeded.total" if "exceeded.total" in measured else "violations.total"] if limited else []
         keys = dict.fromkeys(["accuracy.overall", *fewest, *worst, *exposed, *limits, *COSTS, *shown])
         keys = [key for key in keys if key in measured][:MOST_METRICS]
         return Settings(statistics, labels, keys, "".join(exposed), next(iter(axes_that_vary(statistics)), None))
