@@ -15,7 +15,7 @@ import pandas as pd
 import shoal.attacks
 from shoal.attacks import ShadowModelAttack, SourceInference, Stack
 from shoal.audit.record_table import AGAINST_CLIENTS, CHOSEN_OF_VIEW, rank_attacks_for_view, strongest, views_within
-from shoal.core.formats import capitalize, count, decimal, join_words
+from shoal.core.formats import capitalize, count, decimal, join_words, names_by
 from shoal.data.preferences import VIEWS, View
 from shoal.metrics import MembershipMetrics, least_non_members
 from shoal.metrics.intervals import Estimate, Verdict
@@ -376,10 +376,6 @@ def exposure_summary(found: Sequence[Finding], *, unasked: bool = True) -> str:
 
 def _to_whom(found: Iterable[Finding]) -> str:
     """Groups to views; the views to which the same groups are exposed share a phrase."""
-    by_view: dict[str, list[str]] = {}
-    for one in found:
-        by_view.setdefault(one.view, []).append("all records" if one.group == "all" else one.group)
-    by_names: dict[str, list[str]] = {}
-    for view, names in by_view.items():
-        by_names.setdefault(join_words(names, MOST_NAMES), []).append(BY.get(view, view))
+    by_view = names_by(("all records" if one.group == "all" else one.group, one.view) for one in found)
+    by_names = names_by((BY.get(view, view), join_words(names, MOST_NAMES)) for view, names in by_view.items())
     return "; ".join(f"{names} to {join_words(views)}" for names, views in by_names.items())

@@ -1,9 +1,9 @@
 """Text formats of numbers, names and values in reports, tables, notebooks and on the command line."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,6 +91,21 @@ def join_words(names: Sequence[str], most: int = 100) -> str:
     if len(names) > most:
         return f"{', '.join(names[:most])} and {len(names) - most} more"
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+def names_by(pairs: Iterable[tuple[str, Key]]) -> dict[Key, list[str]]:
+    """Group names by a shared key, in order of first appearance.
+
+    >>> names_by([("a", "gain"), ("b", "cost"), ("c", "gain")])
+    {'gain': ['a', 'c'], 'cost': ['b']}
+    """
+    names = dict[Key, list[str]]()
+    for name, key in pairs:
+        names.setdefault(key, []).append(name)
+    return names
 
 
 def name_examples(text: str, kind: str) -> str:

@@ -1,7 +1,6 @@
 """The exposure of a simulation's records, predicted before the first round: rows, sentences and keys."""
 
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -13,7 +12,7 @@ import torch
 from shoal.algorithms import LocalOnly
 from shoal.algorithms.wrapper import choice_noise
 from shoal.audit.record_table import CLIENT, OUTSIDER, SERVER
-from shoal.core.formats import count, decimal, join_words, number, one_line
+from shoal.core.formats import count, decimal, join_words, names_by, number, one_line
 from shoal.data.content import most_copies
 from shoal.defenses import accounting
 from shoal.engine import client_trainings
@@ -65,21 +64,29 @@ class GroupExposure:
     @property
     def answer(self) -> str:
         """The verdict in a few words."""
-        expected = self.exposure.expected
         if self.exposure.verdict == "recognised":
             share = "less than 1 %" if self.recognised < 0.005 else f"{100 * self.recognised:.0f} %"
             return "recognises every record" if self.recognised == 1 else f"recognises {share} of the records"
         if self.exposure.verdict == "hidden":
             return "recognises no record by these attacks"
-        return "may recognise records" + ("" if isnan(expected) else f" (AUC up to {expected:.2f})")
+        return f"may recognise records{self._expected}"
+
+    @property
+    def _expected(self) -> str:
+        """The predicted AUC in words."""
+        expected = self.exposure.expected
+        return "" if isnan(expected) else f" (AUC up to {expected:.2f})"
 
     def sentence(self) -> str:
         """Describe the group's exposure and the most exposed layer, without the group's name."""
         one, layer = self.exposure, self.exposure.layer
         after = "" if self.view == OUTSIDER else f" after {_rounds(one.rounds)}"
-        by = "" if one.exact else f", by a matched filter (AUC up to {one.expected:.2f})"
-        verdict = {"recognised": f"every record is recognised{after}{by}", "hidden": "every record is hidden"}
-        said = verdict.get(one.verdict, self.answer.replace("may recognise records", "records may be recognised"))
+        by = "" if one.exact else f", by a matched filter{self._expected}"
+        said = {
+            "recognised": f"every record is recognised{after}{by}",
+            "hidden": "every record is hidden",
+            "between": f"records may be recognised{self._expected}",
+        }[one.verdict]
         size = f"{count(layer.inputs)} input{'s' * (layer.inputs != 1)}, {count(layer.outputs)} outputs"
         return f"{self.whose}: {said}. Layer '{layer.name}' ({size}) receives {self._inputs()}{self._why()}."
 
@@ -296,9 +303,7 @@ class Preflight:
         """Yield the title and the sentences of each part of the report."""
         answers = [f"{_ATTACKER[view]}: {answer}" for view, answer in self.answers.items()]
         yield "Who could recognise a training record", answers
-        views = defaultdict[tuple[str, ...], list[str]](list)
-        for view, said in self.sentences.items():
-            views[tuple(said)].append(_VIEW_NAMES[view])
+        views = names_by((_VIEW_NAMES[view], tuple(said)) for view, said in self.sentences.items())
         yield from ((f"Why: {join_words(names)}", said) for said, names in views.items())
         if self.epsilons:
             said = [self._promise_words(view, epsilon) for view, epsilon in self.epsilons.items()]
@@ -356,9 +361,7 @@ def preflight(seen: VisibleMoves, *, first_round: int = 1, steered: bool = False
 
 def _together(found: Sequence[GroupExposure], said: Callable[[GroupExposure], str]) -> list[str]:
     """One sentence for all groups that share it; without names where all groups do."""
-    groups: dict[str, list[str]] = defaultdict(list)
-    for one in found:
-        groups[said(one)].append(one.group)
+    groups = names_by((one.group, said(one)) for one in found)
     if len(groups) == 1:
         return [*groups]
     return [f"{', '.join(named)}: {sentence}" for sentence, named in groups.items()]

@@ -57,11 +57,9 @@ def headlines(flat: Mapping[str, Any]) -> list[Headline]:
     client = f"client '{flat['leaver.client']}'"
     forgotten, earlier, cost, staying = list[str](), list[str](), list[str](), list[str]()
     for view in ("outsider", "client"):
-        phrase, figure, who = _PHRASES.get(flat[f"views.{view}.leaver.verdict"]), _figure(flat, view), _VIEWS[view]
-        article = "an" if view == "outsider" else "a"
-        more = f"--references {4 * flat['references']} would narrow the interval"
-        undecided = f"Not decided for {article} {who}: {figure}; {more}."
-        forgotten.append(f"To {article} {who}, {client} is {phrase}: {figure}." if phrase else undecided)
+        more = f"; --references {4 * flat['references']} would narrow the interval"
+        undecided = flat[f"views.{view}.leaver.verdict"] == "not decided"
+        forgotten.append(f"{_verdict(flat, view)}{more * undecided}.")
     control = Estimate.of(flat, "control.outsider.held_out_auc")
     if control.low > 0.5 or control.high < 0.5:
         forgotten.append(
@@ -90,6 +88,15 @@ def headlines(flat: Mapping[str, Any]) -> list[Headline]:
         "Are the others more exposed?": staying,
     }
     return [Headline(question, " ".join(said)) for question, said in questions.items() if said]
+
+
+def _verdict(flat: Mapping[str, Any], view: str) -> str:
+    """Whether a view recognises the client, with the figure."""
+    phrase, figure = _PHRASES.get(flat[f"views.{view}.leaver.verdict"]), _figure(flat, view)
+    who = f"{'an' if view == 'outsider' else 'a'} {_VIEWS[view]}"
+    if not phrase:
+        return f"Not decided for {who}: {figure}"
+    return f"To {who}, client '{flat['leaver.client']}' is {phrase}: {figure}"
 
 
 def _figure(flat: Mapping[str, Any], view: str) -> str:
@@ -129,7 +136,6 @@ def _by_view(flat: Mapping[str, Any], title: str) -> Sequence[plot.Figure]:
 
 def leaver_page(flat: Mapping[str, Any], notes: Sequence[str] = ()) -> str:
     """Render the page."""
-    found = headlines(flat)
     lead = [("warning", note) for note in notes]
     figures = {(_title(name, view), _VIEWS[view]): key for name, (view, key) in _attacks(flat).items()}
     figures["the client as a whole", _VIEWS["outsider"]] = "client-membership.outsider.auc"
@@ -149,9 +155,8 @@ def leaver_page(flat: Mapping[str, Any], notes: Sequence[str] = ()) -> str:
         change = Estimate.of(flat, f"{key}.difference")
         ends = [decimal(flat[f"{key}.{when}"]) for when in ("before", "after")]
         stay.append(row(*key.split(".")[1:3], *ends, Cell(f"{change.value:+.3f}", change.interval)))
-    verdict = found[0].text.partition(";")[0].partition(". ")[0].removesuffix(".")
     sections = (
-        Section("views", "What each view tells", figures=_by_view(flat, verdict)),
+        Section("views", "What each view tells", figures=_by_view(flat, _verdict(flat, "outsider"))),
         Section(
             "attacks", "Attacks", worst,
             table=ReportTable(heads(["attack", "view"], ["AUC", "95 %"]), tuple(rows), note=note),
@@ -160,7 +165,7 @@ def leaver_page(flat: Mapping[str, Any], notes: Sequence[str] = ()) -> str:
         Section("limits", "What this does not show", items=_LIMITS),
     )  # fmt: skip
     title = f"Client '{flat['leaver.client']}' left before round {flat['leaver.round']}"
-    return render("page.html.j2", title, lead, (), sections, style="run", answers=found)
+    return render("page.html.j2", title, lead, (), sections, style="run", answers=headlines(flat))
 
 
 _STAY = heads(["group", "figure"], ["before", "after", "difference"])

@@ -26,7 +26,7 @@ from shoal.reports.run.description import RecordedUpdates, RunDescription
 from shoal.reports.run.presence_section import event_marks, presence_section
 from shoal.reports.run.run_tables import RunView, client_table, strongest_attacks
 from shoal.reports.run.run_verdict import (
-    chance_sentences,
+    chance_sentence,
     cluster_number_text,
     clustering_verdict,
     notes,
@@ -80,7 +80,7 @@ def run_page(
     leaks = [f"{said}." for said in property_sentences(summary)[:-1]]
     answers = [
         ("Does the property leak?", " ".join(leaks)),
-        ("Do the models beat guessing?", " ".join(f"{said}." for said in chance_sentences(summary, run.kind))),
+        ("Do the models beat guessing?", chance_sentence(summary, run.kind)),
         ("Does clustering pay?", clustering_verdict(summary, run.metric)),
         ("How many clusters?", cluster_number_text(summary)),
     ]

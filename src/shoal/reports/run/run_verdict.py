@@ -13,7 +13,7 @@ from shoal.audit.finding import (
     run_findings,
     sentence,
 )
-from shoal.core.formats import ACCURACY, decimal, join_words, metric_format
+from shoal.core.formats import ACCURACY, decimal, join_words, metric_format, names_by
 from shoal.metrics import auc_interval
 from shoal.metrics.summary import Summary
 from shoal.reports.exposure import limit_sentence
@@ -37,7 +37,7 @@ def answer(summary: Summary, kind: str = "images", metric: str = ACCURACY, audit
     sizes = [str(int(metrics["clients"])) for metrics in summary.by_cluster.values() if "clients" in metrics]
     pays = [text for text in (clustering_verdict(summary, metric), cluster_number_text(summary)) if text]
     lines = [
-        *(f"{said}." for said in chance_sentences(summary, kind)),
+        chance_sentence(summary, kind),
         " ".join(pays),
         accuracy_sentence(summary, kind, metric),
         exposure_summary(found, unasked=False) or "No attack was measured.",
@@ -87,10 +87,8 @@ def clustering_verdict(summary: Summary, metric: str = ACCURACY) -> str:
         return ""
     by_group = {name: metrics for name, metrics in summary.by_group.items() if BASELINE in metrics}
     least = sorted(by_group, key=lambda name: by_group[name][BASELINE])[:MOST_GROUPS]
-    by_text = dict[str, list[str]]()
-    for name in least:
-        by_text.setdefault(gain_text(by_group[name], "fedavg").partition(" (")[0], []).append(name)
-    groups = [f"{join_words(names)}: {text}" for text, names in by_text.items()]
+    by_gain = names_by((name, gain_text(by_group[name], "fedavg").partition(" (")[0]) for name in least)
+    groups = [f"{join_words(names)}: {gain}" for gain, names in by_gain.items()]
     text = gain_text(summary.overall, "fedavg", f" in {metric}", BASELINES["fedavg"])
     said = f"Whether clusters pay is {text}" if text.startswith("not decided") else f"Clusters {text}"
     return f"{said}; {', '.join(groups)}." if groups else f"{said}."
@@ -129,10 +127,13 @@ def of_groups(summary: Summary, metric: str) -> dict[str, float]:
     return {group: metrics[metric] for group, metrics in summary.by_group.items() if metric in metrics}
 
 
-def chance_sentences(summary: Summary, kind: str = "images") -> list[str]:
-    """Name the groups whose models are not significantly better than predicting the most frequent training class."""
+def chance_sentence(summary: Summary, kind: str = "images") -> str:
+    """Name the groups whose models are not significantly better than predicting the most frequent training class.
+
+    The result is "" if there is no such group.
+    """
     if not _complete(summary):
-        return []
+        return ""
     shares, accuracies, examples = (
         of_groups(summary, name) for name in ("most_frequent_class", "accuracy", "test_examples")
     )
@@ -141,7 +142,7 @@ def chance_sentences(summary: Summary, kind: str = "images") -> list[str]:
     near = {name: one for name, one in measured.items() if one.low <= shares[name]}
     listed = ", ".join(f"{name} {one.text} against {decimal(shares[name])}" for name, one in near.items())
     said = "The models are not shown to beat guessing, at 95 % confidence"
-    return [f"{said}: accuracy on test {kind} against always naming the most frequent class, {listed}"] if near else []
+    return f"{said}: accuracy on test {kind} against always naming the most frequent class, {listed}." if near else ""
 
 
 def _epsilon(summary: Summary, *, found: bool) -> list[str]:
