@@ -102,6 +102,21 @@ def test_copies_are_said_once_before_training(federation, caplog):
     assert caplog.records[0].levelno == logging.WARNING
 
 
+def test_an_audit_counts_the_attacked_members_with_copies(federation, caplog):
+    own, held, test, shadow = parts(federation)
+    count = Counter([*(e for client in (*own, *held) for e in client), *test, *shadow])
+    records = pair_records(federation, Stream(0))
+    members = spelled(records.federation.clients.x[records.rows], records.labels)[: len(records)]
+    copied = sum(count[each] > 1 for each in members)
+    assert 0 < copied == records.members_with_copies() < len(records)
+    model = shoal.create_model("logistic", shoal.VectorShape(inputs=3, classes=2))
+    result = shoal.simulate(federation, model, shoal.FedAvg(), shoal.LocalSGD(), rounds=2)
+    for duplicates, said in ((None, 1), ("leave-out", 0)):
+        caplog.clear()
+        result.audit(references=2, duplicates=duplicates)
+        assert sum("--leave-out-duplicates" in each for each in caplog.messages) == said
+
+
 def test_a_federation_without_copies_says_nothing(caplog):
     x = torch.rand(40, 3, generator=DRAW)
     y = (x[:, 0] > 0.5).long()

@@ -101,6 +101,14 @@ def test_cluster_sizes_tell_who_trained_a_model_from_who_chose_it_at_last() -> N
     assert not any("ends with" in (each or "") for each in words)
 
 
+def test_clients_with_rows_of_several_groups_count_once_in_a_cluster() -> None:
+    rounds = rounds_of(GROUPS, 2).assign(**{"clients": 3, "clients.a": 2, "clients.b": 2})
+    figure = cluster_sizes(rounds, GROUPS, {0: 3, 1: 3})
+    words = [each.text for each in ElementTree.fromstring(figure.image).iter() if each.tag == "title"]
+    assert "cluster 1, round 4: 3 of all clients" in words
+    assert not any("of a," in (each or "") for each in words)
+
+
 def test_clients_of_one_figure_are_named_up_to_a_number() -> None:
     clients = pd.concat([clients_of(GROUPS, 2)] * 200, ignore_index=True)
     drawn = [violations(with_limits(clients.head(count)), GROUPS) for count in (6, MOST + 1)]

@@ -164,7 +164,11 @@ def run_rounds(
     if now.state.round + 1 == simulation.first_round:
         copies = ExampleHashes.from_federation(simulation.federation).copies()
         if copies.total:
-            LOG.warning("%s; copies hide exposure, so audit with --leave-out-duplicates too", copies)
+            LOG.warning(
+                "%s; copies hide exposure, so audit with --leave-out-duplicates too "
+                '(in Python: duplicates="leave-out")',
+                copies,
+            )
     if simulation.coordinator is not None and now.state.round == 0:
         impossible = int((simulation.federation.preferences.threshold <= CHANCE).sum())
         if impossible:

@@ -149,7 +149,7 @@ def cluster_sizes(rounds: pd.DataFrame, groups: Sequence[str], at_end: Mapping[i
     titles = [f"cluster {k}: {n} client{'s' * (n != 1)}" for k, n in at_end.items()]
     columns = {group: f"clients.{group}" for group in groups}
     if (rounds[[*columns.values()]].sum(axis=1) > rounds["clients"]).any():
-        columns = {"clients": "clients"}
+        columns = {"all clients": "clients"}
 
     def draw(figure: MplFigure) -> None:
         panels = round_panels(figure, titles, "clients")

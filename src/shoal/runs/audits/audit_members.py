@@ -82,7 +82,7 @@ def audit_members(
     if copied:
         warnings.append(
             f"{copied:,} of the {len(attacked.records):,} attacked members have copies in the data, which hide "
-            "exposure; '--leave-out-duplicates' attacks the other members only"
+            'exposure; --leave-out-duplicates (in Python: duplicates="leave-out") attacks the other members only'
         )
         LOG.warning("%s", warnings[-1])
     group = attacked.records.group[: len(attacked.records)]
