@@ -27,7 +27,7 @@ local = shoal.LocalSGD(epochs=5, batch_size=10, learning_rate=0.1)
 result = shoal.simulate(federation, model, shoal.IFCA(clusters=2), local, rounds=40, red_team=shoal.RedTeam(every=0))
 
 # %%
-# The audit trains 16 reference federations and runs every attack on the same records, of which half are members. With a
+# The audit trains 16 reference federations and runs every attack on the same records; half are members. With a
 # directory, the audit also writes a page, scores and figures.
 
 audit = result.audit(references=16)

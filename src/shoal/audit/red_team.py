@@ -35,7 +35,7 @@ class RedTeam:
 
     Args:
         every: the number of rounds between estimates (IFCA-MIR: 5). 0 means that risks are never estimated.
-        estimator: the data for the estimate. "shadow" attacks each shadow model with the remaining shadow models.
+        estimator: how the risk is estimated. "shadow" attacks each shadow model with the remaining shadow models.
             "federated" sends the attack to the clients, which return counts on their training and hold-out examples.
             "histogram" chooses the best loss threshold from clients' histograms of training and hold-out losses, for
             any ``attack``. "relative-histogram" is like "histogram", but subtracts the loss of other clusters' models

@@ -180,8 +180,8 @@ class EvaluationSection:
 
     Args:
         every: the number of rounds between evaluations on the test set.
-        member_rounds: the largest number of rounds between a client's and a model's last training for which the
-            client's examples count as members.
+        member_rounds: a client's examples count as members of a model if the client trained the model at most this
+            number of rounds before the model's last training.
         baselines: whether to compare clustering with one model for all clients, local training, and one model per
             group, each trained for the same number of rounds. Runs without clusters train no baselines. The default in
             sweeps is false.
@@ -259,7 +259,7 @@ class ForgettingSection:
     Values fitted before the first round, such as the scales of a table's columns, are not refitted.
 
     Args:
-        value: the method; each method has its own keys.
+        value: how the influence of clients that leave is removed; each method has its own keys.
     """
 
     value: Annotated[Forgetting, Inline("method")] = DEFAULT_FORGETTING
@@ -284,7 +284,7 @@ class SecureAggregationSection:
         max_update_norm: the L2 norm to which each client clips its update, in units of parameters. This norm is also
             the range of the integers in the sum.
         max_examples: the largest number of examples that a client reports; larger numbers are reported as this number.
-        threshold: the server learns a sum only if more than this fraction of a round's clients answer. With 2 / 3, a
+        threshold: a fraction of a round's clients; the server learns a sum only if more clients answer. With 2 / 3, a
             server that colludes with a third of the clients cannot learn any client's update.
     """
 

@@ -108,7 +108,7 @@ class LimitController:
         release: the factor on ``target - s``, where s is the fraction of members over their limit. At each estimate,
             ``release * (target - s)`` is subtracted from the required risk reduction.
         release_on: the figure that must be within the members' limits before knobs are reduced: the "estimate" of the
-            risk, or the upper end of the risk's 95 % "interval". With "interval", each member answers a second bit.
+            risk, or the upper end of the risk's 95 % "interval". With "interval", members send two answers.
         max_cost: the largest total cost of all knobs in held-out accuracy.
         audit_factor: the slope of the line from the estimated risk to a strong attack's accuracy, measured by audits.
             The risk reported to clients is ``audit_level + audit_factor * (risk - 0.5)``.

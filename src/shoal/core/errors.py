@@ -126,7 +126,7 @@ def escape_text(path: object) -> str:
 
 
 def require_instance(name: str, value: object, kind: type, how: str) -> None:
-    """Raise `InputError` unless ``value`` is of class ``kind``; ``how`` is an example for the message.
+    """Raise `InputError` unless ``value`` is an instance of ``kind``; the message contains the example ``how``.
 
     >>> require_instance("out", 3, str, "such as 'runs/mine'")
     Traceback (most recent call last):

@@ -274,7 +274,7 @@ def _strata(places: Tensor, key: Tensor, label: Tensor) -> dict[tuple[int, int],
 
 @dataclass(frozen=True, eq=False)
 class Canaries:
-    """M mislabelled examples, about half of which are in training.
+    """M mislabelled examples, about half of them in training.
 
     Args:
         x: the inputs, (M, ...).
@@ -302,8 +302,7 @@ class MislabelledCanaries:
     """Canaries: training examples with a wrong label, each left out of training with probability 1/2.
 
     A canary replaces one of the client's examples, so a client trains on about ``per_client`` / 2 fewer examples. The
-    example with the correct label is not in training. In figures that are not about canaries, canaries in training
-    count as training examples and members.
+    example with the correct label is not in training. Metrics of other attacks count the trained canaries as members.
 
     Args:
         per_client: the number of canaries per client, drawn from the client's examples. The default 0 inserts no

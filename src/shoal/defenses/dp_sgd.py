@@ -64,9 +64,9 @@ class DPSGD:
         delta: the delta of the reported guarantee.
         accountant: the method of privacy accounting: ``rdp`` (Renyi, with Opacus' default orders) or ``prv`` (tighter
             and slower).
-        sampling: the sampling of batches: ``shuffled`` (as in plain SGD, with an approximate epsilon) or ``poisson``
+        sampling: how batches are sampled: ``shuffled`` (as in plain SGD, with an approximate epsilon) or ``poisson``
             (as the accountants assume).
-        noise: the place of the noise: at each ``client``, or in the ``sum`` over a model's clients.
+        noise: where noise is added: at each ``client``, or to the ``sum`` over a model's clients.
         min_clients: the smallest number of clients in a sum; required with noise in sums.
 
     Raises:

@@ -254,7 +254,7 @@ class Engine:
     ) -> Iterator[_Result]:
         """Train as `train` does, and yield ``finish(owners, ends)``, computed on the training threads.
 
-        ``then`` lists further local training runs, each of which starts where the previous training ended. A ``rule``
+        ``then`` lists further local training runs; each starts where the previous one ended. A ``rule``
         replaces the gradient step; ``starts`` are then (S, R) and results (u, R). The ``clock`` measures the threads'
         training time.
         """

@@ -34,7 +34,7 @@ class FedEraser:
 
     Args:
         interval: the number D of rounds from one stored round to the next.
-        ratio: the fraction of the local epochs, or steps, in new training, rounded up to whole epochs or steps.
+        ratio: the fraction of local epochs (or steps) that clients train a rebuilt model per stored round, rounded up.
 
     Source: Liu, Ma, Yang, Wang, Liu 2021, IWQoS, "FedEraser", through a mirror of the authors' code
     (Karlywang/FedEraser-reproduce) and lecture notes on its section "Design of FedEraser" (vicw0ng-hk/feul, notebook

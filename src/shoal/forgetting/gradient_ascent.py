@@ -30,7 +30,7 @@ LOG = logging.getLogger("shoal")
 
 @settings
 class ProjectedGradientAscent:
-    """The method by which the leaver maximises its loss near a reference model without the leaver's last update.
+    """Gradient ascent: the leaver maximises its loss near a reference model without the leaver's last update.
 
     With w the current model, w_i the leaver's model in its last round and W_i the leaver's weight in that round, the
     reference model is ``w_ref = (w - W_i w_i) / (1 - W_i)``. The squared radius of the ball around w_ref is a third of

@@ -42,7 +42,7 @@ class PropertyAttack:
 
     Args:
         visible_models: the models that the attacker receives, "all" models (as in IFCA) or only its "own" model.
-        simulate_every: the number of rounds between simulations.
+        simulate_every: the number of rounds between the attacker's simulations of updates.
         simulated_clients: the number of simulated local updates with the property per model. There are at least as many
             local updates without the property, and at least three times ``aggregate_of``.
         simulated_updates: the number of simulated aggregated updates per model, both with and without the property.
@@ -50,15 +50,14 @@ class PropertyAttack:
             least 1, for n clients in a round and K models (authors' code).
         property_fractions: the fractions of examples with the property, for simulated clients that have the property.
             The clients use the fractions in turn (Melis et al.'s code: 1, 0.4, 0.6, 0.8).
-        auxiliary: the examples for simulation. "attacker" means the attacker's training examples (the paper), and
+        auxiliary: the examples of simulated updates: "attacker" uses the attacker's training examples (the paper), and
             "attacker+test" adds the test examples (the published codes).
         match_labels: whether the simulated clients' examples include, per label, equal numbers with and without the
             property.
         remove_own_update: whether the attacker subtracts its own contribution from the aggregated update, as the
             published codes do. Subtracting assumes that the attacker knows how many clients trained the model.
         warm_up: the number of rounds before the first attacked round.
-        forests: "single" trains one random forest for all models (the paper), and "per-cluster" trains one forest per
-            model.
+        forests: the attack's random forests: a "single" forest for all models (the paper), or one "per-cluster".
         trees: the number of trees per random forest.
         tsne: whether to compute t-SNE maps of the updates after the last round.
 

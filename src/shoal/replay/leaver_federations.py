@@ -158,7 +158,7 @@ class LeaverRun:
             columns.append(torch.cat([score, z]))
         parts = torch.stack([columns[-1], torch.stack(columns[1:] or columns).mean(dim=0), columns[0]])
         trained = (torch.arange(size) < len(self.records)) & member
-        # The field ``model`` is of clients of their own choice, of whom there are none here.
+        # The field ``model`` names a client's own choice, and no client chooses here.
         return FederationScores(parts[0, :size], trained, torch.empty(0), parts[:, size:], parts[1:, :size])
 
     def _best(self, models: Tensor, engine: Engine) -> tuple[int, Tensor]:

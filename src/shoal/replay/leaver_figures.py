@@ -1,4 +1,4 @@
-"""Attacks that separate federations with and without a client, and figures of the remaining clients."""
+"""Attacks that tell federations with a client from federations without it, and metrics of the remaining clients."""
 
 from collections.abc import Mapping, Sequence
 

@@ -11,7 +11,7 @@ from shoal.reports.exposure import limit_sentence
 from shoal.reports.page import Section, render
 from shoal.reports.table import Cell, ReportTable, TableRow, heads, row
 
-_EXPOSURE = heads(["whose records, to whom", "outcome"], ["attack accuracy", "members"])
+_EXPOSURE = heads(["records and attacker", "outcome"], ["attack accuracy", "members"])
 
 
 def card_page(card: Mapping[str, Any]) -> str:
@@ -22,7 +22,7 @@ def card_page(card: Mapping[str, Any]) -> str:
 
 
 def _found(exposure: Mapping[str, Any]) -> str:
-    """Who is exposed to whom, in a sentence."""
+    """The exposed groups and the attackers, in a sentence."""
     if not exposure["asked"]:
         return "The exposure of these models was not measured."
     of_views = exposure["views"].items()

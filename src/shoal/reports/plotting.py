@@ -52,7 +52,7 @@ CHANCE_LINE: Any = {"color": "#777777", "linewidth": 1.2, "linestyle": ":"}
 """The line of chance."""
 
 OVER, UNSURE, WITHIN = _VERMILLION, _ORANGE, _BLUE
-"""The colours of clients whose limit is exceeded, of those for whom that is not certain, and of the others."""
+"""The colours of clients whose limit is exceeded, is perhaps exceeded, and is not exceeded."""
 
 
 @dataclass(frozen=True)

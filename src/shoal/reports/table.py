@@ -17,7 +17,7 @@ class Cell:
 
     Args:
         small: small text below ``text``, such as an interval.
-        sort: the number by which the column is sorted, as text, or an empty string if the number is undefined.
+        sort: the sort key, a number as text, or an empty string if the number is undefined.
         faded: whether the text is pale, because it repeats the cell above.
     """
 
@@ -58,7 +58,7 @@ class ReportTable:
     Args:
         over: the heading above the columns of numbers, or an empty string without such a heading.
         stubs: the number of leading columns that label the row.
-        sorted_by: the index of the column by which rows are sorted, or ``None`` if the table cannot be sorted.
+        sorted_by: the index of the sort column, or ``None`` if the table cannot be sorted.
         values: the numbers behind the cells, for a CSV file.
     """
 

@@ -74,7 +74,7 @@ def read_run(out: Path) -> FlatSummary:
         flat = read_json(path)
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from error
-    require(isinstance(flat, dict), f"{path}: is damaged; the file must be a JSON object of numbers and names")
+    require(isinstance(flat, dict), f"{path}: is damaged; the file must be a JSON object of numbers and texts")
     missing = [key for key in REQUIRED_KEYS if key not in flat]
     require(not missing, f"{path}: is damaged; missing keys: {', '.join(missing)}")
     numbers = [value for key, value in flat.items() if key not in TEXT_KEYS]

@@ -43,7 +43,7 @@ class Distillation:
     infer members from some students, so measure your own students, also with canaries.
 
     Args:
-        distil: the time when students replace the models. "end" replaces models after the last round. "round" replaces
+        distil: when students replace the clusters' models. "end" replaces models after the last round. "round" replaces
             models after every round, so clients train students. "never" releases averages without students.
         average: the number N of rounds in the average; ``None`` disables averaging.
         steps: the number of SGD steps per student.

@@ -64,7 +64,7 @@ class CFL(Derived):
             clients.
         sketch: the length of the sketches of updates, from which cosines are computed. Cosines are exact for models
             with at most ``sketch`` parameters.
-        walk: the path of a late client down the tree of splits. With "stepwise" (the paper) the client trains the model
+        walk: how a late client moves down the tree of splits. With "stepwise" (the paper) the client trains the model
             of one split per round. With "at-once" a single update of the client decides its whole path.
         admission: the smallest cosine at which a late client may join the part with the most similar update. A refused
             client tries again in its next round; -1 admits every client.

@@ -40,12 +40,13 @@ class FedSoft:
     number of examples. Each client uses its personal model. The client's assigned cluster is the cluster of highest
     importance.
 
-    With hard importances, no pull and ``start`` = "clusters", the result equals that of `IFCA` weighted by examples,
-    bit for bit. FedSoft refuses DP-SGD, because the importances are counts of examples that clients send without noise.
+    With importances of 0 or 1, strength 0 and ``start`` = "clusters", the result equals that of `IFCA` weighted by
+    examples, bit for bit. FedSoft refuses DP-SGD, because the importances are counts of examples that clients send
+    without noise.
 
     Args:
         clusters: K, the number of clusters.
-        strength: the factor lambda of the pull (0.01 to 1 in the authors' code, 0.1 on MNIST).
+        strength: the factor lambda of the pull to the clusters' models (0.01 to 1 in the authors' code, 0.1 on MNIST).
         smoother: the importance of a cluster whose model has the lowest loss on none of the client's examples.
         selection: the number of clients that the server draws per cluster without replacement; by default all clients
             train. A client's probability of being drawn is in proportion to its importance times its number of

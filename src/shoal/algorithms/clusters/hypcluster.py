@@ -27,7 +27,7 @@ class HypCluster(Derived):
 
     Args:
         clusters: K, the number of models.
-        start: the choice of initial models: K "random" models, or the "farthest-first" start.
+        start: how the K initial models are obtained: K "random" models, or the "farthest-first" start.
         candidates: the number of randomly drawn clients that train for the farthest-first start.
         optimizer: the server's optimizer, "sgd", "adam" or "yogi".
         server_learning_rate: the learning rate of the server's optimizer.

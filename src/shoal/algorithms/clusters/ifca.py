@@ -98,7 +98,7 @@ class IFCA:
     Args:
         clusters: K, the number of models; "auto" chooses K before the run by losses on held-out examples.
         max_clusters: the largest number of models that "auto" tries; 4 by default.
-        averaging: the kind of average within a cluster. "model" averages the clients' models (the paper's Option II).
+        averaging: what the server averages in a cluster. "model" averages the clients' models (the paper's Option II).
             "gradient" averages the gradients of one local step (Option I), divided by the number of all clients in the
             round.
         weighting: the weights of a cluster's clients in the average: "equal" (the paper), or by number of "examples".

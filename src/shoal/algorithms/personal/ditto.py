@@ -38,7 +38,7 @@ class Ditto(Wrapper):
 
     Args:
         base: the algorithm that trains the shared models.
-        strength: the factor lambda of the pull (0.05 to 2 in the paper); 0 gives local training only.
+        strength: the factor lambda of the pull to the shared model (0.05 to 2 in the paper); 0 trains locally only.
         local: the local training of the personal models; by default the same as for the shared models.
 
     Source: Li et al. 2021, arXiv:2012.04221, Algorithm 1.

@@ -21,8 +21,8 @@ class MRMTL(Derived):
     filtered update also changes the client's personal model.
 
     Args:
-        strength: the factor lambda of the pull (0.1 to 3 in the authors' code). More noise in DP-SGD calls for a larger
-            strength.
+        strength: the factor lambda of the pull to the mean m (0.1 to 3 in the authors' code). More noise in DP-SGD
+            calls for a larger strength.
 
     Source: Liu et al. 2022, arXiv:2206.07902; the authors' code (kenziyuliu/private-cross-silo-fl).
 

@@ -121,7 +121,7 @@ class ServerStart(Wrapper):
 class OneShotStart(InitialisationPhase):
     """A start of one round: ``base`` starts from the centers of k-means of the clients' separately trained models.
 
-    If fewer than K clients take part, the remaining models stay the base's initial models. Other wrappers must be
+    If fewer than K clients take part, the remaining models keep the initial values of ``base``. Other wrappers must be
     inside `OneShotStart`, because an outer wrapper would treat the new models as updates.
 
     Args:
@@ -167,8 +167,8 @@ class FedAvgStart(InitialisationPhase):
     Args:
         base: the algorithm that trains the K copies.
         fedavg_rounds: the number of rounds of FedAvg.
-        noise: the standard deviation of the noise, relative to the root mean square of a tensor's values. Batch norm's
-            statistics get no noise.
+        noise: the standard deviation of each copy's noise, relative to the root mean square of a tensor's values.
+            Batch norm's statistics get no noise.
 
     Example:
         >>> import shoal.toy

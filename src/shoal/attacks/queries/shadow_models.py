@@ -42,8 +42,8 @@ class ShadowModels:
         number: the number of shadow models per model of the federation (IFCA-MIR uses 3).
         size: the number of training examples per shadow model, at most half the shadow set. "cluster" means as many
             examples as the cluster's clients have in total, but at least the average number of examples per client.
-        epochs: the number of passes over the training examples, per round with "federated" training. "round" means as
-            many passes as a client makes in a round.
+        epochs: the number of passes over a shadow model's training examples: in total with "pooled" training, and per
+            round with "federated" training. "round" means as many passes as a client makes in a round.
         warm_start: whether "pooled" training starts from the federation's model instead of random parameters.
         training: "pooled" or "federated". With "pooled", one owner trains the shadow model on all training examples for
             one round (IFCA-MIR). With "federated", as many owners as the cluster has clients train the shadow model by

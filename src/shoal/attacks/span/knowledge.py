@@ -176,7 +176,7 @@ def mean_updates(moves: Tensor, server: ServerOptimizer | None) -> tuple[Tensor,
     below the previous v.
 
     Returns:
-        The mean updates, and the factor by which the inversion amplifies rounding, (T, K).
+        The mean updates, and the inversion's amplification of rounding, (T, K).
     """
     factors = torch.ones(moves.shape[:2], dtype=torch.float64)
     if server is None:

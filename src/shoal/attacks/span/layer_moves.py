@@ -29,7 +29,7 @@ class Move:
         start: the parameters before the update, (P,).
         move: the update, (P,).
         summed: the number of clients' updates in the mean; 0 for a client's update.
-        amplified: the factor by which the inversion of a server's optimizer amplifies rounding.
+        amplified: the amplification of rounding by the inversion of a server's optimizer.
         clients: the ids of the clients in the mean, (n,); empty if unknown.
         weights: the weights of the clients in the mean, (n,); empty if unknown.
     """

@@ -58,7 +58,7 @@ class RowSpace:
         """Return the fraction of each record outside the space, and the fraction due to rounding, (M,) float64 each.
 
         The fractions are ``|x - V V'x| / |x|`` (1 for x = 0) and ``nu sqrt(d) |a| / |x|``. With coefficients ``a = S^-1
-        V'x``, x is a combination of the rows of D, each of which has noise of length ``nu sqrt(d)``. For records of L
+        V'x``, x is a combination of the rows of D, and each row has noise of length ``nu sqrt(d)``. For records of L
         vectors, (M, L, d), the length of a record is the length of the L concatenated vectors.
         """
         vectors, length = _places(records)

@@ -319,7 +319,7 @@ def _effective_non_members(clients: pd.DataFrame, non_members: Metrics) -> float
 
 
 ALL_ROWS = 200
-"""The most clients of which all have a row; of more, only those over their limit."""
+"""The most clients in a full table; in larger runs, the table shows only clients over their limit."""
 
 MOST_ROWS = 1000
 """The most rows of the table, so that a page of many clients stays small."""

@@ -147,8 +147,8 @@ def _headlines(settings: Settings, first: str | None) -> Iterator[Headline]:
         )  # fmt: skip
         if best:
             yield Headline(f"Which {axis} {question}? ({settings.labels.key(key)})", _said(best, key))
-    whom = "to whom" if settings.axis == first else f"by {axis}"
-    yield Headline(f"Who is exposed, {whom}?", _exposed(settings))
+    attacker = "to whom" if settings.axis == first else f"by {axis}"
+    yield Headline(f"Who is exposed, {attacker}?", _exposed(settings))
 
 
 def _minority(results: pd.DataFrame, groups: Sequence[str]) -> list[str]:
@@ -184,7 +184,7 @@ def _exposed(settings: Settings) -> str:
     if not groups:
         return "Not known: no run was attacked."
     views = [BY[view] for view in results["view"].unique()] if "view" in results else []
-    whom = f" to {' or '.join(views)}" if views else ""
+    attacker = f" to {' or '.join(views)}" if views else ""
     values = settings.statistics.axes[settings.axis] if settings.axis else []
     parts = {"": results} if not values else {f"with {called(name)} ": results[results[settings.axis] == value]
              for name, value in zip(settings.names, values, strict=False)}  # fmt: skip
@@ -196,7 +196,7 @@ def _exposed(settings: Settings) -> str:
             counts += [
                 f"{name}{verdict} in {found[verdict]} of {len(runs)} runs" for verdict in VERDICTS if found[verdict]
             ]
-        said.append(f"{capitalize(group)}{whom}: {', '.join(counts)}.")
+        said.append(f"{capitalize(group)}{attacker}: {', '.join(counts)}.")
     return " ".join(said)
 
 
@@ -260,10 +260,10 @@ def _settings_note(settings: Settings) -> str:
 def about_views(statistics: SeedStatistics) -> str:
     """Describe the view of the exposures in a sentence, or return an empty string if the results name no view."""
     views = [*statistics.results["view"].unique()] if "view" in statistics.results else []
-    whom = join_words([BY[view] for view in views])
+    attacker = join_words([BY[view] for view in views])
     if len(views) > 1:
-        return f"Exposure and limits are about {whom}: between these, differences compare attackers, not settings."
-    return f"Exposure and limits are about {whom}." if views else ""
+        return f"Exposure and limits are about {attacker}: between these, differences compare attackers, not settings."
+    return f"Exposure and limits are about {attacker}." if views else ""
 
 
 def sweep_table(name: str, spec: TableSpec, statistics: SeedStatistics, labels: Labels) -> ReportTable:

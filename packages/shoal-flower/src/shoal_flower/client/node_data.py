@@ -251,7 +251,7 @@ def _require_usable(scale: Standardizer | None, columns: Columns) -> None:
         and all(map(math.isfinite, (*scale.mean, *fill)))
         and all(std > 0 for std in scale.std)
         and all(not column or 0 <= place < len(column) for column, place in zip(words, fill, strict=True)),
-        "the server's standardization needs a finite mean, a deviation above 0 and a usable 'fill' per column",
+        "the server's standardization needs a finite mean, a standard deviation above 0 and a valid 'fill' per column",
     )
 
 

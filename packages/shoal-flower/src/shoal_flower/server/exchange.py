@@ -196,7 +196,7 @@ class Registration:
 
     @staticmethod
     def of(public_key: bytes, name: str) -> "Registration":
-        """Return the registration of a node with a public key in PEM format."""
+        """Return the registration of the node that has this public key, in PEM format."""
         return Registration(hashlib.sha256(public_key).hexdigest()[:32] if public_key else "", name)
 
 
