@@ -112,7 +112,7 @@ def test_pictures_decide_size_and_channels(tmp_path):
         ({"source": "tabel"}, "'tabel')"),
         ({"path": None}, "'table' is missing"),
         ({"path": "/nowhere.csv"}, "'table' does not exist (got '/nowhere.csv') in the folder '/'"),
-        ({"path": "no.csv"}, "'no.csv') in the folder '/work/main'"),
+        ({"path": "no.csv"}, f"'no.csv') in the folder '{Path.cwd()}'"),
         ({"path": "C:\new\table.csv"}, "TOML reads a backslash in double quotes as an escape"),
         ({"path": "/"}, "'table' must be a file (got the folder '/')"),
         ({"task": "class"}, "[data]: 'task'"),

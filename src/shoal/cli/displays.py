@@ -24,11 +24,11 @@ from shoal.runs.progress import LiveBar
 from shoal.sweeps import SweepProgress
 
 _VERDICTS = {
-    "recognises every record": "bold red", "of the records": "bold red", "is recognised": "bold red",
-    "may recognise records": "yellow", "may be recognised": "yellow",
-    "recognises no record": "green", "is hidden": "green",
-}  # fmt: skip
-"""The words of verdicts in sentences, and their colours."""
+    "bold red": ("recognises every record", "of the records", "is recognised"),
+    "yellow": ("may recognise records", "may be recognised"),
+    "green": ("recognises no record", "is hidden"),
+}
+"""The words of verdicts in sentences, by colour."""
 
 
 def format_audit(audit: Audit, stated: Mapping[str, Any] = {}) -> str:
@@ -113,8 +113,8 @@ def print_sections(sections: Iterable[tuple[str, Iterable[str]]]) -> None:
         lines = Table.grid(padding=(0, 1))
         for sentence in sentences:
             line = Text(sentence)
-            for words, style in _VERDICTS.items():
-                line.highlight_words([words], style)
+            for style, words in _VERDICTS.items():
+                line.highlight_words(words, style)
             lines.add_row("-", line)
         console.print(Text(title, style="bold"), lines, "", sep="\n")
 

@@ -93,16 +93,16 @@ def join_words(names: Sequence[str], most: int = 100) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
-Key = TypeVar("Key", bound=Hashable)
+_SharedKey = TypeVar("_SharedKey", bound=Hashable)
 
 
-def names_by(pairs: Iterable[tuple[str, Key]]) -> dict[Key, list[str]]:
+def names_by(pairs: Iterable[tuple[str, _SharedKey]]) -> dict[_SharedKey, list[str]]:
     """Group names by a shared key, in order of first appearance.
 
     >>> names_by([("a", "gain"), ("b", "cost"), ("c", "gain")])
     {'gain': ['a', 'c'], 'cost': ['b']}
     """
-    names = dict[Key, list[str]]()
+    names = dict[_SharedKey, list[str]]()
     for name, key in pairs:
         names.setdefault(key, []).append(name)
     return names
