@@ -50,9 +50,7 @@ def exposure_table(runs: pd.DataFrame) -> pd.DataFrame:
 
 def words(accuracy: pd.DataFrame, exposure: pd.DataFrame) -> str:
     """The tables of all measures and of exposure, in Markdown."""
-    parts = [
-        "# Real federations: every table\n\n`experiments/real/page.py` writes these tables of [real federations](../../real.md)."
-    ]
+    parts = ["# Real federations: every table\n\nTables of [this page](../../real.md), by `experiments/real/page.py`."]
     parts.append(
         "FedAvg in percent, and other methods in points above FedAvg, paired by seed; bold 95 % intervals exclude 0."
     )
