@@ -50,8 +50,8 @@ GUESSED: Mapping[str, str] = {
     "source-inference-in-cluster": "which client of a cluster owns a record",
     "group-inference": "a client's group, from the client's last cluster",
     "cluster-identity": "a client's group, from the client's clusters in all recorded rounds",
-    "preference-inference": "whether a client's limit is in the stricter half of its group, from the client's clusters "
-    "in all recorded rounds",
+    "preference-inference": "whether a client is in the stricter half of its group, from the client's clusters in all "
+    "recorded rounds",
 }
 """The server's guesses besides membership, by key in audit.json, in the order of the table."""
 
@@ -339,9 +339,7 @@ def _guesses(guesses: Mapping[str, float]) -> ReportTable | None:
     )
     note = "Below each accuracy: its 95 % interval."
     if {"cluster-identity", "preference-inference"} & {*names}:
-        note += (
-            " To guess from clusters in all recorded rounds, the attacker knows half of the clients' groups or limits."
-        )
+        note += " To guess from clusters in all recorded rounds, the attacker knows half of the clients' answers."
     if "cluster-identity.last_round" in guesses:
         note += (
             f" Cluster identity from the last recorded round alone: {decimal(guesses['cluster-identity.last_round'])}."

@@ -130,7 +130,7 @@ def _by_view(flat: Mapping[str, Any], title: str) -> Sequence[plot.Figure]:
         for name, (view, key) in attacks.items()
     ]
     drawn = by_view(found, tuple(_VIEWS[view] for view in _VIEWS if view in asked), "AUC")
-    caption = "Lines: 95 % intervals, which hold at once per view. An attacker can reverse an AUC below 0.5."
+    caption = "Lines: 95 % intervals, simultaneous within a view. An attacker can reverse an AUC below 0.5."
     return () if drawn is None else (replace(drawn, title=title, caption=caption),)
 
 
@@ -147,7 +147,7 @@ def leaver_page(flat: Mapping[str, Any], notes: Sequence[str] = ()) -> str:
     )
     note = (
         f"{kinds} An AUC of 0.5 is chance. The run's rank among federations without the client: p = {p}. Held-out: "
-        "examples of the client that no client trained on. Verdicts use wider intervals, which hold at once per view."
+        "examples of the client that no client trained on. Verdicts use wider intervals, simultaneous within a view."
     )
     worst = ()
     if "worst.record" in flat:

@@ -50,5 +50,5 @@ def _cost(metrics: Metrics) -> list[str]:
         f"model{'s' * (models != 1)}. The server must store {number(size)} MB."
     ]
     if choices:
-        sentences.append(f"Without the leavers, {count(changed)} of {count(choices)} other choices would differ.")
+        sentences.append(f"Without the leavers, {count(changed)} of {count(choices)} choices of others would differ.")
     return sentences

@@ -35,7 +35,7 @@ BY_CLUSTER = (
 FAIRNESS = ("fairness.demographic_parity", "fairness.equal_opportunity", "fairness.equalized_odds")
 GROUPING = ("adjusted_rand_index",)
 RATES = {"tpr_at_fpr_0.01": 0.01, "tpr_at_fpr_0.001": 0.001}
-"""The false positive rates of true positive rates."""
+"""The false positive rate of each true positive rate."""
 
 BASELINES = {"fedavg": "one model for all", "local": "local training", "by-group": "one model per group"}
 """Alternatives to clusters, by metric; a comparison with the first shows whether clusters pay."""
