@@ -339,7 +339,9 @@ def _guesses(guesses: Mapping[str, float]) -> ReportTable | None:
     )
     note = "Below each accuracy: its 95 % interval."
     if {"cluster-identity", "preference-inference"} & {*names}:
-        note += " To guess from clusters in all recorded rounds, the attacker knows half of the clients' answers."
+        note += (
+            " To guess from clusters in all recorded rounds, the attacker knows the truth about half of the clients."
+        )
     if "cluster-identity.last_round" in guesses:
         note += (
             f" Cluster identity from the last recorded round alone: {decimal(guesses['cluster-identity.last_round'])}."
