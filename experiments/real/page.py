@@ -50,8 +50,10 @@ def exposure_table(runs: pd.DataFrame) -> pd.DataFrame:
 
 def words(accuracy: pd.DataFrame, exposure: pd.DataFrame) -> str:
     """The tables of all measures and of exposure, in Markdown."""
-    parts = ["# Real federations: every table\n\nWritten by `experiments/real/page.py`; see [the page](../../real.md)."]
-    parts.append("FedAvg in percent, then points above it, paired by seed, with 95 % intervals; bold leaves out 0.")
+    parts = ["# Real federations: every table\n\nTables of [this page](../../real.md), by `experiments/real/page.py`."]
+    parts.append(
+        "FedAvg in percent, and other methods in points above FedAvg, paired by seed; bold 95 % intervals exclude 0."
+    )
     for measure, rows in accuracy.groupby("measure", sort=False):
         lines = [
             f"## {measure}",
@@ -66,7 +68,12 @@ def words(accuracy: pd.DataFrame, exposure: pd.DataFrame) -> str:
             cells = [points.get(name, "not run") for name in SHOWN]
             lines.append(f"| {table} | {fedavg:.1f} | {' | '.join(cells)} |")
         parts.append("\n".join(lines))
-    lines = ["## Exposure", "", "Attack accuracy of the most exposed group of each audited run, with its interval.", ""]
+    lines = [
+        "## Exposure",
+        "",
+        "Attack accuracy on each audited run's most exposed group; * marks a verdict other than exposed.",
+        "",
+    ]
     lines += ["| federation | method | seed | outsider | client | server |", "|---|---|---:|---|---|---|"]
     for key, own in exposure.groupby(["table", "method", "seed"], sort=False):
         lines.append(f"| {' | '.join(map(str, key))} | " + " | ".join(_worst(own, view) for view in VIEWS) + " |")

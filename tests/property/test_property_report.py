@@ -298,8 +298,8 @@ def test_run_and_section_lead_with_the_counterfactual_pairs(auc: float, right: f
     pairs = {} if right is None else {"property.auc_counterfactual": right, "property.pairs": 118}
     summary = parse_summary(summary_of(GROUPS, 2) | metrics | pairs)
     (said,) = sections_of(summary, updates_of().head(0))[0].paragraphs
-    assert f"its AUC is {auc:.3f} (" in said
-    assert said.endswith("where it learned from shuffled labels, 0.400.")
+    assert f"The AUC over all updates, assumed independent, is {auc:.3f} (" in said
+    assert said.endswith("; with shuffled labels, 0.400.")
     answered = answer(summary).replace("\n", " ")
     assert answered.index(first) < answered.index(said)
     page = page_of(run_page(RunDescription.of(attacked(2)), summary, {}, **frames_of(GROUPS, 2))).text

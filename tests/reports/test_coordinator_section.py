@@ -49,8 +49,8 @@ def words(rounds: pd.DataFrame, law: LimitController = LAW) -> str:
 
 def test_clusters_whose_limits_are_out_of_reach_are_counted():
     said = words(rounds_of({"l2": STRENGTHS}, SHARES, [[0.0, each] for each in (0, 1, 0, 1)]))
-    assert "share of a model's members who do is above 0.100" in said
-    assert "could not be kept with knobs of this cost: cluster 1 in 2 rounds." in said
+    assert "share of clients above their limit exceeds 0.100" in said
+    assert "Defences within this cost could not keep the limits: cluster 1 in 2 rounds." in said
     assert "could not" not in words(rounds_of({"l2": STRENGTHS}, SHARES))
 
 
@@ -58,7 +58,7 @@ def test_steered_noise_and_randomised_answers_are_named():
     given = rounds_of({"dp_sgd": STRENGTHS}, SHARES)
     assert "No epsilon is stated" in words(given)
     assert "No epsilon" not in words(rounds_of({"l2": STRENGTHS}, SHARES))
-    assert "Answers are randomised (epsilon 0.5 for each)" in words(given, LimitController(vote_epsilon=0.5))
+    assert "Answers are randomised (epsilon 0.5 per answer)" in words(given, LimitController(vote_epsilon=0.5))
 
 
 def test_the_figure_has_a_panel_for_each_thing_and_its_unit():
@@ -66,8 +66,8 @@ def test_the_figure_has_a_panel_for_each_thing_and_its_unit():
         LAW, rounds_of({"augmentation": STRENGTHS, "l2": [[0.0, 0.0]] * 4, "price": STRENGTHS}, SHARES)
     ).figures[0]
     for text in (
-        "Risk as told to clients: balanced accuracy of the attack", "Share of the members who are over their limit",
-        "Augmentation: share of its full strength", "Price of the model, in nats of loss", "target (0.100)",
+        "Risk reported to clients (balanced accuracy)", "Share of clients over their limit",
+        "Augmentation: share of full strength", "Price of the model, in nats of loss", "target (0.100)",
         "chance: 0.500", "cluster 0", "cluster 1", "round",
     ):  # fmt: skip
         assert text in figure.image, text

@@ -68,12 +68,12 @@ def test_a_plain_trace_states_its_ends() -> None:
 @pytest.mark.parametrize(
     ("shares", "changes", "words"),
     [
-        ([0.6, 0.4, 0.2], {}, "The share of members over their limit falls from 0.600 to 0.200, round 2 to round 4"),
-        ([0.2, 0.4, 0.6], {}, "The share of members over their limit rises from 0.200 to 0.600, round 2 to round 4"),
-        ([0.4, 0.6, 0.4], {}, "Share of members over their limit: 0.400 in round 2 and in round 4"),
+        ([0.6, 0.4, 0.2], {}, "The share of clients over their limit falls from 0.600 to 0.200, round 2 to round 4"),
+        ([0.2, 0.4, 0.6], {}, "The share of clients over their limit rises from 0.200 to 0.600, round 2 to round 4"),
+        ([0.4, 0.6, 0.4], {}, "Share of clients over their limit: 0.400 in round 2 and in round 4"),
         ([0.6, 0.4, 0.2], {"vote_epsilon": 1.0},
-         "Share of members over their limit, estimated from noisy answers: 0.600 to 0.200, round 2 to round 4"),
-        ([np.nan] * 3, {}, "Risk was never estimated, so nothing was asked for"),
+         "Share of clients over their limit, estimated from noisy answers: 0.600 to 0.200, round 2 to round 4"),
+        ([np.nan] * 3, {}, "Risk was never estimated, so the coordinator asked for nothing"),
     ],
 )  # fmt: skip
 def test_votes_fall_or_rise_as_they_do(shares: list[float], changes: dict[str, Any], words: str) -> None:

@@ -67,7 +67,7 @@ def test_a_rate_below_three_non_members_is_a_dash(
         assert texts_of(table)[name] == cells
         assert (f"Chance: {rate}." in meanings_of(table)[name]) == (set(cells) != {DASH})
         assert ("too few non-members" in meanings_of(table)[name]) == (DASH in cells)
-    assert ("3,000 are needed, 299 are there" in meanings_of(table)["TPR at 0.1 % FPR"]) == (a == 299)
+    assert ("need at least 3,000 (got 299)" in meanings_of(table)["TPR at 0.1 % FPR"]) == (a == 299)
 
 
 def test_a_cluster_s_non_members_count_by_their_weights() -> None:
@@ -92,7 +92,7 @@ def test_the_answer_names_the_strongest_attack(summary):
     text = answer(summary)
     assert "Exposed: a and b to an outsider." in text
     assert "chance 0.5, by offline LiRA." in text
-    assert "by the point estimate of the attack that decides, 1 does" in text
+    assert "by the point estimate of the deciding attack, 1 does" in text
     plain = answer(parse_summary(summary_of(["a", "b"], 2)))
     assert "reference" not in plain
 
@@ -100,7 +100,7 @@ def test_the_answer_names_the_strongest_attack(summary):
 def test_a_table_has_every_attack_the_strongest_first(summary):
     cells = texts_of(run_tables.by_attack(view_of(["a", "b"], 2, summary)))
     assert [*cells.items()] == [
-        ("Attack that decides", ("RMIA", "Offline LiRA")),
+        ("Deciding attack", ("RMIA", "Offline LiRA")),
         ("Offline LiRA", (DASH, "0.564")),
         ("RMIA", ("0.562", "0.510")),
         ("Gap", ("0.520", DASH)),
@@ -117,17 +117,17 @@ def test_the_page_says_how_many_reference_federations_were_asked(summary):
     )
     with unrendered_figures():
         page = run_page(RunDescription.of(config), summary, samples_of(["a", "b"]), **frames)
-    assert "With what an outsider sees, and 4 reference federations." in page
+    assert "Attacks by an outsider, with 4 reference federations." in page
     assert "offline LiRA, view: outsider, on b; exposed; 95 % interval 0." in page
     assert "<td>RMIA</td>" in page
-    assert "It is the configured attack, not the one that decides." in page
+    assert "This is the configured attack, not the deciding attack." in page
     assert "reference federation" not in usual_page()
 
 
 def test_the_strongest_in_the_table_is_the_attack_that_decides_not_the_largest() -> None:
     given = {"mia.a": 0.55, "mia_by_rmia.a": 0.55, "mia_by_lira.a": 0.58}
     cells = texts_of(run_tables.by_attack(view_of(["a"], 1, summary_of(["a"], 1) | given)))
-    assert cells["Attack that decides"] == ("RMIA",)
+    assert cells["Deciding attack"] == ("RMIA",)
 
 
 def test_a_metric_of_the_user_s_own_has_its_name_and_format_in_each_table():
@@ -199,9 +199,9 @@ def test_of_many_clients_only_those_over_their_limit_have_a_row(count: int, over
     table = table_of(many(count, over))
     assert len(table.rows) == rows
     assert column(table, "client")[:2] == [str(over - 1), str(over - 2)][:rows]
-    assert ("in clients.csv" in table.caption) == (rows < count)
+    assert ("; clients.csv has all." in table.caption) == (rows < count)
     assert ("no limit is exceeded" in table.caption) == (over == 0)
-    assert ("of them the first 1,000" in table.caption) == (rows < over)
+    assert ("over their limit (the first 1,000);" in table.caption) == (rows < over)
 
 
 @pytest.mark.usefixtures("_unrendered_figures")
@@ -273,10 +273,10 @@ def test_a_bound_above_the_stated_epsilon_is_said_in_words():
     def words(**stated):
         return " ".join(canary_section(METRICS | stated).paragraphs)
 
-    assert "40 were trained on and 50 left out" in words()
-    assert "the promise is broken" in words(epsilon=1.0)
-    assert "the promise is broken" not in words(epsilon=1.5)
-    assert "the promise is broken" not in words()
+    assert "clients trained on 40 canaries and left out 50." in words()
+    assert "the guarantee is broken" in words(epsilon=1.0)
+    assert "the guarantee is broken" not in words(epsilon=1.5)
+    assert "the guarantee is broken" not in words()
 
 
 def test_canaries_recorded_updates_and_a_coordinator_are_on_the_page_of_a_run_that_has_them():
@@ -289,7 +289,7 @@ def test_canaries_recorded_updates_and_a_coordinator_are_on_the_page_of_a_run_th
         page = page_of(run_page(described, summary, {}, **more))
     ids = ["figures", "coordinated", "canaries", "clients", "recorded"]
     assert [each for each in page.ids if each in ids] == ids
-    assert "in 2 rounds from 2 to 4: 1.2 MB in the folder updates." in page.text
+    assert "The updates of 2 rounds from 2 to 4 are recorded: 1.2 MB in the folder updates." in page.text
     assert not {"canaries", "recorded", "coordinated"} & set(page_of(usual_page()).ids)
 
 

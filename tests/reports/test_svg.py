@@ -96,7 +96,7 @@ def test_cluster_sizes_tell_who_trained_a_model_from_who_chose_it_at_last() -> N
     assert "cluster 1: 1 client" in words
     assert "cluster 1, round 4: 2 of a, 2 of b" in words
     assert "cluster 1: chosen by 1 after round 4" in words
-    assert "chose it after the last round" in words
+    assert "chose the model after the last round" in words
     assert "Diamond: clients that chose" in figure.caption
     assert not any("ends with" in (each or "") for each in words)
 

@@ -148,7 +148,7 @@ def test_who_is_exposed_is_what_each_run_s_own_interval_shows(low: dict[str, flo
 def test_a_sweep_that_nobody_attacked_or_without_intervals_says_so() -> None:
     results = results_of()
     left = {name: said(results.drop(columns=[name]))["Who is exposed, to whom?"] for name in ("mia.few", "mia_low.few")}
-    assert left["mia.few"] == "Not known: no run was attacked."
+    assert left["mia.few"] == "Unknown: no run was attacked."
     assert left["mia_low.few"].count("not decided in 8 of 8 runs") == 2
 
 

@@ -204,13 +204,13 @@ def test_fewer_seeds_are_marked(kind: str) -> None:
     results = results_of()
     whole = usual(kind)
     assert not [text for text in texts(whole) if text.startswith("n =")]
-    assert "n is given" not in whole.caption
+    assert "Labels n: only n seeds have a value" not in whole.caption
     results = results[~((results["share"] == 0.1) & (results["seed"] > 2))].reset_index(drop=True)
     results.loc[(results["share"] == 0.3) & (results["seed"] == 0), "accuracy.minority"] = np.nan
     part = drawn(figure_spec(kind), results)
     each = 1 if kind == "lines" else 2
     assert sorted(text for text in texts(part) if text.startswith("n =")) == ["n = 3"] * each + ["n = 4"] * each
-    assert "n is given" in part.caption
+    assert "Labels n: only n seeds have a value" in part.caption
 
 
 @pytest.mark.parametrize("kind", CHARTS)

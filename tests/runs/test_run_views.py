@@ -136,7 +136,7 @@ rows = ["evaluation.view"]
     out = tmp_path / "swept"
     run_sweep(read_sweep(toy_sweep(tmp_path, text)), out)
     assert pd.read_csv(out / "results.csv")["view"].tolist() == ["outsider", "server"]
-    said = "Exposure and limits are about an outsider and the server: between these, differences compare attackers"
+    said = "Exposure and limits are about an outsider and the server; across attackers, differences do not compare"
     assert said in (out / "report.html").read_text()
     assert said in (out / "tables" / "exposed.md").read_text()
 

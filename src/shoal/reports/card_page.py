@@ -22,7 +22,7 @@ def card_page(card: Mapping[str, Any]) -> str:
 
 
 def _found(exposure: Mapping[str, Any]) -> str:
-    """The exposed groups and the attackers, in a sentence."""
+    """Name the exposed groups and their attackers in a sentence."""
     if not exposure["asked"]:
         return "The exposure of these models was not measured."
     of_views = exposure["views"].items()
@@ -65,8 +65,8 @@ def _exposure(exposure: Mapping[str, Any]) -> Section:
     power = (
         f"{count(exposure['references'])} reference federations, {count(exposure['members'])} members and "
         f"{count(exposure['non_members'])} non-members. Attack accuracy is balanced; chance is 0.5. The 95 % intervals "
-        f"of all groups and views hold at once. Exposed: the interval is above 0.5. At chance: it covers 0.5 and ends "
-        f"at {AT_CHANCE} or below. Not decided: it covers 0.5 and more than {AT_CHANCE}."
+        f"of all groups and views hold at once. Exposed: the interval is above 0.5. At chance: the interval covers 0.5 "
+        f"and ends at {AT_CHANCE} or below. Not decided: the interval covers 0.5 and values above {AT_CHANCE}."
     )
     return Section("exposure", title, table=ReportTable(_EXPOSURE, tuple(rows), note=power))
 
@@ -80,8 +80,8 @@ def _line(view: str, name: str, found: Mapping[str, Any]) -> TableRow:
 
 
 _SOURCE = (
-    "The questions follow the differential privacy pyramid of NIST SP 800-226 (March 2025). Those on the choice of a "
-    "model, hyper-parameters, the lower bound, attacks and properties are additions."
+    "The questions follow the differential privacy pyramid of NIST SP 800-226 (March 2025). Shoal adds questions on "
+    "the choice of a model, hyper-parameters, the lower bound, attacks and properties."
 )
 
 
@@ -105,7 +105,7 @@ def _run(card: Mapping[str, Any]) -> Section:
 
 
 def _pairs(head: str, said: Mapping[str, Any]) -> ReportTable:
-    """Names and values."""
+    """Create a table of names and values."""
     rows = (row(name.replace("_", " "), _text(value)) for name, value in said.items() if value is not None)
     return ReportTable(heads([head, "value"]), tuple(rows))
 

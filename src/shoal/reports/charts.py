@@ -28,11 +28,11 @@ from shoal.reports.plotting import (
 )
 
 NAMED = 60
-"""Values of a curve that are named: more could not be told apart with a pointer."""
+"""The largest number of values of a curve with tooltips."""
 
 
 MOST_NAMED = 3
-"""Names and values in a title: of more, how many they are and their range."""
+"""The largest number of named values in a title; of more values, the title has number and range."""
 
 
 def evenly(count: int, most: int = NAMED) -> Ints:

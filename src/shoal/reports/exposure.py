@@ -13,20 +13,20 @@ from shoal.data.preferences import VIEWS
 
 ATTACKERS: Mapping[str, str] = {
     "outsider": "has the final models",
-    "client": "is sent the initial model and the models of all clusters in every round",
-    "server": "sees the update of every client",
+    "client": "receives the initial model and the models of all clusters in every round",
+    "server": "sees every client's update",
 }
-"""Attackers by their views, and what they have beside those before them."""
+"""The knowledge of each attacker, in addition to the previous attackers' knowledge."""
 
 TO_MEASURE: Mapping[str, str] = {
-    "outsider": "an audit of a run attacks its final models",
-    "client": "an audit of a run retrains its first rounds and reads their models",
-    "server": "an audit of a run retrains its first rounds and reads their updates; one of a trace reads recorded ones",
+    "outsider": "an audit attacks a run's final models",
+    "client": "an audit retrains a run's first rounds and reads the models",
+    "server": "an audit retrains a run's first rounds and reads the updates, or reads a trace's recorded updates",
 }
-"""How a view is measured."""
+"""How an audit measures each view."""
 
 NO_LIMIT = 0.995
-"""A limit above this accuracy limits no attack noticeably."""
+"""Limits above this accuracy do not restrict attacks noticeably."""
 
 
 class Headline(NamedTuple):

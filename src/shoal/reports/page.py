@@ -51,7 +51,7 @@ class Section:
 
 
 MOST_FINDINGS = 30
-"""The most rows of the table of findings."""
+"""The largest number of rows in the table of findings."""
 
 
 def findings_section(found: Sequence[Finding], figure: Figure | None = None) -> Section | None:
@@ -74,7 +74,7 @@ def findings_section(found: Sequence[Finding], figure: Figure | None = None) -> 
 
 
 def _at_few_mistakes(finding: Finding) -> str:
-    """What an attack finds with few mistakes, where that was measured."""
+    """Describe an attack's true positive rate with few mistakes, if measured."""
     exact = "" if not finding.exact else f"{decimal(finding.exact)} of its calls are exact"
     tpr = finding.tpr[0.01]
     return exact or (f"TPR at 1 % FPR: {tpr.figure}" if tpr.known else "")
@@ -84,7 +84,7 @@ _ENVIRONMENT = Environment(
     loader=PackageLoader("shoal.reports", "templates"), autoescape=True, undefined=StrictUndefined,
     trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
 )  # fmt: skip
-"""Of all pages: it compiles a template once."""
+"""Shared by all pages, so that each template is compiled once."""
 
 
 def section_of(id: str, table: ReportTable | None, **parts: Any) -> Section | None:  # noqa: A002, ANN401

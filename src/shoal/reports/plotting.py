@@ -22,19 +22,19 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
 
 WIDTH = 5.2
-"""Inches. In this width the text stays legible when a phone shows the figure at two thirds of its size."""
+"""The width in inches; text stays legible on a phone that shows figures at two thirds of their size."""
 
 HEIGHT = 3.6
-"""Inches of a figure's axes with a legend of one line."""
+"""The height of a figure in inches, with a legend of one line."""
 
 Dashes = Literal["-", ""] | tuple[float, tuple[float, ...]]
 Draw = Callable[[MplFigure], None]
-"""Draws on an empty figure of matplotlib."""
+"""A function that draws on an empty Matplotlib figure."""
 
 _STYLE = mpl.rc_params_from_file(Path(__file__).parents[1] / "figures.mplstyle", use_default_template=False)
-"""Also for one's own figures, as ``matplotlib.pyplot.style.use("shoal.figures")``."""
+"""The style of figures, also available as ``matplotlib.pyplot.style.use("shoal.figures")``."""
 
-# A date would make every file another one.
+# Files with dates would not be reproducible.
 _METADATA: Any = {"svg": {"Date": None}, "pdf": {"CreationDate": None, "Creator": "Shoal", "Producer": "Shoal"}}
 
 # Okabe and Ito's colours, which differ for any kind of colour blindness; yellow is too pale on white.
@@ -46,13 +46,13 @@ _DASHES: tuple[Dashes, ...] = ("-", (0, (5, 2)), (0, (5, 1.5, 1, 1.5)), (0, (1.5
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 MARK_LINE: Any = {"color": "#777777", "linestyle": "--", "linewidth": 0.8}
-"""Something that happens between two rounds."""
+"""The line of an event between two rounds."""
 
 CHANCE_LINE: Any = {"color": "#777777", "linewidth": 1.2, "linestyle": ":"}
-"""The line of chance."""
+"""The line of the chance level."""
 
 OVER, UNSURE, WITHIN = _VERMILLION, _ORANGE, _BLUE
-"""The colours of clients whose limit is exceeded, is perhaps exceeded, and is not exceeded."""
+"""The colours of clients above, perhaps above, and within their limits."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ def use_figure_style() -> AbstractContextManager[None]:
 
 
 MOST = 1000
-"""Points of one artist that are named; of more, none is, so that a page of many stays small."""
+"""The largest number of points with tooltips in one artist; more points have none, which keeps pages small."""
 
 _GID, _NEXT = "hover:", "\N{LINE SEPARATOR}"
 _SVG = "{http://www.w3.org/2000/svg}"
@@ -206,16 +206,16 @@ def add_named_points(axes: Axes, x: Sequence[float], y: Sequence[float], texts: 
 
 
 def _with_names(svg: bytes) -> bytes:
-    """The SVG file ``svg``, as matplotlib writes it, with the names of points as titles."""
+    """Add points' tooltips, as titles, to a Matplotlib SVG file."""
     ElementTree.register_namespace("", _SVG[1:-1])
     ElementTree.register_namespace("xlink", _LINK[1:-5])
     return ElementTree.tostring(_named(svg), encoding="utf-8", xml_declaration=True) + b"\n"
 
 
 def _inline(svg: bytes, name: str, alt: str, style: str = "") -> str:
-    """The SVG file ``svg`` as an element of a page, on which ``name`` is unique; ``alt`` is its content in words.
+    """Convert an SVG file to an element of a page; ``name`` is unique on the page, and ``alt`` describes the figure.
 
-    style.css inverts its colours on a dark page.
+    On a dark page, style.css inverts the colours.
     """
     root = _named(svg)
     for parent in root.iter():

@@ -64,17 +64,17 @@ def protection_page(front: pd.DataFrame, found: Mapping[str, Any], sentences: Se
 
     rows = tuple(line(str(name), values) for name, values in whole.iterrows())
     means = (
-        f"Means over the {found['choosing']} seeds that chose, or over the first, where it showed a setting to be "
-        f"above the limit. Not attacked ({DASH}): those above the price, and those less accurate than the answer. "
-        f"{found['seeds']} other seeds judged; '{first}' has the first of these."
+        f"Means over the {found['choosing']} choosing seeds, or over the first, if it showed a setting to be above the "
+        f"limit. Not attacked ({DASH}): settings above the price, or less accurate than the chosen setting. Judged on "
+        f"{found['seeds']} other seeds; '{first}' has means over the first of these."
     )
     if not found["searched"]:
-        means = f"Means over the {found['seeds']} seeds that judged; nothing else was tried."
-    note = f"Below: the change of {metric}, and whose exposure it is. {means}"
+        means = f"Means over the {found['seeds']} judging seeds; no other setting was tried."
+    note = f"Small print: the change of {metric}, and the most exposed group. {means}"
     caption = (
-        f"By the {found['view']}'s strongest attack; balanced accuracy, 0.5 is chance. Grey: within the price. "
-        f"Dashed: the limit{' on any attack' if found['promise'] else ''}. The interval is of the mean over the seeds "
-        f"that judged, and holds whenever the test stops (level {found['level']:g} of a search)."
+        f"Balanced accuracy of the {found['view']}'s strongest attack; chance is 0.5. Grey: within the price. "
+        f"Dashed: the limit{' on any attack' if found['promise'] else ''}. The interval is for the mean over the "
+        f"judging seeds, and holds whenever the test stops (level {found['level']:g} per search)."
     )
     alt = f"{len(front)} settings by {metric} and exposure; '{chosen}' was chosen"
     figure = draw_figure("front", sentences[1], caption, alt, draw)
@@ -82,7 +82,7 @@ def protection_page(front: pd.DataFrame, found: Mapping[str, Any], sentences: Se
     sections = (
         Section("front", f"{capitalize(metric)} against exposure", figures=[figure]),
         Section("rungs", "Every setting", table=without_dashes(ReportTable(columns, rows, note=note))),
-        Section("details", "In full", items=rest, folded="cost, test and what it does not cover"),
+        Section("details", "In full", items=rest, folded="cost, test and limits"),
     )
     commands = f"shoal run {path} --out runs/protected\nshoal audit runs/protected"
     answers = [

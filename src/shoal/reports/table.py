@@ -133,5 +133,5 @@ def table_csv(table: ReportTable) -> str:
 
 
 def _plain(text: str) -> str:
-    """``text`` in one line, without meaning to Markdown."""
+    """Put ``text`` in one line, and escape Markdown."""
     return " ".join(text.split()).translate(_MARKDOWN)

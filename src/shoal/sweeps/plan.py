@@ -21,7 +21,7 @@ from shoal.runs.files import decisive_settings
 from shoal.sweeps.sweep_file import Sweep, SweepPoint
 
 LOADED_DATASETS = 2
-"""Data sets that a process keeps in memory. Most sweeps have one, and the largest takes 640 MB."""
+"""The number of data sets that a process keeps in memory; the largest takes 640 MB."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +87,11 @@ _Key = tuple[str, str | None, str | None, Path | None, Reading | None]
 """The identity of a data set: the arguments of `load_source`."""
 
 _loaded_as: dict[_Key, _Key] = {}
-"""Keys under which data sets were loaded, by the keys of the configurations once decided."""
+"""The keys of loaded data sets, by the keys of resolved configurations."""
 
 
 def _key(config: Config, data_dir: Path | None) -> _Key:
-    # A resolved configuration has the absolute path, the file's own may have another that leads to the same place.
+    # A resolved configuration has an absolute path; the file may have another path to the same place.
     path = None if config.data.path is None else str(Path(config.data.path).expanduser().resolve())
     return config.data.source, path, config.data.task, data_dir, reading_of(config.data)
 
@@ -149,17 +149,17 @@ def progress_of(planned: Sequence[PlannedRun], runs: Path, failed: int) -> Sweep
 
 
 def _work(planned: PlannedRun, rounds: int) -> float:
-    """The examples that ``rounds`` rounds of a run go through, and one more per round, for what every round costs."""
+    """Return the number of examples in ``rounds`` rounds, plus one per round for a round's fixed cost."""
     return rounds * planned.examples * planned.config.algorithm.participation + rounds
 
 
 def _rounds_in_all(config: Config) -> int:
-    """The rounds of a run, and those of its reference federations."""
+    """Return the number of rounds of a run and its reference federations."""
     return config.algorithm.rounds * (1 + config.evaluation.reference_federations)
 
 
 def _rounds_done(out: Path, config: Config) -> int:
-    """The rounds of a run and its reference federations that its directory shows to be done."""
+    """Return the number of finished rounds of a run and its reference federations, from the run's directory."""
     if is_finished(out):
         return _rounds_in_all(config)
     done = [int(path.name.split("-")[1]) for path in (out / "checkpoint").glob("round-*.safetensors")]

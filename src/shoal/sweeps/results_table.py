@@ -16,7 +16,7 @@ from shoal.runs.files import read_run, read_table
 from shoal.simulation.measure import CLIENT_COLUMNS
 
 TIMES = "seconds."
-"""Wall times differ from run to run of the same configuration, and would make results.csv differ with them."""
+"""Wall times, which results.csv leaves out because they differ between runs of the same configuration."""
 
 
 def row_of(out: Path, settings: Mapping[str, Value], seed: int) -> dict[str, Value]:
@@ -53,7 +53,7 @@ def by_size(figures: FlatSummary) -> dict[str, Value]:
 
 
 def _by_group(out: Path, clusters: Mapping[int, Metrics]) -> dict[str, Value]:
-    """Figures of the cluster that most clients of each group chose; of equals, of the largest."""
+    """Return each group's figures, from the cluster that most of its clients chose, or the largest such cluster."""
     clients, ordered = read_table(out / "clients.csv", CLIENT_COLUMNS), _largest_first(clusters)
     row: dict[str, Value] = {}
     for group, chosen in clients.groupby("group", sort=False)["cluster"]:
@@ -62,7 +62,7 @@ def _by_group(out: Path, clusters: Mapping[int, Metrics]) -> dict[str, Value]:
 
 
 def _largest_first(clusters: Mapping[int, Metrics]) -> list[int]:
-    """The clusters from the largest to the smallest; a number itself decides nothing."""
+    """Sort the clusters by size, the largest first, independent of their numbers."""
     first = ("clients", "accuracy", "mia")
     keys = (*first, *sorted({key for metrics in clusters.values() for key in metrics}.difference(first)))
     return sorted(clusters, key=lambda k: [clusters[k].get(key, -inf) for key in keys], reverse=True)

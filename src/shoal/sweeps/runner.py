@@ -249,7 +249,7 @@ def is_sweep(out: Path) -> bool:
 
 
 def _is_complete(out: Path, *, pages: bool) -> bool:
-    """Return whether a run is finished and, of ``pages``, has its page, which is written after the run."""
+    """Return whether a run is finished and, with ``pages``, has its page, which is written last."""
     return is_finished(out) and (not pages or (out / "report.html").exists())
 
 
@@ -272,7 +272,7 @@ def _write_outputs(out: Path, sweep: Sweep, missing: Sequence[tuple[Mapping[str,
 
 
 def _open(out: Path, sweep: Sweep) -> Path:
-    """Create the sweep's directory unless it exists; returns the folder of its runs."""
+    """Create the sweep's directory if missing, and return the folder of runs."""
     base = out / "base.toml"
     if out.exists():
         require(out.is_dir(), f"{out}: is not a directory; choose another --out")
@@ -294,7 +294,7 @@ def _open(out: Path, sweep: Sweep) -> Path:
 
 
 def _write_sweep(out: Path, sweep: Sweep) -> None:
-    """Write base.toml and sweep.toml, except where they have the same content already: they may be the originals."""
+    """Write base.toml and sweep.toml, unless unchanged, because existing files may be the originals."""
     for name, text in (("base.toml", tomli_w.dumps(dict(sweep.base))), ("sweep.toml", sweep.toml("base.toml"))):
         path = out / name
         if not path.exists() or read_toml(path) != tomllib.loads(text):
@@ -302,5 +302,5 @@ def _write_sweep(out: Path, sweep: Sweep) -> None:
 
 
 def _lock(out: Path) -> FileLock:
-    """The lock that keeps sweeps in the same directory from writing results and pages at the same time."""
+    """Return a lock against simultaneous sweeps in the same directory."""
     return FileLock(out / "runs" / ".sweep.lock")

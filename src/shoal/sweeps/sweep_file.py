@@ -23,7 +23,7 @@ from shoal.core.settings import Count, settings, spell_value
 from shoal.reports.sweep.report_spec import Axes, ReportSpec, Value, read_report_spec
 
 RESERVED = ("run", "seed", "key", "mean", "sd", "n")
-"""Columns of results.csv and of tables that no axis can have for a name."""
+"""Names that no axis can have, because results.csv and tables have these columns."""
 
 OFF = "none"
 """The value that removes a section."""
@@ -57,7 +57,7 @@ class SweepPoint:
     config: Config
 
     def __str__(self) -> str:
-        """The place and the seed in words."""
+        """The settings and the seed as text."""
         return ", ".join([*(f"{axis} = {value}" for axis, value in self.settings.items()), f"seed {self.seed}"])
 
 
@@ -132,7 +132,7 @@ def read_sweep(path: Path, changes: Iterable[str] = (), *, allow_code: bool = Tr
 
 
 def _with_shown(asked: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The sweep's file with what ``path`` shows in it, as if it were written there."""
+    """Return the table of the sweep's file, with the tables, figures and labels of the shared file ``path``."""
     shared = read_toml(path)
     strange = [key for key in shared if key not in ("tables", "figures", "labels")]
     require(not strange, f"{path}: unknown key '{strange[0] if strange else ''}'; known: figures, labels, tables")
@@ -159,7 +159,7 @@ def _runs(
 
 
 def _read_axis(name: str, asked: object, where: str) -> dict[Value, SettingChanges]:
-    """The changes that each setting of an axis makes."""
+    """Return the changes of each setting of an axis."""
     hint = "list seeds in 'seeds'" if name == "seed" else "rename the axis, because results.csv has this column"
     taken = name in RESERVED or name.startswith(("larger.", "seconds.", "smaller."))
     require(not taken, f"{where}: 'grid.{name}' cannot be an axis; {hint}")
@@ -193,7 +193,7 @@ def _read_axis(name: str, asked: object, where: str) -> dict[Value, SettingChang
 
 
 def _check_apart(changes: SettingChanges, axes: Mapping[str, Mapping[Value, SettingChanges]], where: str) -> None:
-    """Raise where two axes, or an axis and [changes], would set the same key, or one a table that has the other's."""
+    """Raise if two axes, or an axis and [changes], set the same key, or if a key is in a table that the other sets."""
     owners = {"changes": list(changes)}
     owners |= {
         f"grid.{name}": [key for setting in settings.values() for key in setting] for name, settings in axes.items()
@@ -214,7 +214,7 @@ def _check_apart(changes: SettingChanges, axes: Mapping[str, Mapping[Value, Sett
 
 
 def _changed(base: Mapping[str, Any], shared: SettingChanges, own: SettingChanges, where: str) -> Config:
-    """The configuration that changes make of the table ``base``; ``where`` names it in error sentences.
+    """Return the changed configuration; ``where`` is the prefix of error sentences.
 
     ``shared`` changes apply to all runs, and count as the base's if the run's ``own`` name a different algorithm.
     """
@@ -232,7 +232,7 @@ def _changed(base: Mapping[str, Any], shared: SettingChanges, own: SettingChange
 
 
 def _fill_last_share(table: Mapping[str, Any], changes: SettingChanges, where: str) -> None:
-    """Give the last group the rest where other shares are changed; groups without clients stay without."""
+    """Give the last group with clients the rest of the shares if other groups' shares change."""
     named = [key_parts(key) for key in changes]
     changed = {parts[2] for parts in named if parts[:2] == ["data", "groups"] and parts[3:] == ["share"]}
     # Where shares are changed, these are tables.

@@ -16,13 +16,13 @@ from shoal.reports import plotting as plot
 from shoal.reports.charts import evenly
 
 MOST_GROUPS = 6
-"""The most groups in a figure: more markers could not be told apart."""
+"""The largest number of groups in a figure."""
 
 LEAST_MEMBERS = 20
-"""Members without which no figure is drawn: of fewer, a share says nothing."""
+"""The smallest number of members for a figure."""
 
 POINTS = 200
-"""The most points of a curve, so that a page of many records stays small."""
+"""The largest number of points of a curve, which keeps pages small."""
 
 
 def drawn_groups(groups: Mapping[str, Sequence[Finding]]) -> list[str]:
@@ -74,9 +74,9 @@ def by_view(
         ]
         plot.legend(figure, [*keys, plot.chance_key()])
 
-    caption = "Dots: attacks. Lines: their 95 % intervals, which all groups and views keep at once."
+    caption = "Dots: attacks. Lines: 95 % intervals, which hold for all groups and views at once."
     if len(shown) < len(names):
-        caption += f" The {len(shown)} most exposed of {len(names):,} groups are drawn."
+        caption += f" The {len(shown)} most exposed of {len(names):,} groups are shown."
     alt = f"{capitalize(metric)}. {'; '.join(_words(one) for here in shown.values() for one in here)}."
     height = 1.25 + len(order) * max(0.35, 0.18 * len(shown))
     return plot.draw_figure("views", title, caption, alt, draw, height=height)
@@ -137,29 +137,27 @@ def exposure_of_records(records: pd.DataFrame, names: Sequence[str], references:
             plot.add_named_points(axes, exposure[points].tolist(), share[points].tolist(), texts)
         axes.set(yscale="log", xlim=(left - 0.01, right + 0.01), ylim=(bottom, 1.3))
         plot.log_shares(axes.yaxis)
-        axes.set(xlabel="exposure", ylabel="members with at least that")
+        axes.set(xlabel="exposure", ylabel="members with at least this exposure")
         keys = [plot.key(plot.short(name), **style[name].line, marker=style[name].marker) for name in of_group]
-        plot.legend(figure, [*keys, plot.chance_key("at most, if none were exposed")], columns=2)
+        plot.legend(figure, [*keys, plot.chance_key("largest share by chance")], columns=2)
 
     means = "; ".join(
         f"{name}: " * (len(names) > 1) + f"mean {decimal(float(values.mean()))}, {_top(values)}"
         for name, values in of_group.items()
     )
     caption = (
-        "Up: the share of members whose exposure is at least what stands below; the right end shows the most exposed. "
-        f"Marks: {means}. Dotted: at most by chance with {references + 1:,} models, if no record were exposed."
+        "Curves: the share of members with at least the exposure on the horizontal axis. "
+        f"Marks: {means}. Dotted: the largest share by chance with {references + 1:,} models if no record is exposed."
     )
     if not records["group"].isin(names).all():
-        caption += " The other groups are not drawn."
+        caption += " Other groups are not shown."
     certain = int((members["exposure.low"] > 0.5).sum())
-    title = (
-        f"Members exposed for certain, each by itself, with {references + 1} models: {certain:,} of {len(members):,}"
-    )
+    title = f"Members exposed with certainty, with {references + 1} models: {certain:,} of {len(members):,}"
     return plot.draw_figure("exposure", title, caption, f"{title}. {means}.", draw)
 
 
 def _top(values: NDArray[np.float64]) -> str:
-    """The exposure that the most exposed 1 in 100 of sorted ``values`` reach; of fewer, the largest."""
+    """Describe the exposure of the most exposed 1 % of sorted ``values``; of fewer than 100, the largest."""
     if len(values) < 100:
         return f"largest {decimal(float(values[-1]))}"
     return f"the most exposed 1 % at least {decimal(float(values[-(len(values) // 100)]))}"

@@ -43,26 +43,26 @@ from shoal.reports.plotting import Figure, png
 from shoal.reports.table import Cell, Column, ReportTable, TableRow, heads, metric_table, row
 
 MOST_ROWS = 20
-"""The most groups, models, clients and records that are listed."""
+"""The largest number of listed groups, models, clients and records."""
 
 GUESSED: Mapping[str, str] = {
-    "source-inference": "whose a record is, among all clients",
-    "source-inference-in-cluster": "whose a record is, among the clients of its cluster",
-    "group-inference": "which group a client is of, from its last cluster",
-    "cluster-identity": "which group a client is of, from its clusters in all recorded rounds",
-    "preference-inference": "whether a client is of the stricter half of its group, from its clusters in all recorded "
-    "rounds",
+    "source-inference": "which client owns a record",
+    "source-inference-in-cluster": "which client of a cluster owns a record",
+    "group-inference": "a client's group, from the client's last cluster",
+    "cluster-identity": "a client's group, from the client's clusters in all recorded rounds",
+    "preference-inference": "whether a client is in the stricter half of its group, from the client's clusters in all "
+    "recorded rounds",
 }
-"""What the server guesses beside membership, by the keys in audit.json; in the order of the table."""
+"""The server's guesses besides membership, by key in audit.json, in the order of the table."""
 
 NOT_ASKED = (
-    "Active attackers, who send manipulated updates or models to make members easier to tell.",
-    "Attackers with more reference models, or better ones: with more of them attacks become stronger.",
-    "Attackers whose reference models were trained without a defence that the attacked models were trained with.",
-    "Clients who pool what they were sent, and attackers who keep the models of all rounds, unless one above does.",
-    "Reconstruction of records, inference of their properties, and whether a client took part at all.",
+    "Active attackers, who send manipulated updates or models to make members easier to recognise.",
+    "Attackers with more or better reference models, which make attacks stronger.",
+    "Attackers whose reference models lack a defence of the attacked models.",
+    "Clients that share their received models, and attackers that keep the models of all rounds, unless listed above.",
+    "Reconstruction of records, inference of their properties, and whether a client took part.",
 )
-"""What no audit of this kind asks."""
+"""Attackers and questions that no audit covers."""
 
 _ACCURACY = Column("balanced accuracy", "chance: 0.500")
 _RATE = Column("TPR at 1 % FPR", "chance: 0.010")
@@ -96,7 +96,7 @@ def audit_page(
     found, by_name, everything = (
         findings(audit.attacks), every_attack(audit.attacks, "group"), every_attack(audit.attacks, "all")
     )  # fmt: skip
-    # Where no group could be measured, all records are one.
+    # If no group could be measured, all records are one group.
     groups = {name: every for name, every in by_name.items() if every[0].accuracy.known} or everything
     records = audit.records
     grouped = records if set(groups) <= set(by_name) else records.assign(group=next(iter(groups), ""))
@@ -113,7 +113,7 @@ def audit_page(
     lead += [("", f"{bound}.") for bound in bounds if bound]
     lead += [("verdict loud", f"Check the scores: {wrong}.") for wrong in [*wrong_sign(audit.figures()).values()][:1]]
     lead += [("warning", f"{capitalize(warning)}.") for warning in warnings]
-    scored_by = next((every[0].title for every in everything.values()), "the attack that decides")
+    scored_by = next((every[0].title for every in everything.values()), "the deciding attack")
     left_out = sum(not every[0].accuracy.known for every in by_name.values())
     omitted = [f"{attack_head(attack)}: {reason}." for attack, reason in audit.omitted.items()]
     missing = [f"{capitalize(BY[view])}: {why}" for view, why in not_measured(found, audit.omitted).items()]
@@ -128,11 +128,11 @@ def audit_page(
                 "model",
                 2,
                 lambda one: one.accuracy.value,
-                "The members of a model are the attacked records whose clients trained it.",
+                "The members of a model are the attacked records of clients that trained the model.",
             ),
-            folded="by the attack that decides",
+            folded="by the deciding attack",
         ),
-        section_of("by-client", _exposed_clients(every_attack(audit.attacks, "client")), folded="by the lower end"),
+        section_of("by-client", _exposed_clients(every_attack(audit.attacks, "client")), folded="by lower end"),
         section_of("guesses", _guesses(audit.guesses), folded="clients and groups"),
         _exposed_records(audit, pictures, scored_by, drawn),
         section_of("epsilon", _epsilons(audit, stated), folded="what the attacks prove"),
@@ -151,28 +151,28 @@ def audit_page(
 def _key_metrics(
     audit: Audit, found: Sequence[Finding], groups: Mapping[str, Sequence[Finding]], stated: Mapping[str, float]
 ) -> Sequence[tuple[str, str, str]]:
-    """What to see first: name, value and a remark."""
+    """Return the key metrics, as triples of name, value and remark."""
     upper = f"stated: {_epsilon(stated['epsilon'])}" if "epsilon" in stated else "none stated"
     proven = "nothing was proven; " if audit.empirical_epsilon == 0 else ""
     kinds = f"{count(audit.members)} members, {count(audit.non_members)} non-members"
     last = (
         ("Empirical epsilon", _epsilon(audit.empirical_epsilon), f"{proven}lower bound; {upper}"),
-        ("Reference models", count(audit.references), "that attacks compare with"),
+        ("Reference models", count(audit.references), "for comparison"),
         ("Records", count(audit.members + audit.non_members), kinds),
     )
     worst = next(iter(most_exposed(found)), None)
     if worst is None:
-        return (("Attack that decides", DASH, "none could be measured"), *last)
+        return (("Deciding attack", DASH, "no attack could be measured"), *last)
     whose = f"view: {worst.view}" + (f"; on {worst.group}, the most exposed group" if len(groups) > 1 else "")
     tpr = worst.tpr[0.01]
     rate = ("TPR at 1 % FPR", tpr.text, f"95 % interval {tpr.interval}; chance: 0.010")
-    return (("Attack that decides", worst.head, whose), exposure_tile(worst), *([rate] if tpr.known else []), *last)
+    return (("Deciding attack", worst.head, whose), exposure_tile(worst), *([rate] if tpr.known else []), *last)
 
 
 def _exposed_records(
     audit: Audit, pictures: Mapping[str, NDArray[np.uint8]], scored_by: str, figure: Figure | None
 ) -> Section:
-    """The most exposed members, with their pictures where there are some, and all members' exposures in a figure."""
+    """Create the section of the most exposed members, with pictures and a figure of all members' exposures."""
     records = audit.records[audit.records["member"].astype(bool)]
     top = records.head(MOST_ROWS)
     pictured = top["record"].astype(str).isin(list(pictures))
@@ -181,16 +181,16 @@ def _exposed_records(
         models = f"{audit.references} reference {'model' if audit.references == 1 else 'models'}"
         paragraphs = (
             Markup(
-                "The {} of {:,} members with the largest <em>exposure</em>: the balanced accuracy that tells models "
-                "trained on the record from other models, by {}. <strong>Of one record this is noisy.</strong> With {} "
-                "and the attacked one, up to 5 in 100 unexposed records would have {} or more by chance. <em>At "
-                "least</em>: a lower end that holds for all records at once at 95 % confidence, above 0.5 for {:,}."
+                "The {} of {:,} members with the largest <em>exposure</em>: the balanced accuracy with which {} tells "
+                "models trained on the record from other models. <strong>A single record's exposure is noisy.</strong> "
+                "With {} and the attacked model, up to 5 % of unexposed records have {} or more by chance. <em>At "
+                "least</em>: a lower bound at 95 % confidence for all records at once, above 0.5 for {:,} members."
             ).format(len(top), len(records), scored_by, models, decimal(chance_exposure(audit.references)), certain),
         )
     else:
         paragraphs = (
-            f"Without reference models a record's exposure is unknown. These are the {len(top)} of {len(records):,} "
-            f"members with the highest scores of {scored_by}.",
+            f"Without reference models, a record's exposure is unknown. These are the {len(top)} of {len(records):,} "
+            f"members with the highest scores by {scored_by}.",
         )
     shown = [_picture(record, pictures) for record in top[pictured].to_dict("records")]
     return Section(
@@ -208,8 +208,8 @@ def _picture(record: Mapping[Any, Any], pictures: Mapping[str, NDArray[np.uint8]
 
 
 _CONTRADICTION = (
-    "The empirical epsilon, {}, is above the stated one, {}: the stated guarantee does not hold against this attack, "
-    "unless chance made the bound too high (at most 5 in 100 are) or the attack uses what the guarantee does not "
+    "The empirical epsilon {} is above the stated epsilon {}: either the stated guarantee is broken, or the empirical "
+    "epsilon is too high by chance (at most 5 in 100 are), or the attack uses information that the guarantee does not "
     "cover, such as the choice of a model."
 )
 
@@ -224,22 +224,24 @@ def exceeds_stated(audit: Audit, stated: Mapping[str, float]) -> bool:
 
 
 def _epsilons(audit: Audit, stated: Mapping[str, float]) -> ReportTable:
-    """The empirical epsilon, the largest that so many records can show, and the stated one."""
+    """Create the table of the empirical, the largest provable and the stated epsilon."""
     # The bound is judged on half of the records, see `empirical_epsilon`.
     half = min(audit.members, audit.non_members) // 2
-    lower = (
-        "A lower bound at 95 % confidence by the strongest attack, as if records were independent. 0 proves nothing."
-    )
-    upper = "An upper bound on what any attack finds of one example, by the noise that was added in training."
+    lower = "The strongest attack's lower bound at 95 % confidence, assuming independent records. 0 proves nothing."
+    upper = "An upper bound for every attack on one example, by the noise in training."
     most, delta = f"{log(max(1, half / 3.7)):.1f}", stated.get("delta", nan)
     rows = (
         row(Cell("Empirical epsilon", lower), _epsilon(audit.empirical_epsilon), f"{audit.delta:g}"),
-        row(Cell("Largest possible", f"About the most that {half:,} records of a kind could show."), most, ""),
+        row(
+            Cell("Largest possible", f"About the largest bound that {half:,} records of each kind can prove."),
+            most,
+            "",
+        ),
         row(
             Cell("Stated epsilon", upper), _epsilon(stated.get("epsilon", nan)), DASH if isnan(delta) else f"{delta:g}"
         ),
     )
-    note = "The two cannot be compared: the stated delta is the larger, and a guarantee says nothing of smaller ones."
+    note = "The two epsilons cannot be compared, because the stated delta is larger than the audit's."
     note = note if "epsilon" in stated and delta > audit.delta else ""
     return metric_table("Empirical and stated epsilon", ["epsilon", "at delta"], rows, note)
 
@@ -249,9 +251,9 @@ def _epsilon(value: float) -> str:
 
 
 def _attacks_by_group(groups: Mapping[str, Sequence[Finding]], left_out: int = 0) -> ReportTable:
-    """Every attack on each group, the most exposed group first, the attack that decides of each first and in bold.
+    """Create the table of attacks by group: the most exposed group first, and each group's deciding attack in bold.
 
-    ``left_out`` groups are without records of both kinds.
+    ``left_out`` is the number of groups that lack members or non-members.
     """
     exposed = [finding.group for finding in most_exposed(attempts[0] for attempts in groups.values())]
     shown = [*exposed, *(name for name in groups if name not in exposed)][:MOST_ROWS]
@@ -262,27 +264,25 @@ def _attacks_by_group(groups: Mapping[str, Sequence[Finding]], left_out: int = 0
         rows += [row(heading, style="of"), _attack(first, "strong" if first.accuracy.known else "")]
         rows += [_attack(finding) for finding in weaker]
     listed = [finding for name in shown for finding in groups[name]]
-    sentences = [
-        "Below each figure its 95 % interval, which all groups and views keep at once; in bold the attack that decides."
-    ]
+    sentences = ["Below each figure: its 95 % interval; all intervals hold at once. Bold: the deciding attack."]
     if any(finding.view == SERVER for finding in listed):
         sentences.append(
-            "The server's attacks: non-members are weighted to the groups and labels of each client's members; members "
-            "without such non-members are left out."
+            "The server's attacks weight non-members to match the groups and labels of each client's members; "
+            "members without a match are left out."
         )
     if any(finding.attack.endswith(AGAINST_CLIENTS) for finding in listed):
-        sentences.append("Other clients: their examples are the non-members, not records that nobody trained on.")
+        sentences.append("Attacks named 'other clients' use other clients' examples as non-members.")
     if any(finding.attack.split("-")[0] == Stack.name for finding in listed):
-        sentences.append("A stack has the scores of all attacks of a view and is fitted on the reference models.")
+        sentences.append("A stack combines the scores of all attacks of a view, and is fitted on reference models.")
     for rate in FALSE_POSITIVE_RATES:
         missing = [finding for finding in listed if not finding.tpr[rate].known]
         if missing:
             fewest = min(missing, key=lambda finding: finding.non_members)
             sentences.append(f"No TPR at {100 * rate:g} % FPR: {fewest.why_no_tpr(rate)}.")
     if left_out > 0:
-        sentences.append(f"Without records of both kinds, and so left out: {left_out:,} of the groups.")
+        sentences.append(f"Groups left out, because they lack members or non-members: {left_out:,}.")
     if len(shown) < len(groups):
-        sentences.append(f"Of {len(groups):,} groups these are the {len(shown)} most exposed; all are in audit.csv.")
+        sentences.append(f"The table has the {len(shown)} most exposed of {len(groups):,} groups; audit.csv has all.")
     columns = (Column("attack", "by view", number=False), *_METRICS)
     return ReportTable(columns, tuple(rows), "Every attack, by group", note=" ".join(sentences))
 
@@ -290,28 +290,28 @@ def _attacks_by_group(groups: Mapping[str, Sequence[Finding]], left_out: int = 0
 def _most_exposed(
     parts: Mapping[str, Sequence[Finding]], what: str, least: int, key: Callable[[Finding], float], note: str
 ) -> ReportTable | None:
-    """The attack that decides on each of ``parts``, models or clients, the largest ``key`` first; None of too few."""
+    """Create the table of deciding attacks on models or clients, the largest ``key`` first; None for too few parts."""
     known = [found[0] for found in parts.values() if not isnan(found[0].accuracy.low)]
     if len(parts) < least or not known:
         return None
     listed = sorted(known, key=lambda one: -key(one))[:MOST_ROWS]
     rows = (row(one.group, one.head, _value(one.accuracy), _rate(one.tpr[0.01]), *_counts(one)) for one in listed)
     if len(listed) < len(known):
-        note += f" Of {len(known):,} {what}s these are {len(listed)}; all are in audit.csv."
-    columns = (*heads((what, "attack that decides")), _ACCURACY, _RATE, *_COUNTS)
+        note += f" The table has {len(listed)} of {len(known):,} {what}s; audit.csv has all."
+    columns = (*heads((what, "deciding attack")), _ACCURACY, _RATE, *_COUNTS)
     return ReportTable(columns, tuple(rows), f"The most exposed {what}s", note=note)
 
 
 def _exposed_clients(clients: Mapping[str, Sequence[Finding]]) -> ReportTable | None:
-    """By the lower end: of many clients with few records each, some have a high figure by chance."""
+    """Sort clients by the interval's lower end, because some clients with few records have high figures by chance."""
     known = [found[0].accuracy.low for found in clients.values() if not isnan(found[0].accuracy.low)]
     above = sum(low > 0.5 for low in known)
-    note = f"By where the 95 % interval begins: above 0.5 for {above:,} of {len(known):,}, by chance for about 1 in 40."
+    note = f"The 95 % interval is above 0.5 for {above:,} of {len(known):,} clients; by chance, about 1 in 40 are."
     return _most_exposed(clients, "client", 1, lambda one: one.accuracy.low, note)
 
 
 def _records(records: pd.DataFrame) -> ReportTable:
-    """A row for each of ``records``, which has the columns of `Audit.records`."""
+    """Create a table with one row per record, from columns of `Audit.records`."""
     rows = (
         row(
             *(str(record[name]) for name in ("record", "client", "group")),
@@ -324,7 +324,7 @@ def _records(records: pd.DataFrame) -> ReportTable:
 
 
 def _guesses(guesses: Mapping[str, float]) -> ReportTable | None:
-    """What the server guesses beside membership: ``guesses`` has the keys of `Audit.guesses`; None without any."""
+    """Create the table of the server's guesses, by the keys of `Audit.guesses`, or return None without guesses."""
     names = [name for name in GUESSED if f"{name}.accuracy" in guesses]
     if not names:
         return None
@@ -337,31 +337,31 @@ def _guesses(guesses: Mapping[str, float]) -> ReportTable | None:
         )
         for name in names
     )
-    note = "Below each accuracy its 95 % interval."
+    note = "Below each accuracy: its 95 % interval."
     if {"cluster-identity", "preference-inference"} & {*names}:
         note += (
-            " From clusters in all recorded rounds: the truth of half of the clients is known, the others are guessed."
+            " To guess from clusters in all recorded rounds, the attacker knows the truth about half of the clients."
         )
     if "cluster-identity.last_round" in guesses:
         note += (
             f" Cluster identity from the last recorded round alone: {decimal(guesses['cluster-identity.last_round'])}."
         )
     columns = heads(("attack", "guesses"), ("accuracy", "chance"))
-    return ReportTable(columns, tuple(rows), "What the server guesses beside membership", note=note)
+    return ReportTable(columns, tuple(rows), "What the server guesses besides membership", note=note)
 
 
 def _exposure(exposure: float) -> str:
-    """The exposure of a record; a dash where it is unknown."""
+    """Format a record's exposure, or return a dash if unknown."""
     return DASH if isnan(exposure) else decimal(exposure)
 
 
 def _at_least(low: float) -> str:
-    """The lower end of a record's exposure; empty where it is unknown."""
+    """Format the lower end of a record's exposure, or return "" if unknown."""
     return "" if isnan(low) else f"at least {decimal(low)}"
 
 
 def _signed(value: float) -> str:
-    """A number of either sign; a dash where it is unknown."""
+    """Format a signed number, or return a dash if unknown."""
     return _minus(_exposure(value))
 
 

@@ -16,39 +16,39 @@ from shoal.reports.table import Cell, ReportTable, heads, row
 
 _PHRASES = {
     "recognisable": "still recognisable",
-    "indistinguishable": "indistinguishable from federations that never had it",
+    "indistinguishable": "indistinguishable from federations without the client",
 }
 
 _ABILITIES = {
     "recognisable": "Recognised: {0} can {1} ({2}).",
-    "indistinguishable": "Not recognised: {0} cannot {1} by these attacks ({2}).",
+    "indistinguishable": "Not recognised: by these attacks, {0} cannot {1} ({2}).",
     "not decided": "Not decided: whether {0} can {1} ({2}).",
 }
 
 _VIEWS = {
-    "before": "outsider, before it left",
+    "before": "outsider, before the departure",
     "outsider": "outsider",
     "client": "client that sees all later models",
     "pair": "kept the old models",
 }
-"""The views in words, in the order of the figure."""
+"""Names of the views, in the order of the figure."""
 
 _TITLES = {
     "score": "plain confidence", "rmia": "RMIA", "lira": "LiRA", "drop": "lost confidence", "span": "span attack",
     "joint": "joint attack",
 }  # fmt: skip
-"""The attacks in words, by their keys without the view."""
+"""Names of the attacks, by key without the view."""
 
 _LIMITS = (
     "The server received the client's updates, and no method takes these back.",
-    "Preparations that used the client's rows, such as a table's means, are the same in both kinds of federation.",
-    "The models before are those of the last round with the client, the models after those of the last round of all: "
-    "the rounds in between change accuracy and exposure too.",
+    "Preprocessing that used the client's rows, such as a table's means, is the same with and without the client.",
+    "The models before are from the last round with the client, and the models after from the final round: the rounds "
+    "in between also change accuracy and exposure.",
 )
 
 _RETRAINED = {
-    "clusters": "'exact' retrained single models, since a model depends on its own clients alone.",
-    "federation": "'exact' retrained the whole federation, since a model depends on more than its own clients.",
+    "clusters": "'exact' retrained single models, since each model depends only on its own clients.",
+    "federation": "'exact' retrained the whole federation, since each model also depends on other clients.",
 }
 
 
@@ -63,11 +63,11 @@ def headlines(flat: Mapping[str, Any]) -> list[Headline]:
     control = Estimate.of(flat, "control.outsider.held_out_auc")
     if control.low > 0.5 or control.high < 0.5:
         forgotten.append(
-            f"The client's held-out examples differ too (AUC {control.figure}): part of this is not memory of records."
+            f"The client's held-out examples differ too (AUC {control.figure}), so memory explains only a part."
         )
-    kept = f"somebody who kept the models of round {flat['leaver.round'] - 1}"
+    kept = f"an attacker with the models of round {flat['leaver.round'] - 1}"
     before = "an outsider before the departure"
-    for view, who, what in (("pair", kept, "tell its records"), ("before", before, "tell that it took part")):
+    for view, who, what in (("pair", kept, "recognise records"), ("before", before, "recognise the client")):
         if f"views.{view}.leaver.verdict" in flat:
             earlier.append(_ABILITIES[flat[f"views.{view}.leaver.verdict"]].format(who, what, _figure(flat, view)))
     spent, whole = flat.get("leaver.client_rounds"), flat.get("leaver.full_client_rounds")
@@ -80,18 +80,18 @@ def headlines(flat: Mapping[str, Any]) -> list[Headline]:
         change = Estimate.of(flat, f"others.{group}.exposure.difference")
         verdict = "higher than before" if change.low > 0 else "lower than before" if change.high < 0 else "not decided"
         ends = " to ".join(f"{end:+.3f}" for end in change[1:])
-        staying.append(f"Exposure of those who stay in group '{group}': {verdict} ({change.value:+.3f}, {ends}).")
+        staying.append(f"Exposure of remaining clients in group '{group}': {verdict} ({change.value:+.3f}, {ends}).")
     questions = {
         f"Is {client} forgotten?": forgotten,
-        "What do earlier models tell?": earlier,
+        "What do earlier models reveal?": earlier,
         "What did forgetting cost?": cost,
-        "Are the others more exposed?": staying,
+        "Are the remaining clients more exposed?": staying,
     }
     return [Headline(question, " ".join(said)) for question, said in questions.items() if said]
 
 
 def _verdict(flat: Mapping[str, Any], view: str) -> str:
-    """Whether a view recognises the client, with the figure."""
+    """Describe whether a view recognises the client."""
     phrase, figure = _PHRASES.get(flat[f"views.{view}.leaver.verdict"]), _figure(flat, view)
     who = f"{'an' if view == 'outsider' else 'a'} {_VIEWS[view]}"
     if not phrase:
@@ -105,13 +105,13 @@ def _figure(flat: Mapping[str, Any], view: str) -> str:
 
 
 def _title(name: str, view: str) -> str:
-    """The name of an attack in a view in words."""
+    """Return the name of an attack."""
     key = name.removesuffix(f"-{view}")
     return _TITLES.get(key, key)
 
 
 def _attacks(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """The view and the key of each attack, by its name."""
+    """Return the view and the key of each attack, by the attack's name."""
     names = dict.fromkeys(key.split(".")[1] for key in flat if key.startswith("attacks."))
     views = {name: "pair" if name == "drop" else name.rpartition("-")[2] for name in names}
     return {
@@ -120,7 +120,7 @@ def _attacks(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
 
 
 def _by_view(flat: Mapping[str, Any], title: str) -> Sequence[plot.Figure]:
-    """The AUC of each attack, by view."""
+    """Draw the AUC of each attack, by view."""
     attacks = _attacks(flat)
     asked = Counter(view for view, _ in attacks.values())
     found = [
@@ -130,21 +130,24 @@ def _by_view(flat: Mapping[str, Any], title: str) -> Sequence[plot.Figure]:
         for name, (view, key) in attacks.items()
     ]
     drawn = by_view(found, tuple(_VIEWS[view] for view in _VIEWS if view in asked), "AUC")
-    caption = "Lines: 95 % intervals that all attacks of a view keep at once. An attacker reverses an AUC below 0.5."
+    caption = "Lines: 95 % intervals, simultaneous within a view. An attacker can reverse an AUC below 0.5."
     return () if drawn is None else (replace(drawn, title=title, caption=caption),)
 
 
 def leaver_page(flat: Mapping[str, Any], notes: Sequence[str] = ()) -> str:
-    """Render the page."""
+    """Render the page from the values of audit.json."""
     lead = [("warning", note) for note in notes]
     figures = {(_title(name, view), _VIEWS[view]): key for name, (view, key) in _attacks(flat).items()}
     figures["the client as a whole", _VIEWS["outsider"]] = "client-membership.outsider.auc"
     figures["held-out examples", _VIEWS["outsider"]] = "control.outsider.held_out_auc"
     rows = [row(*names, Estimate.of(flat, key).text, Estimate.of(flat, key).interval) for names, key in figures.items()]
-    p, kinds = number(flat["leaver.p"]), f"{flat['references']} federations with the client and as many without it."
+    p, kinds = (
+        number(flat["leaver.p"]),
+        f"{flat['references']} federations with the client, and as many without.",
+    )
     note = (
-        f"{kinds} An AUC of 0.5 is chance. The run itself among those without it: p = {p}. Held-out: the client's kind "
-        "of data, which nobody trained on. In the verdicts a view's intervals hold at once, so they are wider."
+        f"{kinds} An AUC of 0.5 is chance. The run's rank among federations without the client: p = {p}. Held-out: "
+        "examples of the client that no client trained on. Verdicts use wider intervals, simultaneous within a view."
     )
     worst = ()
     if "worst.record" in flat:
@@ -156,12 +159,12 @@ def leaver_page(flat: Mapping[str, Any], notes: Sequence[str] = ()) -> str:
         ends = [decimal(flat[f"{key}.{when}"]) for when in ("before", "after")]
         stay.append(row(*key.split(".")[1:3], *ends, Cell(f"{change.value:+.3f}", change.interval)))
     sections = (
-        Section("views", "What each view tells", figures=_by_view(flat, _verdict(flat, "outsider"))),
+        Section("views", "What each view reveals", figures=_by_view(flat, _verdict(flat, "outsider"))),
         Section(
             "attacks", "Attacks", worst,
             table=ReportTable(heads(["attack", "view"], ["AUC", "95 %"]), tuple(rows), note=note),
         ),
-        Section("others", "Those who stay", table=ReportTable(_STAY, tuple(stay))) if stay else None,
+        Section("others", "Remaining clients", table=ReportTable(_STAY, tuple(stay))) if stay else None,
         Section("limits", "What this does not show", items=_LIMITS),
     )  # fmt: skip
     title = f"Client '{flat['leaver.client']}' left before round {flat['leaver.round']}"

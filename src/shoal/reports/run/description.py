@@ -126,9 +126,9 @@ class RecordedUpdates:
         """A sentence about the recorded rounds and their size.
 
         >>> RecordedUpdates((5, 10), 1_250_000).sentence
-        'What the server received from each client is recorded in 2 rounds from 5 to 10: 1.2 MB in the folder updates.'
+        'The updates of 2 rounds from 5 to 10 are recorded: 1.2 MB in the folder updates.'
         """
         first, last, count = self.rounds[0], self.rounds[-1], len(self.rounds)
         rounds = f"{count:,} rounds from {first} to {last}" if count > 1 else f"round {last}"
         size = f"{self.size / 1e6:,.1f} MB" if self.size >= 1e5 else f"{self.size / 1e3:,.1f} kB"
-        return f"What the server received from each client is recorded in {rounds}: {size} in the folder updates."
+        return f"The updates of {rounds} are recorded: {size} in the folder updates."

@@ -41,14 +41,14 @@ def event_marks(presence: pd.DataFrame | None) -> dict[int, str]:
 
 
 def _cost(metrics: Metrics) -> list[str]:
-    """What forgetting took, and how many choices depended on the leavers."""
+    """Describe the cost of forgetting, and how many choices depended on the leavers."""
     names = ("client_rounds", "full_client_rounds", "clusters", "choices", "changed_choices", "megabytes")
     spent, whole, models, choices, changed, size = (metrics[f"forgetting.{name}"] for name in names)
-    share = f", {percent(spent / whole)} of the {number(whole)} that retraining everything takes" if whole else ""
+    share = f", {percent(spent / whole)} of the {number(whole)} for retraining everything" if whole else ""
     sentences = [
         f"Forgetting took {number(spent)} client-rounds{share}, and changed {count(models)} "
-        f"model{'s' * (models != 1)}. A server must store {number(size)} MB for it."
+        f"model{'s' * (models != 1)}. The server must store {number(size)} MB."
     ]
     if choices:
-        sentences.append(f"Without the leavers {count(changed)} of {count(choices)} choices of others would differ.")
+        sentences.append(f"Without the leavers, {count(changed)} of {count(choices)} choices of others would differ.")
     return sentences

@@ -31,7 +31,7 @@ from shoal.reports.charts import (
 from shoal.reports.run.run_tables import EXCEEDED, UNCERTAIN, WITHIN_LIMIT
 
 MOST_CLUSTERS = 6
-"""Clusters whose sizes are in a title."""
+"""The largest number of clusters with sizes in a title."""
 
 SMALLEST = 1e-4
 """The smallest rate on the axes of the ROC figure; held-out sets are too small for less."""
@@ -40,17 +40,17 @@ ESTIMATORS = {
     "shadow": "taken on shadow models, since the server holds no members",
     "federated": "counted by the clients on their own images",
     "histogram": "taken from the clients' histograms of their losses",
-    "relative-histogram": "taken from the clients' histograms of their losses, less those on the other models",
-    "audit": "taken on the members themselves, which only a simulator knows",
+    "relative-histogram": "taken from the clients' histograms of their losses minus the losses on other models",
+    "audit": "taken on the members, which only a simulator knows",
 }
-"""The red team's estimators of risk, in words."""
+"""Descriptions of the red team's risk estimators."""
 
 _STATES = (
     (WITHIN_LIMIT, plot.WITHIN, "within its limit"),
     (UNCERTAIN, plot.UNSURE, "above, not certain"),
     (EXCEEDED, plot.OVER, "over its limit"),
 )
-"""How a client is drawn, by what can be said of its limit."""
+"""The colour and legend of each state of a client's limit."""
 
 _DIAMOND: Any = {"color": "white", "markeredgecolor": "black", "marker": "D", "linestyle": ""}
 
@@ -74,14 +74,14 @@ def accuracy_by_group(
     if not last:
         return None
     name = "Accuracy" if metric == ACCURACY else f"Mean {metric}"
-    caption = f"{name} on held-out {kind} of a group, each client with the model that it chose."
+    caption = f"{name} on a group's held-out {kind}; each client uses its chosen model."
     panel = RoundPanel(curves, f"{metric} on held-out {kind}", least=(0, 1.02) if metric == ACCURACY else None)
     title = f"{capitalize(metric)} by group ends at {by_name(last, metric_format(metric))}"
     return rounds_chart("accuracy", title, caption, [panel], curves[0].values.index.to_series(), marks=marks)
 
 
 def _evaluated(rounds: pd.DataFrame) -> pd.DataFrame:
-    """The rows of rounds with an evaluation; the others would break every line."""
+    """Return the rows of evaluated rounds; other rows would break the lines."""
     measured = rounds.filter(regex="^accuracy").notna().any(axis=1)
     return rounds[rounds["round"].isin(rounds.loc[measured, "round"])]
 
@@ -106,11 +106,11 @@ def risk(
     steps = "The red team estimated no risk during this run."
     if estimated:
         steps = (
-            "Steps: the red team's estimate of the accuracy with which an attacker tells a model's training images "
-            f"from others, {ESTIMATORS[estimator]}; 0.5 before the first estimate."
+            f"Steps: the red team's estimate ({ESTIMATORS[estimator]}) of how accurately an attacker tells a model's "
+            "training images from other images; 0.5 before the first estimate."
         )
     steps += " Shaded: its 95 % interval." * shaded
-    caption = name_examples(f"{steps} Diamonds: what attacking the final model measured.", kind)
+    caption = name_examples(f"{steps} Diamonds: attacks on the final model.", kind)
     title = f"The red team's estimate of risk ends at {by_name({c.label: c.values.iloc[-1] for c in curves})}"
     if any(known):
         named = {
@@ -126,7 +126,7 @@ def risk(
 
 
 def _called(rounds: pd.DataFrame) -> list[str]:
-    """Each cluster with the group that more than half of those who trained it last are of, where there are several."""
+    """Name each cluster, with the group of more than half of the clients that trained the cluster last, if any."""
     sizes = rounds.filter(regex=r"^clients\.").rename(columns=lambda column: column.removeprefix("clients."))
     called = []
     for k in sorted(map(int, rounds["cluster"].unique())):
@@ -171,7 +171,7 @@ def cluster_sizes(rounds: pd.DataFrame, groups: Sequence[str], at_end: Mapping[i
         # After the last diamond, since panels share their scale and this ends its fitting.
         panels[0].set_ylim(0, None)
         keys = [Patch(color=plot.group_style(g).color, label=plot.short(group)) for g, group in enumerate(columns)]
-        plot.legend(figure, [*keys, plot.key("chose it after the last round", **_DIAMOND)], columns=2)
+        plot.legend(figure, [*keys, plot.key("chose the model after the last round", **_DIAMOND)], columns=2)
 
     caption = (
         "Bars: clients that trained a cluster's model in a round. Diamond: clients that chose the model after the last "
@@ -210,7 +210,7 @@ def violations(clients: pd.DataFrame, groups: Sequence[str]) -> plot.Figure | No
                 )  # fmt: skip
                 plot.name_points(dots, [*map(_name, here.to_dict("records"))] if len(judged) <= plot.MOST else [])
         axes.text(0.03, 0.95, "over the limit", transform=axes.transAxes, color="#8a3b00", va="top")
-        axes.set(xlim=x, ylim=y, xlabel="attack accuracy the client tolerates", ylabel="attack accuracy on its model")
+        axes.set(xlim=x, ylim=y, xlabel="client's limit", ylabel="attack accuracy on the client's model")
         marks = [(plot.group_style(g).marker, "#555555", plot.short(group)) for g, group in enumerate(groups)]
         marks += [("o", color, label) for limit, color, label in _STATES if limit != UNCERTAIN or uncertain]
         keys = [plot.key(label, linestyle="", marker=marker, color=color) for marker, color, label in marks]
@@ -223,15 +223,15 @@ def violations(clients: pd.DataFrame, groups: Sequence[str]) -> plot.Figure | No
     title += f", {uncertain} may be" * bool(uncertain) + f", by the run's attack{': ' * bool(where)}{', '.join(where)}"
     above = f"above the limit by the point estimate, but not at 95 % confidence: {uncertain}."
     caption = (
-        "A dot is a client. Across: the attack accuracy that it tolerates. Up: its exposure, the accuracy measured on "
-        "its models. In the shaded part the attack is better than the client tolerates."
+        "Each dot is a client. Horizontal axis: the client's limit. Vertical axis: the client's exposure, which is the "
+        "attack accuracy on its models. Shaded: exposure above the limit."
     ) + f" Orange, {above}" * bool(uncertain)
     alt = f"Limits against exposure. {title}." + f" {capitalize(above)}" * bool(uncertain)
     return plot.draw_figure("violations", title, caption, alt, draw)
 
 
 def _name(client: Mapping[Hashable, Any]) -> str:
-    """A client and its numbers, in words."""
+    """Describe a client and its exposure."""
     exposure = f"exposure {decimal(client['exposure'])} by {client['attack']}, limit {decimal(client['threshold'])}"
     return f"client {client['client']} ({client['group']}): {exposure}"
 
@@ -264,12 +264,12 @@ def roc_figure(roc: pd.DataFrame, groups: Sequence[str], *, configured: bool = F
         plot.legend(figure, [*keys, plot.chance_key("chance")], columns=2)
 
     caption = (
-        "Up: the share of training examples that the attack recognises. Across: the share of other examples of the "
-        "group that it takes for training examples. A curve above the diagonal at the left names members with few "
-        "mistakes."
+        "Vertical axis: the share of training examples that the attack recognises. Horizontal axis: the share of the "
+        "group's other examples that the attack takes for training examples. An attack with a curve above the diagonal "
+        "at the left recognises members with few mistakes."
     )
     if configured:
-        caption += " It is the configured attack, not the one that decides."
+        caption += " This is the configured attack, not the deciding attack."
     which = "configured" if configured else "run's"
     areas = {name: float(np.trapezoid(here["tpr"], here["fpr"])) for name, here in measured.items()}
     title = f"The {which} attack has AUC {by_name(areas)}; chance is 0.5"

@@ -110,7 +110,7 @@ def run_page(
         None if recorded is None else _recorded(recorded, directory),
         Section(
             "configuration", "Configuration", code=run.settings,
-            folded="everything that decides this run, as a file that runs it again",
+            folded="a file that repeats this run",
         ),
     )  # fmt: skip
     return render(
@@ -122,7 +122,7 @@ def run_page(
 
 
 def _recorded(recorded: RecordedUpdates, directory: Path | None) -> Section:
-    paragraph = f"{recorded.sentence} This command says what the server finds about single records and clients in them:"
+    paragraph = f"{recorded.sentence} This command attacks the updates:"
     run = "RUN" if directory is None else quote(str(directory))
     return Section(
         "recorded", "Recorded updates", [paragraph], "what the server received", code=f"shoal audit --trace {run}"
@@ -139,7 +139,7 @@ def _samples(groups: Mapping[str, Group], samples: Mapping[str, NDArray[np.uint8
 
 
 def _key_metrics(view: RunView, found: Sequence[Finding], audit: pd.DataFrame | None) -> Sequence[tuple[str, str, str]]:
-    """What to see first: name, value and a remark."""
+    """Return the key metrics, as triples of name, value and remark."""
     run, overall = view.run, view.summary.overall
     exposure = ("Attack accuracy", DASH, "no attack was measured")
     if worst := next(iter(most_exposed(found)), None):
@@ -162,8 +162,8 @@ def _tile(key: str, value: float | None, remark: str) -> tuple[str, str, str]:
 
 
 def _description(group: Group) -> str:
-    """The share and the shift of a group, in words."""
-    parts = [f"{100 * group.share:g} % of the clients" if group.share > 0 else "held-out images only, of no client"]
+    """Describe a group's share and shift."""
+    parts = [f"{100 * group.share:g} % of the clients" if group.share > 0 else "held-out images only, without clients"]
     if group.rotation is not None:
         parts.append(f"rotated by {group.rotation[0]:g} to {group.rotation[1]:g} degrees")
     if group.brightness is not None:
@@ -190,22 +190,21 @@ def canary_section(metrics: Metrics) -> Section:
         interval = " to ".join(METRICS[key].text(end) for end in ends if end is not None)
         rows.append(metric_row(METRICS[key], METRICS[key].text(metrics[key]), interval, family="canaries, "))
     about = (
-        "Canaries are examples with a wrong label. A random draw decided for each whether its client trains on it: "
-        f"{count(members)} were trained on and {count(non_members)} left out, and nothing else tells the two apart. So "
-        "the figures say what the final models remember of single, unusual examples, which are usually more exposed "
-        "than the average record."
+        "Canaries are examples with a wrong label. By random draw, clients trained on "
+        f"{count(members)} canaries and left out {count(non_members)}. The figures show how well the final models "
+        "remember single, unusual examples, which are usually more exposed than the average record."
     )
     table = metric_table("Canaries", ("value", "95 % interval"), rows)
     return Section("canaries", table.title, (about, *_broken(metrics)), table=table)
 
 
 def _broken(metrics: Metrics) -> tuple[str, ...]:
-    """What a bound above the stated epsilon means; nothing where there is none."""
+    """Explain a bound above the stated epsilon, if there is one."""
     low, stated = metrics.get("canaries.epsilon_low", 0.0), metrics.get("epsilon")
     if stated is None or low <= stated:
         return ()
     return (
-        f"The canaries prove an epsilon of at least {decimal(low)}, above the stated {decimal(stated)}: the promise is "
-        "broken, unless chance made the bound too high (at most 5 in 100 are) or the reason is what epsilon does not "
-        "cover, such as the choice of a model.",
+        f"The canaries prove an epsilon of at least {decimal(low)}, above the stated {decimal(stated)}: either "
+        "the guarantee is broken, or the bound is too high by chance (at most 5 in 100 are), or the attack uses "
+        "information that epsilon does not cover, such as the choice of a model.",
     )

@@ -35,19 +35,19 @@ BY_CLUSTER = (
 FAIRNESS = ("fairness.demographic_parity", "fairness.equal_opportunity", "fairness.equalized_odds")
 GROUPING = ("adjusted_rand_index",)
 RATES = {"tpr_at_fpr_0.01": 0.01, "tpr_at_fpr_0.001": 0.001}
-"""False positive rates that a true positive rate is given at."""
+"""The false positive rate of each true positive rate."""
 
 BASELINES = {"fedavg": "one model for all", "local": "local training", "by-group": "one model per group"}
-"""The alternatives to clusters, by the names of their metrics; the first decides whether clusters pay."""
+"""Alternatives to clusters, by metric; a comparison with the first shows whether clusters pay."""
 
 BASELINE = "baseline.fedavg.difference"
-"""The metric that decides."""
+"""The metric that shows whether clusters pay."""
 
 LIMITS = ("exceeded", "violations")
-"""Metrics of limits, which nobody reads where no client set one."""
+"""Metrics that are shown only if a client set a limit."""
 
 EXCEEDED, UNCERTAIN, WITHIN_LIMIT, UNKNOWN = "exceeded", "uncertain", "within", "not measured"
-"""What can be said of a client's limit, in the column ``limit``."""
+"""States of a client's limit, in the column ``limit``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,8 +181,8 @@ def baseline_table(summary: Summary, metric: str = ACCURACY) -> ReportTable | No
         for whose, of in rows.items()
     ]
     note = (
-        f"{capitalize(metric)} of each client on its own test examples where these are known, else on its group's; the "
-        "mean accuracy above is on the group's. Small print: the gain of clusters with its 95 % interval."
+        f"{capitalize(metric)} of each client on its own test examples if known, otherwise on its group's; the mean "
+        "accuracy above uses the group's. Small print: the gain of clusters with its 95 % interval."
     )
     columns = (*heads([metric], ["these clusters"]), *heads((), known.values()))
     return ReportTable(columns, tuple(lines), "Does clustering pay?", note=note)
@@ -206,21 +206,21 @@ def by_attack(view: RunView) -> ReportTable | None:
     if not titles:
         return None
     decides = strongest_attacks(view.summary)
-    meaning = "Chosen beforehand, without the members, or certain to find more than the one that was."
+    meaning = "Chosen in advance, without the members, or certainly stronger than the attack chosen in advance."
     names = (capitalize(decides.get(group, DASH)) for group in view.groups)
-    rows = [row(Cell("Attack that decides", meaning), *names)]
+    rows = [row(Cell("Deciding attack", meaning), *names)]
     for title in sorted(titles, key=lambda title: -max(accuracies.get(title, 0.0) for accuracies in by_group.values())):
         cells = (decimal(accuracies[title]) if title in accuracies else DASH for accuracies in by_group.values())
         rows.append(row(capitalize(title), *cells))
-    asked = f"With what {BY.get(view.summary.view, view.summary.view)} sees"
-    asked += f", and {view.references} reference federation{'s' * (view.references > 1)}." if view.references else "."
+    asked = f"Attacks by {BY.get(view.summary.view, view.summary.view)}"
+    asked += f", with {view.references} reference federation{'s' * (view.references > 1)}." if view.references else "."
     largest = (
-        " The largest of these is a little high, so the attack that is chosen beforehand by the reference models "
-        "decides, unless another is certain to be stronger; limits count as exceeded by an interval."
+        " The largest figure is biased upwards, so an attack chosen in advance on reference models decides, unless "
+        "another attack is certainly stronger. Whether limits are exceeded is decided by the interval."
     )
     note = (
-        f" The configured attack and the gap are asked here about the {view.run.kind} that reference federations "
-        "exchange, so the gap may differ from the one above."
+        f" The configured attack and the gap attack use the {view.run.kind} that reference federations exchange, so "
+        "the gap may differ from the gap above."
     )
     return metric_table("Balanced accuracy by attack", view.groups, rows, asked + largest * (len(rows) > 2) + note)
 
@@ -257,19 +257,19 @@ def overall(view: RunView) -> ReportTable | None:
     if private:
         meaning = f"{METRICS['epsilon'].meaning} At delta = {metrics.get('delta', nan):g}."
         if "epsilon" not in metrics:
-            meaning += " There is none: without noise, nothing is guaranteed."
+            meaning += " Without noise, there is no guarantee."
         rows.append(_row(METRICS["epsilon"], meaning, [metrics], view))
     about = ["Fairness"] * fair + ["grouping"] + ["differential privacy"] * private
     title = capitalize(join_words(about))
     note = (
-        "The three differences are between the groups, each served by the models its clients chose: 0 is fair, 1 is as "
-        "unfair as possible."
+        "The three differences compare the groups, with the models that clients chose: 0 is fair, 1 is as unfair as "
+        "possible."
     )
     return metric_table(title, ["value"], rows, note * fair) if rows else None
 
 
 def _shown(keys: Iterable[str], values: Sequence[Metrics], view: RunView) -> list[Metric]:
-    """The metrics of ``keys`` that have a value, and all that are in no table of metrics: the user's own."""
+    """Return the metrics of ``keys`` that have a value, and the user's own metrics."""
     further = [key for metrics in values for key in metrics if not is_declared(key)]
     left_out = {*(() if view.limited else LIMITS), *(() if view.run.metric == ACCURACY else ("gap",))}
     shown = [key for key in dict.fromkeys([*keys, *further]) if key not in left_out]
@@ -279,7 +279,7 @@ def _shown(keys: Iterable[str], values: Sequence[Metrics], view: RunView) -> lis
 def _row(
     metric: Metric, meaning: str, values: Sequence[Metrics], view: RunView, non_members: Sequence[float] = ()
 ) -> TableRow:
-    """A metric's values; of a true positive rate ``non_members`` are those of each column, NaN where unknown."""
+    """Create a metric's row; true positive rates need each column's ``non_members``, NaN if unknown."""
     name, texts = metric.name, [metric.text(metrics.get(metric.key)) for metrics in values]
     if is_declared(metric.key):
         name, meaning = (name_examples(text, view.run.kind) for text in (capitalize(name), meaning))
@@ -289,7 +289,7 @@ def _row(
 
 
 def _at_fpr(rate: float, name: str, meaning: str, texts: Sequence[str], non_members: Sequence[float]) -> TableRow:
-    """A true positive rate with that of chance; a dash, and why, where it would hang on one or two non-members."""
+    """Create the row of a true positive rate; a rate from too few non-members is a dash, with the reason."""
     needed = least_non_members(rate)
     too_few = [number < needed * (1 - 1e-9) for number in non_members]
     if not all(too_few):
@@ -297,16 +297,16 @@ def _at_fpr(rate: float, name: str, meaning: str, texts: Sequence[str], non_memb
     if any(too_few):
         least = min(number for number, few in zip(non_members, too_few, strict=True) if few)
         meaning += (
-            f" A dash: too few non-members (at least {count(needed)} are needed, {count(least)} are there), since "
-            f"{100 * rate:g} % of them are fewer than {FALSE_POSITIVES}."
+            f" A dash means too few non-members: {FALSE_POSITIVES} false positives at {100 * rate:g} % need at least "
+            f"{count(needed)} (got {count(least)})."
         )
     return row(Cell(name, meaning), *(DASH if few else text for text, few in zip(texts, too_few, strict=True)))
 
 
 def _effective_non_members(clients: pd.DataFrame, non_members: Metrics) -> float:
-    """The number of equally weighted non-members that carry as much as a cluster's (Kish 1965).
+    """Return the effective number of a cluster's weighted non-members (Kish 1965), or NaN without clients.
 
-    They are weighted to the mix of groups among its ``clients``' training examples; NaN without clients.
+    Weights match the mix of groups among the ``clients``' training examples.
 
     >>> clients = pd.DataFrame({"group": ["a", "b"], "examples": [30, 10]})
     >>> round(_effective_non_members(clients, {"a": 100, "b": 100}), 6)
@@ -319,13 +319,13 @@ def _effective_non_members(clients: pd.DataFrame, non_members: Metrics) -> float
 
 
 ALL_ROWS = 200
-"""The most clients in a full table; in larger runs, the table shows only clients over their limit."""
+"""The largest number of clients in a full table; larger runs' tables show only clients over their limit."""
 
 MOST_ROWS = 1000
-"""The most rows of the table, so that a page of many clients stays small."""
+"""The largest number of rows, which keeps pages small."""
 
 WORDS = {EXCEEDED: "exceeded", UNCERTAIN: "above, not certain", WITHIN_LIMIT: "within", UNKNOWN: DASH}
-"""What is said of a limit."""
+"""Words for the states of a limit."""
 
 
 COLUMNS: dict[str, tuple[str, Callable[[float], str] | None]] = {
@@ -344,7 +344,7 @@ COLUMNS: dict[str, tuple[str, Callable[[float], str] | None]] = {
     "accuracy": ("accuracy", decimal),
     "epsilon": ("epsilon", decimal),
 }
-"""The columns of the frame that are shown, their heads, and how numbers are written; None: text."""
+"""The head and number format (None for text) of each shown column."""
 
 
 def client_table(view: RunView) -> ReportTable:
@@ -387,18 +387,17 @@ def _cell(value: str | float | None, name: str, form: Callable[[float], str] | N
 
 
 def _note(clients: pd.DataFrame, over: pd.DataFrame, shown: pd.DataFrame) -> str:
-    """How to read the table, and which clients it leaves out."""
+    """Explain the table, and which clients the table leaves out."""
     sentences = []
     if len(shown) < len(clients):
-        rest = f"the {len(over):,} that are over their limit" if len(over) else "none, as no limit is exceeded"
-        part = f", of them the first {len(shown):,}" if len(shown) < len(over) else ""
-        sentences.append(f"Of {len(clients):,} clients the table has {rest}{part}; all are in clients.csv.")
+        rest = f"the {len(over):,} over their limit" if len(over) else "none, as no limit is exceeded"
+        part = f" (the first {len(shown):,})" if len(shown) < len(over) else ""
+        sentences.append(f"Of {len(clients):,} clients, the table has {rest}{part}; clients.csv has all.")
     if "view" in clients:
-        sentences.append("View: the attacker that the client's limit, its exposure and what is said of both are about.")
+        sentences.append("View: the attacker that the client's limit and exposure are about.")
     sentences.append(
-        "Exposure: the balanced accuracy of the attack that decides, on the most exposed model that the client "
-        "trained lately; low end: of its 95 % interval. A limit "
-        "is exceeded where the low end is above it, and 'above, not certain' where only the exposure is, or the "
-        "MIA accuracy of its model. Over by: low end less limit."
+        "Exposure: the deciding attack's balanced accuracy on the most exposed model that the client trained recently; "
+        "low end: of the 95 % interval. A limit is exceeded if the low end is above it, and 'above, not certain' "
+        "if only the exposure or the model's MIA accuracy is above the limit. Over by: low end minus limit."
     )
     return " ".join(sentences)

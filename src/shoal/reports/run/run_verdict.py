@@ -73,7 +73,7 @@ def accuracy_sentence(summary: Summary, kind: str = "images", metric: str = ACCU
 
 
 MOST_GROUPS = 3
-"""Groups that the sentence on clusters names, those that gain least first."""
+"""The largest number of groups in the sentence on clusters, the smallest gain first."""
 
 
 def clustering_verdict(summary: Summary, metric: str = ACCURACY) -> str:
@@ -115,9 +115,9 @@ def limits(summary: Summary) -> str:
     several = "clients exceed their limits" if exceeded > 1 else "clients exceeds its limit"
     subject = f"{exceeded} of {summary.clients} {several}" if exceeded else "No client exceeds its limit"
     others = int(overall.get("limits_of_other_views", 0))
-    finder = f"by what {BY.get(summary.view, summary.view)} sees"
-    finder += f" ({others} limits by what the attacker that they name sees)" if others else ""
-    attack = "attack that decides" if strongest_attacks(summary) else "configured attack"
+    finder = f"by attacks of {BY.get(summary.view, summary.view)}"
+    finder += f" ({others} limits by the attacker that they name)" if others else ""
+    attack = "deciding attack" if strongest_attacks(summary) else "configured attack"
     point = f"{violations or 'none'} {'do' if violations > 1 else 'does'}"
     return f"{subject} at 95 % confidence, {finder}; by the point estimate of the {attack}, {point}"
 
@@ -142,13 +142,13 @@ def chance_sentence(summary: Summary, kind: str = "images") -> str:
     near = {name: one for name, one in measured.items() if one.low <= shares[name]}
     listed = ", ".join(f"{name} {one.text} against {decimal(shares[name])}" for name, one in near.items())
     said = "The models are not shown to beat guessing, at 95 % confidence"
-    return f"{said}: accuracy on test {kind} against always naming the most frequent class, {listed}." if near else ""
+    return f"{said}: accuracy on test {kind} against guessing the most frequent class, {listed}." if near else ""
 
 
 def _epsilon(summary: Summary, *, found: bool) -> list[str]:
-    """What differential privacy guarantees and what it does not; nothing where no step is private.
+    """Describe what differential privacy guarantees and does not guarantee, if training was private.
 
-    ``found`` is whether the exposure that the run's own attack found stands beside it.
+    ``found`` is whether the page also shows the configured attack's exposure.
     """
     delta, epsilon = summary.overall.get("delta"), summary.overall.get("epsilon")
     if delta is None and epsilon is None:
@@ -159,9 +159,9 @@ def _epsilon(summary: Summary, *, found: bool) -> list[str]:
     choice = "the choice of a model, which is sent to the server without noise, nor "
     sent = len(summary.by_cluster) > 1 and "epsilon.choice" not in summary.overall
     not_covered = choice * sent + "all examples of a client together"
-    bound = f"epsilon {epsilon:.2f}{at} for the client with the largest; it does not cover {not_covered}"
+    bound = f"epsilon {epsilon:.2f}{at} for the client with the largest epsilon; epsilon does not cover {not_covered}"
     limit = limit_sentence(summary.view, summary.overall, of_groups(summary, "mia").values() if found else ())
-    said = f"Differential privacy bounds what updates and models give away of one example: {bound}"
+    said = f"Differential privacy bounds what updates and models reveal about one example: {bound}"
     return [said, limit] if limit else [said]
 
 
@@ -183,6 +183,6 @@ def property_sentences(summary: Summary) -> list[str]:
     more = "only tells" if found.verdict == "at chance" else "is not shown to do more than tell"
     first = [f"The property attack {more} {apart} apart"] * (every.verdict == "exposed" != found.verdict)
     control = overall.get("property.auc_control")
-    beside = "" if control is None else f"; where it learned from shuffled labels, {decimal(control)}"
-    rest = f"Over all updates, as if they were independent, its AUC is {every.figure}{beside}"
+    beside = "" if control is None else f"; with shuffled labels, {decimal(control)}"
+    rest = f"The AUC over all updates, assumed independent, is {every.figure}{beside}"
     return [*first, sentence(found).removesuffix("."), rest]

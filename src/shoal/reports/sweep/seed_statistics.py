@@ -69,7 +69,7 @@ class SeedStatistics:
         return lacks[self.rows(spec)].sum(axis=(0, 2))
 
     def _values(self, spec: Displayed) -> SeedValues:
-        """(runs, metrics) the metrics of ``spec``, NaN where a run has none."""
+        """Return the metrics of ``spec``, (runs, metrics), NaN if a run has none."""
         return self.results.reindex(columns=spec.y).to_numpy(dtype=float)
 
 
@@ -95,7 +95,7 @@ def metrics_in(frame: pd.DataFrame, besides: Iterable[str]) -> list[str]:
 
 
 LEAST_ALIKE = 6
-"""Seeds that must all differ the same way to show it without a spread: 2 / 2^6 is below 5 %."""
+"""The smallest number of seeds on which an equal difference is significant, since 2 / 2^6 is below 5 %."""
 
 
 class Difference(NamedTuple):

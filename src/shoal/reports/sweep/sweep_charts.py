@@ -24,15 +24,15 @@ from shoal.reports.sweep.seed_statistics import Best, SeedMeans, SeedStatistics,
 T = TypeVar("T")
 
 HEIGHT = 3.2
-"""Inches of a panel with its labels."""
+"""The height of a panel with its labels, in inches."""
 
 MOST_FOUND = 2
-"""Metrics in a title."""
+"""The largest number of metrics in a title."""
 
 RED = "#C00000"
 """The colour of medians."""
 
-# Light and dark by turns, so that neighbours differ in grey too; 1 is the full colour, 0 is white.
+# Light and dark alternate, so that neighbours also differ in grey; 1 is the full colour, 0 is white.
 _STRENGTHS = (0.75, 0.4, 0.7, 0.2, 0.95, 0.35, 0.4)
 _HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "----", "++++", "oo")
 _MEDIAN: dict[str, Any] = {"color": RED, "linewidth": 2.0}
@@ -85,11 +85,11 @@ class FigureData:
         sentences = [spec.caption, reading, *self.labels.selection(spec, self.statistics.axes)]
         if any(0 < count < len(self.statistics.seeds) for count in n):
             sentences.append(
-                "Where n is given, only n seeds have a value (of several lines, in the legend's order); other runs are "
-                "not finished or have none."
+                "Labels n: only n seeds have a value, in the legend's order for several lines; other runs are not "
+                "finished or have no value."
             )
         if 0 in n:
-            sentences.append("A labelled gap is a place without a value of any seed.")
+            sentences.append("A labelled gap has no value on any seed.")
         return " ".join(filter(None, sentences))
 
 
@@ -232,7 +232,7 @@ def _line_style(i: int) -> dict[str, Any]:
 
 
 def _draw_categories(chart: Chart, p: int, axes: Axes) -> None:
-    """Boxes or bars, with a dot per seed."""
+    """Draw boxes or bars, with a dot per seed."""
     _, count, settings, seeds = chart.values.shape
     width, dots = 0.84 / count, np.linspace(-0.3, 0.3, seeds + 2)[1:-1, None]
     for b, values in enumerate(chart.values[p]):
@@ -264,19 +264,19 @@ def _draw_categories(chart: Chart, p: int, axes: Axes) -> None:
 
 
 def _draw_lines(chart: Chart, p: int, axes: Axes) -> None:
-    """Means joined by lines, which break where there is no mean, over a scale of numbers or over categories."""
+    """Draw lines through means, with gaps for missing means, over numbers or categories."""
     settings, notes = chart.data.statistics.axes[chart.data.spec.x], chart.notes[p]
     words = any(isinstance(place, str | bool) for place in settings)
     x = np.array(range(len(settings)) if words else settings, dtype=float)
     log = not words and bool(x.min() > 0 and x.max() > 20 * x.min())
     axes.set_xscale("log" if log else "linear")
     axes.margins(x=0.1)
-    # Settings without a mean are on the axis, too.
+    # The axis also includes settings without a mean.
     axes.update_datalim([(place, 0) for place in x], updatey=False)
     for b, (mean, spread) in enumerate(zip(chart.result.mean[p], chart.result.spread[p], strict=True)):
         line = axes.errorbar(x, mean, spread, capsize=3, elinewidth=1.2, **_line_style(b))
         plot.name_points(line.lines[0], [name for name in _names(chart, p, b, mean) if DASH not in name])
-        # A little beside each other, or error bars would hide one another.
+        # Shift lines slightly, so that error bars do not overlap.
         beside = ScaledTranslation(0.04 * (b - (len(notes) - 1) / 2), 0, axes.figure.dpi_scale_trans)
         for artist in line.get_children():
             artist.set_transform(axes.transData + beside)
@@ -296,7 +296,7 @@ def _places(chart: Chart, b: int) -> list[str]:
 
 
 def _name_settings(axes: Axes, chart: Chart, x: SeedValues, scale: str = "") -> None:
-    """Name the settings at ``x`` and their axis; names that have no room beside each other are rotated."""
+    """Name the settings at ``x`` and their axis; long names are rotated."""
     names = chart.data.settings(chart.data.spec.x)
     room = int(11.5 * (chart.width - 0.75) / len(names))
     names = [fill(name, max(room, 16)) for name in names]
@@ -325,17 +325,17 @@ def _handles(data: FigureData) -> list[Artist]:
 
 
 def _reading(data: FigureData) -> str:
-    spread = "error bars: one standard deviation each way"
+    spread = "error bars: ± one standard deviation"
     return {
         "boxes": f"Boxes: {data.seeds}, from the first to the third quartile; red line: the median; diamond: the mean; "
-        "whiskers: to the furthest seed within 1.5 box heights; dots: single seeds.",
+        "whiskers: up to the furthest seed within 1.5 box heights; dots: single seeds.",
         "bars": f"Bars: means over {data.seeds}; {spread}; dots: single seeds.",
         "lines": f"Lines: means over {data.seeds}; {spread}.",
     }[data.spec.kind]
 
 
 def _finding(chart: Chart) -> str:
-    """Of the first metrics, which setting of `by`, or else of `x`, is shown to be best, or that it is not decided."""
+    """Name the best setting of `by` (or `x`) for each of the first metrics, or say that none is shown to be best."""
     data, said = chart.data, []
     axis = data.spec.by or data.spec.x
     for values, key in zip(chart.values[:MOST_FOUND], data.spec.y, strict=False):

@@ -34,7 +34,7 @@ from shoal.reports.sweep.sweep_tables import (
 from shoal.reports.table import Cell, ReportTable, TableRow, heads, markdown, row, table_csv
 
 Missing = Sequence[tuple[Mapping[str, Value], str]]
-"""Runs that are not finished: their settings and seed, and why."""
+"""The settings and seed of each unfinished run, with the reason."""
 
 
 def write_sweep_report(
@@ -76,7 +76,7 @@ def write_sweep_report(
 
 
 def _replace(folder: Path, files: Mapping[str, bytes], endings: Collection[str]) -> None:
-    """Let ``folder`` hold ``files`` and no others with these ``endings``."""
+    """Write ``files`` into ``folder``, and remove other files with these ``endings``."""
     if files:
         folder.mkdir(exist_ok=True)
     if folder.is_dir():
@@ -135,16 +135,13 @@ def _missing(missing: Missing, axes: Axes, labels: Labels) -> Section:
         row(*(labels.setting(settings[axis]) if axis in settings else DASH for axis in (*axes, "seed")), reason)
         for settings, reason in missing
     ]
-    paragraph = (
-        "These runs are in none of the tables and figures; what is over fewer seeds than the sweep has says over how "
-        "many, as n."
-    )
+    paragraph = "Tables and figures omit these runs; values over fewer seeds give the number of seeds, n."
     table = ReportTable(heads([*map(labels.axis, axes), "seed", "why"]), tuple(rows), stubs=0)
-    return Section("missing", "Runs that are missing", [paragraph], table=table)
+    return Section("missing", "Missing runs", [paragraph], table=table)
 
 
 def _runs(spec: ReportSpec, statistics: SeedStatistics, labels: Labels) -> Section:
-    """Every finished run, with the metrics of the tables and figures."""
+    """Create the section of finished runs, with the metrics of the tables and figures."""
     results, named = statistics.results, [*statistics.axes, "seed"]
     wanted = [
         "accuracy.overall",
@@ -161,8 +158,8 @@ def _runs(spec: ReportSpec, statistics: SeedStatistics, labels: Labels) -> Secti
         for run, *cells in zip(results["run"], *columns, strict=True)
     )
     words = ["run", *map(labels.axis, statistics.axes), "seed"]
-    number = f"{len(results)} {'run' if len(results) == 1 else 'runs'}, each with a report of its own"
-    all_metrics = Markup('Every metric of every run is in <a href="results.csv">results.csv</a>.')
+    number = f"{len(results)} {'run' if len(results) == 1 else 'runs'}, each with its own page"
+    all_metrics = Markup('<a href="results.csv">results.csv</a> has every metric of every run.')
     table = ReportTable(heads(words, map(labels.key, keys)), tuple(rows))
     return Section("runs", "All finished runs", [all_metrics], number, table=table)
 
@@ -179,6 +176,6 @@ def _summary(statistics: SeedStatistics, missing: int, labels: Labels) -> str:
 
 
 def _values(values: pd.Series, key: str) -> list[str]:
-    """A metric of each run; counts are integers here, as they are no means."""
+    """Format a metric of each run; counts are integers, since they are not means."""
     whole = metric_at(key).format in ("count", "seconds") and bool((values.dropna() % 1 == 0).all())
     return [format_value(value, key, decimals=0 if whole else None) for value in values]

@@ -39,19 +39,19 @@ from shoal.reports.sweep.seed_statistics import (
 from shoal.reports.table import Cell, ReportTable, TableRow, heads, row
 
 MOST_METRICS = 8
-"""Metrics of the table of settings: the usual ones, then those of the file's tables and figures in their order."""
+"""The largest number of metrics in the table of settings; default metrics precede those of the sweep's file."""
 
 MOST_PANELS = 3
-"""Metrics of the figure of a sweep whose file asks for none."""
+"""The largest number of metrics in the default figure."""
 
 MOST_CONDITIONS = 8
-"""Combinations of the further axes that the table of settings has rows for; of more, only their average."""
+"""The largest number of combinations of further axes with rows of their own; of more, the table has averages."""
 
 OF_A_VIEW = re.compile(r"(.*\.)?(mia|tpr_at_fpr|exposure|exceeded|violations)")
-"""Keys of metrics that are of a view."""
+"""Keys of metrics that depend on a view."""
 
 COSTS = ("epsilon", "seconds.total")
-"""Metrics whose differences are not tested: a promise is exact, and wall time depends on the machine."""
+"""Metrics without tested differences: epsilon is exact, and wall time depends on the machine."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +136,7 @@ def sweep_headlines(settings: Settings) -> list[Headline]:
 
 
 def _headlines(settings: Settings, first: str | None) -> Iterator[Headline]:
-    """The answers on one axis, each best setting against the next one."""
+    """Create one axis' headlines, which compare the best setting with the next best."""
     axis = settings.labels.axis(settings.axis or "")
     for key, question in (
         ("accuracy.overall", "has the highest accuracy"),
@@ -152,22 +152,22 @@ def _headlines(settings: Settings, first: str | None) -> Iterator[Headline]:
 
 
 def _minority(results: pd.DataFrame, groups: Sequence[str]) -> list[str]:
-    """The group with the fewest members, in a list; none where groups are alike."""
+    """Return the group with the fewest members, in a list, or an empty list if groups have equally many."""
     members = results.reindex(columns=[f"members.{group}" for group in groups]).mean().dropna()
     return [str(members.idxmin()).removeprefix("members.")] if members.nunique() > 1 else []
 
 
 def _said(best: Best, key: str) -> str:
-    """The best setting with its lead on the next one that it is not told from, or else on the next one."""
+    """Describe the best setting's lead over the next setting that does not differ significantly, or over the next."""
     value = format_value(best.mean, key)
     if best.same:
-        return f"None: all have {value} in every seed."
+        return f"None: all have {value} on every seed."
     against, *untold = best.untold or [*best.others][:1]
     lead = best.others[against]
     low = metric_at(key).better == "lower"
     gap = f"{format_value(abs(lead.mean), key)} {'below' if low else 'above'} {against}"
     leads = f"{best.setting} has the {'lowest' if low else 'highest'} mean, {value}, {gap}"
-    seeds = f"{lead.n} seed{'s' * (lead.n != 1)}" + ", all differences at once" * (lead.tests > 1)
+    seeds = f"{lead.n} seed{'s' * (lead.n != 1)}" + ", for all differences at once" * (lead.tests > 1)
     if not lead.interval:
         return f"Not decided by one seed: {leads}."
     interval = f"95 % interval {lead.interval}; {seeds}"
@@ -178,11 +178,11 @@ def _said(best: Best, key: str) -> str:
 
 
 def _exposed(settings: Settings) -> str:
-    """In how many runs of each setting each group has each verdict, by the run's own interval."""
+    """Count the runs per setting, group and verdict, by each run's own interval."""
     results = settings.statistics.results
     groups = [group for group in _groups(settings.statistics) if f"mia.{group}" in results]
     if not groups:
-        return "Not known: no run was attacked."
+        return "Unknown: no run was attacked."
     views = [BY[view] for view in results["view"].unique()] if "view" in results else []
     attacker = f" to {' or '.join(views)}" if views else ""
     values = settings.statistics.axes[settings.axis] if settings.axis else []
@@ -245,13 +245,12 @@ def _rows(settings: Settings, by_seed: SeedValues) -> Iterator[TableRow]:
 
 
 def _settings_note(settings: Settings) -> str:
-    """How to read the table."""
+    """Explain the table."""
     sentences = ["Means over seeds ± one standard deviation."]
     if settings.axis:
         sentences.append(
-            f"Below: the difference to {called(settings.names[0])}, paired by seed, with its 95 % interval; bold "
-            "where that leaves out 0. Each stands by itself: of twenty true zeros, one is expected to look like a "
-            "difference."
+            f"Below: the difference from {called(settings.names[0])}, paired by seed, with its 95 % interval; bold "
+            "if the interval excludes 0. Intervals are not simultaneous: of twenty true zeros, one is expected in bold."
         )
     sentences += [about_views(settings.statistics)]
     return " ".join(filter(None, sentences))
@@ -262,7 +261,7 @@ def about_views(statistics: SeedStatistics) -> str:
     views = [*statistics.results["view"].unique()] if "view" in statistics.results else []
     attacker = join_words([BY[view] for view in views])
     if len(views) > 1:
-        return f"Exposure and limits are about {attacker}: between these, differences compare attackers, not settings."
+        return f"Exposure and limits are about {attacker}; across attackers, differences do not compare settings."
     return f"Exposure and limits are about {attacker}." if views else ""
 
 
@@ -310,7 +309,7 @@ def sweep_table(name: str, spec: TableSpec, statistics: SeedStatistics, labels: 
 
 
 def _values(spec: TableSpec, statistics: SeedStatistics, *, key_in_rows: bool) -> tuple[pd.DataFrame, int]:
-    """`ReportTable.values`, and how many cells a row of the table has."""
+    """Compute `ReportTable.values`, and the number of cells per row."""
     axes, by = statistics.axes, spec.displayed
     result = estimate(statistics.metrics_by_seed(spec))
     values = pd.DataFrame([*product(*(axes[axis] for axis in by), spec.y)], columns=[*by, "key"], dtype=object)
@@ -325,7 +324,7 @@ def _values(spec: TableSpec, statistics: SeedStatistics, *, key_in_rows: bool) -
 def _note(spec: TableSpec, statistics: SeedStatistics, labels: Labels) -> str:
     metric = f"{labels.key(spec.y[0])}: " if len(spec.y) == 1 and spec.title and spec.columns else ""
     seeds = len(statistics.seeds)
-    many = f"mean ± one standard deviation over {seeds} seeds, or over n where that is given."
+    many = f"mean ± one standard deviation over {seeds} seeds, or over n if given."
     sentences = [metric + ("one seed." if seeds == 1 else many), *labels.selection(spec, statistics.axes)]
     if any(OF_A_VIEW.match(key) for key in spec.y) and about_views(statistics):
         sentences.append(about_views(statistics))
