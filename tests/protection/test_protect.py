@@ -241,17 +241,17 @@ def test_the_sentences_have_the_price_the_group_and_what_is_not_covered(view):
     for part in (
         "with fewer rounds.",
         "accuracy 0.520 (",
-        "As it is, north has 0.700 on the same seeds",
-        "(-0.030), more than the price",
+        "Without the protection, north has 0.700 on the same seeds",
+        "(-0.030), more than the maximum cost",
     ):
         assert part in text
-    assert "south pays most, from 0.800 to 0.760" in text
-    assert "not a promise" in text
+    assert "south loses most, from 0.800 to 0.760" in text
+    assert "a measurement, not a guarantee" in text
     others = {"outsider": ("other clients", "server"), "client": ("server",), "server": ()}[view]
     assert all(f"{other}" in text.partition("does not cover")[2] for other in others)
 
 
-@pytest.mark.parametrize(("alone", "said"), [(0.9, "they add nothing"), (0.7, "less than with clients")])
+@pytest.mark.parametrize(("alone", "said"), [(0.9, "the clients add nothing"), (0.7, "less than with clients")])
 def test_a_shadow_set_that_does_without_clients_is_said_to(alone, said):
     text = sentences(judgement("a", (0.51, 0.52), alone=alone), DEMAND)
     assert said in text[4]

@@ -20,12 +20,12 @@ from shoal.models import Loss, Model, cross_entropy
 from shoal.property.property_federation import schedule_of
 
 HEAD_OUTPUTS = 2
-"""Outputs for the property: without it, and with it."""
+"""The number of outputs for the property: one for examples without the property and one for examples with it."""
 
 
 @dataclass(frozen=True, eq=False)
 class ActivePropertyAttacker:
-    """A malicious client that trains on the main task and on the property, and scales its update.
+    """A malicious client that trains on the main task and on the property.
 
     The client sends the weights ``start + gamma * (end - start)``. The property head adds `HEAD_OUTPUTS` outputs to the
     last layer. The attacker keeps one head per model between rounds. Implements the engine's protocol
@@ -88,7 +88,7 @@ class ActivePropertyAttacker:
         return start + update, {"head": heads}
 
     def _with_head(self, plain: Tensor, head: Tensor) -> Tensor:
-        """The parameters (P',) of `model` from those of `plain` (P,) and a head (H,)."""
+        """Return the parameters (P',) of `model` from parameters of `plain` (P,) and a head (H,)."""
         named = self.plain.layout.views(plain)
         parts = head.split([HEAD_OUTPUTS * named[name][0].numel() for name in self._extended()])
         for name, part in zip(self._extended(), parts, strict=True):
@@ -99,7 +99,7 @@ class ActivePropertyAttacker:
         return torch.cat([named[name][-HEAD_OUTPUTS:].flatten() for name in self._extended()])
 
     def _extended(self) -> list[str]:
-        """Names of the tensors that the head makes larger: the last layer's weight and bias."""
+        """List the names of the tensors that the head enlarges: the last layer's weight and bias."""
         plain = {slot.name: slot.shape for slot in self.plain.layout.slots}
         return [slot.name for slot in self.model.layout.slots if slot.shape != plain[slot.name]]
 
@@ -152,7 +152,7 @@ def active_property_attacker(
 
 
 def _multi_task_loss(loss: Loss, classes: int, alpha: float, outputs: Tensor, labels: Tensor) -> Tensor:
-    """The loss (B,) of outputs (B, C + HEAD_OUTPUTS) and labels (B,) as in `ActivePropertyAttacker.labels`."""
+    """Return the loss (B,) for outputs (B, C + HEAD_OUTPUTS) and labels (B,) as in `ActivePropertyAttacker.labels`."""
     main = loss(outputs[:, :classes], labels % classes)
     return alpha * main + (1 - alpha) * cross_entropy(outputs[:, classes:], labels // classes)
 

@@ -129,7 +129,7 @@ class PropertyAttack:
         return max(1, clients // models - 1) if self.aggregate_of == "cluster" else self.aggregate_of
 
     def initial_memory(self, state: State) -> Tensors:
-        """Return each model's previous update before the first round, which is zero, (K, P)."""
+        """Return zeros (K, P) as the models' updates before the first round."""
         return {"updates": torch.zeros_like(state.models)}
 
     def observe(
@@ -191,9 +191,9 @@ class PropertyAttack:
     def _swapped(
         self, attacked: list[int], moved: Tensor, before: State, report: RoundReport, training: Training
     ) -> dict[int, Tensor]:
-        """The update (P,) of each attacked model that the victim trained, had it trained on its other examples.
+        """Return, by model, the counterfactual updates (P,) of attacked models that the victim trained.
 
-        The victim keeps its model and its weight; its batch and its noise are others, as in any other round.
+        The victim trains the same model on its other examples, with the same weight and a new batch and noise.
         """
         schedule, federation = schedule_of(training.federation), training.federation
         examples = schedule.swap_records(federation.clients, federation.ids, before.round + 1)
@@ -208,7 +208,7 @@ class PropertyAttack:
         return updates
 
     def _simulated(self, clusters: list[int], before: State, training: Training) -> dict[int, Tensor]:
-        """Features of simulated updates by cluster, in a round in which there are any."""
+        """Return the features of simulated updates, by cluster; empty in rounds without a simulation."""
         if (before.round - self.warm_up) % self.simulate_every or not clusters:
             return {}
         features, auxiliary = {}, self.auxiliary_examples(training.federation)
@@ -217,11 +217,11 @@ class PropertyAttack:
             try:
                 features[k] = self._simulated_features(k, before, auxiliary, training)
             except DivergenceError:
-                LOG.warning("round %d: simulated updates of model %d became NaN; left out", before.round + 1, k)
+                LOG.warning("round %d: simulated updates of model %d became NaN and are left out", before.round + 1, k)
         return features
 
     def _simulated_features(self, k: int, before: State, auxiliary: Auxiliary, training: Training) -> Tensor:
-        """Features of simulated aggregated updates of model k: with the property, then as many without it."""
+        """Return the features of model k's simulated aggregated updates, first with and then without the property."""
         stream = training.stream("property attack", before.round + 1, "model", k)
         local, federation = training.local_of(before, k), training.federation
         # The attacker only knows its own number of examples.
@@ -243,6 +243,6 @@ class PropertyAttack:
 
 
 def _cosine(updates: Tensor, last: Tensor) -> Tensor:
-    """Cosine (A,) float64 of each update (A, P) with the previous one; NaN where either is zero."""
+    """Return each update's cosine (A,) float64 with the previous update (A, P); NaN if one of them is zero."""
     moved = (updates != 0).any(dim=1) & (last != 0).any(dim=1)
     return torch.where(moved, functional.cosine_similarity(updates.double(), last.double(), dim=1), torch.nan)

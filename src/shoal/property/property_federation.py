@@ -189,7 +189,7 @@ def partitioned_federation(
 
 
 def _has_property(dataset: LabelledDataset) -> Tensor:
-    """Mask (M,) of the examples with the property; neither all nor none."""
+    """Return a mask (M,) of the examples with the property; some but not all examples must have the property."""
     has_property = dataset.has_property
     if has_property is None:
         raise InputError(
@@ -206,8 +206,8 @@ def _has_property(dataset: LabelledDataset) -> Tensor:
 
 
 def _owners_without_property(labels: np.ndarray, of_victim: int, plan: PropertyPartition, stream: Stream) -> np.ndarray:
-    """The client of each example without the property, (M,), by their ``labels``; ``of_victim``: the number of examples
-    with it that the victim has.
+    """Draw the client of each example without the property, (M,), from the ``labels``. The victim has ``of_victim``
+    examples with the property.
     """
     clients, alpha = plan.partition.clients, plan.partition.dirichlet_alpha
     require(

@@ -21,15 +21,15 @@ from shoal.reports.run.run_verdict import property_sentences
 from shoal.reports.table import Cell, ReportTable, TableRow, metric_row, metric_table, row, without_dashes
 
 CHECKPOINTS = 100
-"""Rounds at which an AUC over rounds is computed; a figure is about 400 pixels wide."""
+"""The largest number of rounds at which an AUC is computed; a figure is about 400 pixels wide."""
 
 WITHOUT, WITH = plot.LineStyle(plot.WITHIN, "", "o"), plot.LineStyle(plot.OVER, "", "^")
-"""Marks of updates without the property and with it, which differ in shape and in colour."""
+"""The marks of updates without and with the property, which differ in shape and colour."""
 
 MAX_POINTS = 1200
-"""The number of points that a panel shows."""
+"""The largest number of points in a panel."""
 
-SAMPLE = f"A panel shows at most {MAX_POINTS:,} updates, the same share of either kind."
+SAMPLE = f"A panel shows at most {MAX_POINTS:,} updates, sampled at equal rates with and without the property."
 
 MEAN = "#222222"
 """The colour of rolling means."""
@@ -53,7 +53,7 @@ def property_sections(
             "property-details",
             "The property attack",
             [*scenario, _reading(clusters)],
-            "victim, attacker and every figure",
+            "victim, attacker and all figures",
             table=without_dashes(table),
             figures=[figure for figure in further if figure is not None],
         ),
@@ -62,18 +62,18 @@ def property_sections(
 
 def _reading(clusters: int) -> str:
     text = (
-        "AUC, the area under the ROC curve, is how often the attacker is surer of an update with the property than of "
-        "one without it: 0.5 is chance, 1 always right."
+        "The AUC is the fraction of pairs in which an update with the property has a higher score than an update "
+        "without it; 0.5 is chance."
     )
     several = (
-        " Where the victim trains only some of the models, merely telling models apart can give a high AUC over all of "
-        "them; it does not help over one model, or over rounds."
+        " If the victim trains only some models, recognising these models raises the AUC over all models, but not the "
+        "AUC over one model or over rounds."
     )
     return text + several * (clusters > 1)
 
 
 def _table(summary: Summary, updates: pd.DataFrame, clusters: int) -> ReportTable:
-    """Table with a column for all models, and where there are several a column per model."""
+    """Create the table with a column for all models and, if there are several models, a column per model."""
     overall, several = summary.overall, clusters > 1
     models = [summary.by_cluster.get(k, {}) for k in range(clusters)] if several else []
     columns = ("all models", *(f"cluster {k}" for k in range(clusters))) if several else ("value",)
@@ -86,7 +86,7 @@ def _table(summary: Summary, updates: pd.DataFrame, clusters: int) -> ReportTabl
         return metric_row(METRICS[key], *texts, remark=remark, family="property ")
 
     control, auc = METRICS["property.auc_control"].text, METRICS["property_auc"].text
-    random = "Of the AUC of random scores, by the counts above: of few updates it is large."
+    random = "Standard deviation of the AUC of random scores; it is large for few updates."
     spreads = [
         _spread(overall, "cosine.mean", "cosine.sd"),
         *(_spread(model, "cosine", "cosine_sd") for model in models),
@@ -111,7 +111,7 @@ def _table(summary: Summary, updates: pd.DataFrame, clusters: int) -> ReportTabl
 
 
 def _sd_at_chance(total: int, held: int) -> float:
-    """The standard deviation of the AUC of random scores (Mann and Whitney 1947); NaN where one kind is missing.
+    """Return the standard deviation of random scores' AUC (Mann and Whitney 1947); NaN if a class is missing.
 
     >>> round(_sd_at_chance(180, 12), 4)
     0.0865
@@ -145,17 +145,17 @@ def auc_over_rounds(updates: pd.DataFrame) -> plot.Figure | None:
         plot.legend(figure, [*(curve.key for curve in curves), plot.chance_key()])
 
     caption = (
-        "AUC of the attack on all updates up to a round, judged after the last round. A line starts when updates with "
-        "and without the property exist. Grey: attackers trained on shuffled labels, as a control."
+        "AUC of the attack on all updates up to a round. A line starts when updates with and without the property "
+        "exist. The grey line is a control: attackers trained on shuffled labels."
     )
     never = [curve.label for curve in of_clusters if curve.values.empty]
     if never:
-        caption += f" No AUC: all updates of {', '.join(never)} are of one kind."
+        caption += f" Without an AUC: all updates of {', '.join(never)} are of one kind."
     alt = f"AUC of the property attack over rounds. At the end: {ends(curves)}."
     scored = updates.dropna(subset=["score"])["present"] > 0
     last = float(pooled.values.iloc[-1])
     ends_at = Estimate(last, *auc_interval(last, int(scored.sum()), int((~scored).sum())))
-    title = f"Over all updates the AUC ends at {ends_at.figure}; 0.5 is chance"
+    title = f"The AUC over all updates is {ends_at.figure}; 0.5 is chance"
     return plot.draw_figure("property-auc", title, caption, alt, draw)
 
 
@@ -180,10 +180,9 @@ def cosines(updates: pd.DataFrame) -> plot.Figure | None:
         plot.legend(figure, [*kind_keys(), mean], columns=2)
 
     caption = (
-        "A point: the cosine of the angle between a model's aggregated update and the one before. 1: the same "
-        "direction; 0: unrelated; -1: the opposite direction. Kim et al. (RAID 2023) hold that updates which keep "
-        f"their direction give more away. Line: mean over {2 * half + 1} rounds around. Above each panel: mean ± "
-        f"standard deviation. {SAMPLE}"
+        "Each point is the cosine between a model's aggregated update and the previous update (1: the same direction; "
+        "-1: the opposite direction). According to Kim et al. (2023), updates that keep their direction leak more. "
+        f"The line is the mean over {2 * half + 1} rounds. Panel titles give mean ± standard deviation. {SAMPLE}"
     )
     ends = "; ".join(f"{name} {spread}" for name, spread in spreads.items())
     alt = f"Cosines of consecutive updates over rounds: {ends}."
@@ -206,18 +205,18 @@ def maps(updates: pd.DataFrame, models: int) -> plot.Figure | None:
         plot.legend(figure, kind_keys())
 
     caption = (
-        "A point is an aggregated update; t-SNE puts updates near each other whose features are alike. Only "
-        "neighbourhoods mean something: directions and distances have no unit. Where triangles lie apart from circles "
-        f"the property is easy to infer; different models lie apart too. {SAMPLE}"
+        "Each point is an aggregated update; t-SNE places updates with similar features next to each other. Axes and "
+        "distances have no meaning. If triangles lie apart from circles, the property is easy to infer; updates of "
+        f"different models also lie apart. {SAMPLE}"
     )
     if list(panels) == ["all rounds"]:
-        caption += " The first fifth of the rounds has too few updates for a map of its own."
+        caption += " The first fifth of the rounds has too few updates for a map."
     framework = "FL, one model" if models == 1 else f"CFL, {models} models"
     counts = ", ".join(f"{title}: {len(points)}" for title, points in panels.items())
     alt = f"Maps of updates by t-SNE ({framework}); {counts}."
     held = {title: int((points["present"] > 0).sum()) for title, points in panels.items()}
     shown = ", ".join(f"{held[title]} of {len(points)} in {title}" for title, points in panels.items())
-    title = f"Where updates with the property lie: {shown} ({framework})"
+    title = f"Updates with the property: {shown} ({framework})"
     return plot.draw_figure("property-maps", title, caption, alt, draw, height=3.2)
 
 
@@ -256,9 +255,9 @@ def updates_by_cluster(updates: pd.DataFrame) -> dict[int, pd.DataFrame]:
 
 
 def running_auc(updates: pd.DataFrame, score: str = "score") -> pd.Series:
-    """Return, by round, the AUC of all updates up to the round; without updates of both classes the series is empty.
+    """Return, by round, the AUC of all updates up to the round, at no more than `CHECKPOINTS` rounds.
 
-    The series starts once updates with and without the property exist, and has at most `CHECKPOINTS` values.
+    The series starts once updates with and without the property exist; otherwise it is empty.
 
     >>> frame = pd.DataFrame({"round": [1, 2, 3], "cluster": 0, "present": [1, 0, 0], "score": [0.5, 0.5, 0.1]})
     >>> running_auc(frame).to_dict()

@@ -128,29 +128,29 @@ class PropertyAttackSection:
 
 def _victim(period: int, task: str | None) -> str:
     main, _, held = (task or "").partition("/")
-    named = f"the property {held} (the models learn {main}, which is another matter)" if held else "a property"
+    named = f"the property {held} (the models learn {main})" if held else "a property"
     return (
-        f"One client, the victim, holds examples with {named}. In every round whose number is a multiple of "
-        f"{period} it trains on these alone, in all others on its other examples alone. Another client wants to "
-        "know in which rounds the property was there."
+        f"One client, the victim, holds examples with {named}. In every round whose number is a multiple of {period}, "
+        "the victim trains only on these examples, and in all other rounds only on its other examples. Another client "
+        "infers the rounds with the property."
     )
 
 
 def _attacker(section: PropertyAttackSection) -> str:
     attack = section.attack
-    loss = f"{section.alpha:g} times the main task's loss plus {1 - section.alpha:g} times the property's"
+    loss = f"{section.alpha:g} times the main task's loss plus {1 - section.alpha:g} times the property loss"
     trains = f"trains on {loss}, so that the models learn to separate examples with the property"
     does = {
-        "passive": "trains as every client does and only observes (a passive attack)",
+        "passive": "trains like every client and only observes (a passive attack)",
         "active": f"{trains} (an active attack)",
-        "scaled": f"{trains}, and sends its update {section.gamma:g} times as large (an active attack, scaled)",
+        "scaled": f"{trains}, and multiplies its update by {section.gamma:g} (a scaled active attack)",
     }[section.mode]
-    visible = "all models" if attack.visible_models == "all" else "only the model that it trains in a round,"
-    examples = "examples of its own" + " and the test examples" * (attack.auxiliary != "attacker")
-    forest = "a random forest" if attack.forests == "single" else "a random forest for each model"
+    visible = "all models" if attack.visible_models == "all" else "only the model that it trains"
+    examples = "its own examples" + " and the test examples" * (attack.auxiliary != "attacker")
+    forest = "a random forest" if attack.forests == "single" else "a random forest per model"
     late = f" from round {attack.warm_up + 1} on" if attack.warm_up else ""
     return (
-        f"That client, the attacker, {does}. It sees {visible} before and after each round{late}; their difference is "
-        f"the aggregated update of those who trained the model. On {examples} it simulates such updates with the "
-        f"property and without, and {forest} that learned from these says how likely it is in a real one."
+        f"That client, the attacker, {does}. The attacker sees {visible} before and after each round{late}; the "
+        f"difference is an aggregated update. It simulates such updates with and without the property on {examples}. "
+        f"Then {forest}, trained on the simulated updates, estimates the probability of the property in a real update."
     )

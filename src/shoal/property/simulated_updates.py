@@ -21,7 +21,7 @@ from shoal.engine import Engine, LocalSGD
 from shoal.property.property_federation import schedule_of
 
 MAX_PER_WEIGHT = 5_000
-"""The largest number of features that one weight gives."""
+"""The largest number of features per weight tensor."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,5 @@
 """The results of property inference: the table of scored aggregated updates, and its metrics.
 
-A random forest, trained on simulated updates, classifies whether an aggregated update contains the property.
-
 Source: Melis et al. 2019, arXiv:1805.04049, section VII, and its published code for the forest's settings; one forest
 for all models: Kim et al., RAID 2023, section 3.3.3; t-SNE maps: Kim et al., section 4.4 and Figure 2.
 """
@@ -26,13 +24,13 @@ from shoal.metrics.summary import Metrics, Summary
 Forests = Literal["single", "per-cluster"]
 
 CONTROLS = 5
-"""Forests trained on shuffled labels, each with a third of the trees; the control's AUC is the mean of theirs."""
+"""The number of control forests trained on shuffled labels, each with a third of the attack's trees."""
 
 EARLY = 0.2
-"""Fraction of the rounds in the first t-SNE map, as in the paper's Figure 2: 1,000 of 5,000."""
+"""The fraction of the rounds in the first t-SNE map, as in the paper's Figure 2 (1,000 of 5,000 rounds)."""
 
 PROPERTY_COLUMNS = ("round", "cluster", "clients", "present", "cosine")
-"""The columns of `property.csv` that every run with a property attack has; scores only where updates were simulated."""
+"""The columns of `property.csv` in every run with a property attack; scores also need simulated updates."""
 
 _PERPLEXITY = 30
 
@@ -158,9 +156,9 @@ def classify_updates(
 
 
 def _shuffled(label: Bools, generator: np.random.Generator) -> Bools:
-    """Labels without information: half of each kind is labelled "with", half "without".
+    """Return labels without information: half of each class is positive.
 
-    A plain permutation would leave the two kinds slightly different in their features, and a forest would learn that.
+    A plain permutation can keep some information about the true labels, which a forest would learn.
     """
     shuffled = np.zeros_like(label)
     for kind in (False, True):
@@ -250,14 +248,14 @@ def control_auc(updates: pd.DataFrame) -> float:
 
 
 def _auc_within(updates: pd.DataFrame) -> float:
-    """The mean AUC of the models by their numbers of pairs of an update with the property and one without."""
+    """Return the models' mean AUC, weighted by the numbers of pairs of updates with and without the property."""
     models = [metrics for _, metrics in sorted(measure(update_records(updates), by="model").items())]
     pairs = [metrics.members * metrics.non_members for metrics in models]
     return float(np.average(np.nan_to_num([metrics.auc for metrics in models]), weights=pairs)) if sum(pairs) else nan
 
 
 def _counterfactual(updates: pd.DataFrame) -> Metrics:
-    """The metrics of the pairs of updates, as in `property_summary`."""
+    """Return the metrics of counterfactual pairs; see `property_summary`."""
     both = updates.dropna(subset=["score", "swapped"])
     # Without the property in the round as it was: with it in the other.
     having = both["score"].where(both["present"] == 1, both["swapped"])
@@ -272,7 +270,7 @@ def _counterfactual(updates: pd.DataFrame) -> Metrics:
 
 
 def _auc_of_rounds(updates: pd.DataFrame) -> float:
-    """The AUC over rounds, of the highest rank of a round's updates."""
+    """Return the AUC over rounds; see `property_summary`."""
     ranked = updates.assign(score=updates.groupby("cluster")["score"].rank(pct=True))
     return auc(
         ranked.groupby("round").agg(present=("present", "max"), score=("score", "max"), cluster=("cluster", "min"))
@@ -280,7 +278,7 @@ def _auc_of_rounds(updates: pd.DataFrame) -> float:
 
 
 def _tsne(features: NDArray[np.float32], stream: Stream) -> Floats:
-    """t-SNE coordinates (R, 2) of updates, over their first 50 principal components; NaN where they are too few."""
+    """Return t-SNE coordinates (R, 2) from 50 principal components of the features; NaN with too few updates."""
     if len(features) < 3 * _PERPLEXITY:
         return np.full((len(features), 2), np.nan)
     from sklearn.decomposition import PCA  # noqa: PLC0415 - scikit-learn takes a second to import

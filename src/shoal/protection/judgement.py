@@ -1,4 +1,4 @@
-"""The verdicts and sentences on protections, from the figures of their runs."""
+"""Verdicts and sentences on protections."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,13 +26,13 @@ from shoal.protection.seed_test import LEVEL, SeedTest
 from shoal.reports.exposure import limit_sentence
 
 SLACK = 0.02
-"""The tolerance for one seed's accuracy and exposure: protections this close to price and limit stay."""
+"""The tolerance on one seed's accuracy and exposure, within which a protection stays in the search."""
 
 MAX_JUDGED = 3
 """The largest number of protections to judge, in addition to the unchanged federation."""
 
 EQUAL = 2
-"""Decimals of accuracy for ties between protections; the lowest epsilon breaks a tie."""
+"""The number of decimals for comparing losses of accuracy; the lowest epsilon breaks a tie."""
 
 _COVERAGE: dict[View, str] = {
     "outsider": "It does not cover other clients, who see every round, or the server, which sees each update.",
@@ -119,7 +119,7 @@ class Protection:
         epsilon: the largest epsilon of the protected runs in the demand's view, or NaN without an epsilon.
         bound: the largest bound on the balanced accuracy of any attack in the demand's view, or NaN without a bound.
         seeds: the number of judging seeds.
-        hopeless: whether all allowed seeds would leave a group undecided, even with a mean lower by one standard error.
+        hopeless: whether the test cannot decide, even with all seeds and means one standard error lower.
         searched: whether other protections were tried.
     """
 
@@ -236,7 +236,7 @@ class Figures:
         )
 
     def _changes(self) -> pd.DataFrame:
-        """Accuracies minus the unprotected federation's on the same seed, one row per run; 0 where it has none."""
+        """Return changes of accuracy from the unprotected federation on the same seed, one row per run."""
         names = ["overall", *self.groups]
         columns = [f"accuracy.{name}" for name in names]
         before = self.plain.drop_duplicates("seed").set_index("seed").reindex(columns=columns).astype(float)
@@ -294,7 +294,7 @@ def least_exposed(figures: Figures, demand: Demand) -> str | None:
 
 
 def _promised(figures: Figures, demand: Demand) -> pd.DataFrame:
-    """The means of settings with the most seeds that keep the promise, if one is asked for."""
+    """Return the means of the settings with the most seeds that keep the required guarantee, if there is one."""
     means = figures.means()
     keep = means["seeds"] == means["seeds"].max()
     if demand.epsilon is not None:
@@ -356,17 +356,17 @@ def chosen(judgements: Sequence[Protection]) -> Protection:
 
 def sentences(best: Protection, demand: Demand) -> list[str]:
     """Describe the protection, the remaining exposure, the cost in accuracy, and the limits of the claim."""
-    within, none = best.outcome == "within the limit", "no protection that was tried is shown to be within the limit"
+    within, none = best.outcome == "within the limit", "No tested protection is shown to be within the limit"
     if best.rung == UNPROTECTED.name:
-        what, before = f"{capitalize(none)} at this price.", ""
+        what, before = f"{none} at this cost.", ""
         if within:
-            what = "Change nothing: the federation is within the limit as it is."
+            what = "Change nothing: the federation is within the limit without a protection."
         cost = f"{capitalize(best.metric)} over all clients is {best.accuracy:.3f}."
     else:
-        what = f"Train the federation with {best.words}." if within else f"{capitalize(none)}. The best: {best.words}."
+        what = f"Train the federation with {best.words}." if within else f"{none}. The best is {best.words}."
         compared = demand.test_of(best.rung).looks[0]
         first = f"the first {compared} of " * (best.seeds > compared)
-        before = f" As it is, {best.findings[0].group} has {best.before:.3f} on {first}the same seeds."
+        before = f" Without the protection, {best.findings[0].group} has {best.before:.3f} on {first}the same seeds."
         cost = _cost(best, demand)
     exposed = f"{sentence(best.findings[0])}{before}"
     who = exposure_summary(best.findings, unasked=False)
@@ -376,35 +376,35 @@ def sentences(best: Protection, demand: Demand) -> list[str]:
 def _cost(best: Protection, demand: Demand) -> str:
     cost = best.accuracy - best.accuracy_before
     price = "more than" if -cost > demand.max_cost else "within"
-    paid = "pays most" if best.payer_accuracy < best.payer_accuracy_before else "gains least"
+    paid = "loses most" if best.payer_accuracy < best.payer_accuracy_before else "gains least"
     payer = f"; {best.payer} {paid}, from {best.payer_accuracy_before:.3f} to {best.payer_accuracy:.3f}"
-    change = f"from {best.accuracy_before:.3f} to {best.accuracy:.3f} ({cost:+.3f})"
+    change = f"changes from {best.accuracy_before:.3f} to {best.accuracy:.3f} ({cost:+.3f})"
     payer *= len(best.findings) > 1
-    return f"{capitalize(best.metric)} over all clients goes {change}, {price} the price of {demand.max_cost:g}{payer}."
+    return f"{capitalize(best.metric)} over all clients {change}, {price} the maximum cost {demand.max_cost:g}{payer}."
 
 
 def _alone(best: Protection) -> str:
-    """The accuracy of training on the server's labelled data alone."""
+    """Describe the accuracy of training without clients."""
     if isnan(best.alone):
-        return "Without server's data, the accuracy of training without clients is unknown."
+        return "Without labelled data of the server, the accuracy of training without clients is unknown."
     alone = f"Training on the server's labelled data alone gives {best.alone:.3f}"
     if best.alone >= best.accuracy:
-        return f"{alone}, at least as much as with clients ({best.accuracy:.3f}): they add nothing to such labels."
+        return f"{alone}, at least as much as with clients ({best.accuracy:.3f}): the clients add nothing."
     return f"{alone}, less than with clients."
 
 
 def _level(demand: Demand) -> str:
     return (
-        f"The verdict is on the mean over at most {demand.judging} seeds. A federation above the limit passes in at "
-        f"most {100 * LEVEL:g} % of searches."
+        f"The verdict uses the mean over at most {demand.judging} seeds. At most {100 * LEVEL:g} % of searches accept "
+        "a federation above the limit."
     )
 
 
 def _caveat(best: Protection, demand: Demand) -> str:
     attacks = f"the strongest attack of the {demand.view}'s view with {demand.references} reference federations"
-    promise = "a measurement, not a promise"
+    promise = "a measurement, not a guarantee"
     if not isnan(best.epsilon):
-        promise = f"a measurement beside a promise, an epsilon of {best.epsilon:.2f} at delta {DELTA:g} for a record"
+        promise = f"a measurement, beside a guarantee of epsilon {best.epsilon:.2f} at delta {DELTA:g} for each record"
     limit = limit_sentence(demand.view, {f"bound.{demand.view}.accuracy": best.bound}, [best.exposure])
     if limit and demand.promise:
         limit += f", which is {best.outcome} of {demand.limit:g}"

@@ -16,44 +16,43 @@ from shoal.defenses.accounting import gaussian_epsilon
 from shoal.models import Features
 
 DIMENSIONS = {True: (32, 16), False: (32, 16, 8)}
-"""Components of images' wavelets and of other inputs, from the most accurate to the least exposed."""
+"""The numbers of principal components, for image wavelets (True) and for other inputs (False)."""
 
 SHARES = {True: (0.5,), False: (0.5, 0.25)}
-"""Shares of the rounds. A network on images has learned little after a quarter of them."""
+"""Fractions of the rounds, for slow networks on images (True) and for others (False)."""
 
 ONE_STEP_ROUNDS = 30
-"""Rounds of a linear head with one step on all examples."""
+"""The number of rounds for a linear classifier with one step on all examples per round."""
 
 NOISES = (4.0, 8.0, 24.0)
-"""Noise multipliers of a sum over all clients, in `ONE_STEP_ROUNDS` rounds."""
+"""Noise multipliers for sums over all clients."""
 
 CLUSTER_NOISES = (2.0, 4.0)
-"""Noise multipliers of a sum over the clients of a cluster."""
+"""Noise multipliers for sums over a cluster's clients."""
 
 CHOICE_NOISE = 2.0
-"""Noise multiplier of a private choice of clusters."""
+"""The noise multiplier for private choices of clusters."""
 
 DELTA = 1e-5
-"""The delta at which the epsilon of noise is stated."""
+"""The delta of stated epsilons."""
 
 MAX_CHOICE_SHARE = 0.25
-"""The part of the budget, in squared sensitivities, that a private choice of clusters takes, at most."""
+"""The largest fraction of the privacy budget ``mu**2`` for a private choice of clusters."""
 
 STEP_RATES = (4.0, 16.0)
-"""Learning rates of a linear head on components, which are of unit length, with one step on all examples."""
+"""Learning rates of linear classifiers on principal components, with one step on all examples."""
 
 WAVELETS_RATES = (0.1, 0.4)
-"""Learning rates of a linear head on all wavelets of an image, with one step on all examples."""
+"""Learning rates of linear classifiers on all wavelets, with one step on all examples."""
 
 START = {"epochs": 20, "batch_size": 10, "learning_rate": 1.0}
-"""Training of a linear head on the labelled shadow set."""
+"""The training of a linear classifier on the labelled shadow set."""
 
 STUDENT_RATE = 0.1
-"""The learning rate of a student. A student of the same features that is trained until it is its teacher would protect
-nobody."""
+"""The learning rate of a distilled student; a student equal to its teacher would not protect."""
 
 COPIES = 4
-"""Augmented copies of an image in each step."""
+"""The number of augmented copies per image and step."""
 
 SMALLEST_IMAGE = 8
 """The smallest side, in pixels, of images with wavelet features."""
@@ -162,7 +161,7 @@ class Ladder:
         return 2 * DIMENSIONS[self.images][0]
 
     def _fits(self, dimension: int) -> bool:
-        """Whether both the inputs of `pca` and the public examples outnumber ``dimension``."""
+        """Return whether ``dimension`` is below both the number of features and the number of public examples."""
         inputs = Features(("scattering",)).width(self.inputs) if self.images else prod(self.inputs)
         return dimension < min(inputs, self.public)
 
@@ -170,20 +169,21 @@ class Ladder:
         return tuple(d for d in DIMENSIONS[self.images] if self._fits(d))
 
     def _head(self, dimension: int | None) -> Rung:
-        """A linear head on features in place of the network; on all wavelets without a ``dimension``."""
+        """Replace the network by a linear classifier on ``dimension`` components, or on all wavelets without it."""
         maps, inputs = (["scattering"], "wavelet features") if self.images else ([], "inputs")
         features: dict[str, Any] = {"maps": maps}
         if dimension is not None:
             features = {"maps": [*maps, "pca"], "dimension": dimension}
             inputs = f"{dimension} principal components of the {inputs}"
         name = "wavelets" if dimension is None else f"{dimension} components"
-        words = f"a linear classifier on {inputs} in place of its network"
+        words = f"a linear classifier on {inputs} instead of its network"
         return Rung(name, words, {"model": {"name": "logistic", "features": features}})
 
     def _on_features(self) -> Iterator[Rung]:
-        """A linear head on fixed features in place of the network, with the algorithm as it is.
+        """Replace the network by linear classifiers on fixed features, and keep the algorithm.
 
-        On components; on all wavelets, which are more exposed at no more accuracy, where there are no public examples.
+        The features are principal components. Images without public examples use all wavelets, which are more exposed
+        but not more accurate.
         """
         if self.config.model.features is not None or not self.inputs:
             return
@@ -192,21 +192,21 @@ class Ladder:
             head, rates = self._head(dimension), WAVELETS_RATES if dimension is None else STEP_RATES
             for number in (ONE_STEP_ROUNDS, ONE_STEP_ROUNDS // 5):
                 changes: dict[str, Any] = {"algorithm.rounds": number, "local": _ONE_STEP}
-                words = f"and {number} rounds of one step on all examples of a client"
+                words = f"{number} rounds with one step per client on all its examples"
                 yield head.extend_with(f"{number} steps", words, changes, rates)
                 if self.public and number == ONE_STEP_ROUNDS:
                     changes |= {"release": {"distil": "end", "learning_rate": STUDENT_RATE}}
-                    words += ", and release students of the models, trained on the server's data"
+                    words += ", and students, distilled on the server's data, released instead of the models"
                     yield head.extend_with("student", words, changes, rates)
 
     def _noise_in_sums(self) -> Iterator[Rung]:
-        """Noise in the sum over all clients, or over a cluster's, with one step on all examples a round."""
+        """Add noise to sums over all clients or over a cluster, with one step on all examples per round."""
         every, cluster = max(2, round(0.8 * self.clients)), max(2, round(0.8 * self.smallest))
         heads = [Rung("", "", {})]
         if self.config.model.features is None and self.inputs:
-            # Under noise fewer components cost accuracy and hide no more.
+            # With noise, fewer components reduce accuracy but not exposure.
             heads = [self._head(d) for d in self._dimensions()[:1]]
-            # A start on labels has learned before the noise comes, so more components pay.
+            # Training on labels precedes the noise, so more components increase accuracy.
             for d in (self._most_components, self._most_components // 2):
                 if self._fits(d):
                     for noise, _ in self._noises(NOISES, every, chosen=False):
@@ -222,7 +222,7 @@ class Ladder:
                 yield self._noisy(head, "private clusters", "clusters chosen by noisy means", algorithm, noise, cluster)
 
     def _noisy(self, head: Rung, name: str, words: str, algorithm: dict[str, Any], noise: float, least: int) -> Rung:
-        """A head trained with noise in sums over at least ``least`` clients."""
+        """Train ``head`` with noise in sums over at least ``least`` clients."""
         private = {"noise": "sum", "noise_multiplier": noise, "min_clients": least, "delta": DELTA}
         rounds = {"rounds": ONE_STEP_ROUNDS, "participation": self.config.algorithm.participation}
         changes = {
@@ -232,13 +232,13 @@ class Ladder:
             "red_team.every": 0,
         }
         said = (
-            f"{words}, and noise of {noise:g} in each of {ONE_STEP_ROUNDS} sums of clipped gradients over at least "
-            f"{least} clients, one step on all examples of a client a round"
+            f"{words}, noise of {noise:g} in each of {ONE_STEP_ROUNDS} sums of clipped gradients over at least {least} "
+            "clients, and one step per client and round on all its examples"
         )
         return head.extend_with(f"{name}, noise {noise:g}".removeprefix(", "), said, changes, STEP_RATES)
 
     def _noises(self, usual: tuple[float, ...], least: int, *, chosen: bool) -> list[tuple[float, float]]:
-        """Noise multipliers of sums, and of a choice of clusters: the usual ones, or those of the promise."""
+        """List noise multipliers of sums and of a choice of clusters: ``usual``, or those for the guarantee."""
         if self.mu is None:
             return [(noise, CHOICE_NOISE) for noise in usual]
         share = {"outsider": 1.0, "client": (least - 1) / least, "server": 1 / least}[self.view]
@@ -249,14 +249,14 @@ class Ladder:
         return [(noise, _rounded_up(1 / sqrt(choice)) if chosen else inf)]
 
     def _of_the_network(self) -> Iterator[Rung]:
-        """What leaves the network as it is."""
+        """List protections that keep the network."""
         rounds, slow = self.config.algorithm.rounds, self.images and self.config.model.features is None
         for number in dict.fromkeys(max(1, round(rounds * share)) for share in SHARES[slow]):
             if number < rounds:
                 words = f"{number} rounds instead of {rounds}"
                 yield Rung(f"{number} rounds", words, {"algorithm.rounds": number}, slow=slow)
         if self.public:
-            words = "students released instead of the models, trained on the server's data"
+            words = "students, distilled on the server's data, released instead of the models"
             yield Rung("student", words, {"release.distil": "end"}, slow=slow)
             if self.view != "outsider":
                 often = {"release": {"distil": "round", "steps": 300}}
@@ -265,7 +265,7 @@ class Ladder:
         of_rounds = {key: base.pop(key) for key in _ROUNDS if key in base}
         if base["name"] != "fedavg":
             pooling = {"algorithm": {"name": "pooling", "base": base, "share": 0.5, **of_rounds}}
-            yield Rung("pooling", "each model drawn half the way to the mean of all after a round", pooling, slow=slow)
+            yield Rung("pooling", "each model moved half way to the mean of all after a round", pooling, slow=slow)
         if slow:
             shift = 0.07 * min(self.inputs[1:])
             augmented = {"defenses.augmentation": {"rotation": 15.0, "shift": round(shift, 2), "multiplicity": COPIES}}
@@ -296,6 +296,6 @@ def mu_of_accuracy(accuracy: float) -> float:
 
 
 def _rounded_up(noise: float) -> float:
-    """The noise multiplier with three digits, not below ``noise``."""
+    """Round ``noise`` up to three digits."""
     step = 10.0 ** (len(str(int(noise))) - 3)
     return round((noise // step + 1) * step, 6)

@@ -190,12 +190,12 @@ class _Search:
 
     Args:
         place: the place with the runs' directory.
-        config: the federation without a protection, as it is measured.
-        groups: groups with clients.
-        demand: the demand on the protection.
+        config: the configuration without a protection.
+        groups: the names of groups with clients.
+        demand: the requirements on the protection.
         rows: the rows of results, by run.
         tried: the candidates that may be judged, by name.
-        fronts: `Figures.means` of the settings that were screened and attacked.
+        fronts: the `Figures.means` of screened and of attacked settings.
     """
 
     place: Workplace[SweepWatch]
@@ -279,7 +279,7 @@ class _Search:
         return chosen(judgements)
 
     def _screened(self, tier: Sequence[Candidate]) -> list[Candidate]:
-        """The most accurate variant of each rung that may be within the price, the cheapest first."""
+        """List each protection at its most accurate learning rate, without protections that cost too much."""
         if not tier:
             return []
         variants = {one.rung.name: one for one in tier}
@@ -295,7 +295,7 @@ class _Search:
         return kept
 
     def _attacked(self, group: Sequence[Candidate]) -> Figures:
-        """The figures of candidates attacked on the first choosing seed, and on the others where they may be chosen."""
+        """Attack candidates on the first choosing seed, and promising candidates on all choosing seeds."""
         first, configs = self.config.seed, {one.name: one.config for one in group}
         attacked = [self.runs(configs, [first], attacked=True)]
         names = shortlist(self.figures(attacked), self.demand)
@@ -323,11 +323,11 @@ class _Search:
 
 
 def _check_directory(out: Path) -> None:
-    """Raise `InputError` unless ``out`` is new or the directory of a search."""
+    """Check that ``out`` is new or the directory of a search."""
     require(not out.exists() or out.is_dir(), f"{out}: is not a directory; choose another --out")
     names = {path.name for path in out.iterdir()} if out.exists() else set()
     ours = BASE in names and names.isdisjoint(("summary.json", "sweep.toml"))
-    require(not names or ours, f"{out}: exists already and is not the directory of a search; choose another --out")
+    require(not names or ours, f"{out}: exists and is not the directory of a search; choose another --out")
 
 
 def _write_base(out: Path, config: Config) -> None:

@@ -32,10 +32,10 @@ from scipy.special import stdtrit
 from shoal.metrics.intervals import Estimate
 
 LEVEL = 0.05
-"""How often, at most, a search says "within the limit" of a federation that is above it."""
+"""The largest probability that a search accepts a federation above the limit."""
 
 FIRST_LOOK = 3
-"""Seeds before the first look. With two seeds Student's t is too wide to decide."""
+"""The number of seeds before the first interval; with two seeds, Student's t is too wide to decide."""
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Reference federations, and the attacks on a run that need a second training."""
+"""Reference federations, and attacks that repeat a run's training."""

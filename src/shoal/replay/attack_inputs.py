@@ -39,16 +39,16 @@ from shoal.engine import Engine
 from shoal.replay.reference_federations import AttackedRun, FederationScores
 
 LABEL_ATTACKS = ("label-only", "boundary-distance")
-"""The keys in audit.json of the attacks that need labels alone."""
+"""The keys of the label-only attacks in audit.json."""
 
 MAX_INPUTS = 4096
-"""Numbers of an image, at most, for the distance to the boundary to be asked: 20 queries with noise on all of them."""
+"""The largest number of values per image for the boundary-distance attack, which sends 20 noisy queries."""
 
 MOST_SITES = 100
-"""Clients, at most, that site inference tells apart: the time of its regression grows with their square."""
+"""The largest number of clients for site inference; the time grows with the square of this number."""
 
 _UsedModel = tuple[int, Tensor, Tensor]
-"""The cluster of a model, its parameters (P,), and the records that are asked of it (m,) int64."""
+"""A model's cluster, its parameters (P,), and the records to attack with the model, (m,) int64."""
 
 
 def records_of_run(
@@ -68,7 +68,7 @@ def records_of_run(
         record=np.array(_unique([*members, *non_members], owners), dtype=object),
         client=np.array(owners, dtype=object),
         group=np.array([federation.groups[g] for g in paired.group.tolist()], dtype=object),
-        # Of a model of one's own no cluster's model is the one that trained on the record.
+        # With personal models, no cluster model trained on the record.
         all_models=None if target.personal else attacked.all_models(engine).numpy(),
         further=attacks_without_references(attacked, target.model, engine),
         omitted=left_out(attacked) | personal,
@@ -94,13 +94,13 @@ def join_scores(attacked: FederationScores, references: Sequence[FederationScore
 
 
 def _columns(columns: Sequence[Tensor], like: Tensor) -> NDArray:
-    """R vectors such as ``like`` (M,) as columns (M, R); R may be 0."""
+    """Stack R vectors (M,) into columns (M, R); without vectors, return (M, 0) with the type of ``like``."""
     return (torch.stack(list(columns), dim=1) if columns else like.new_empty(len(like), 0)).numpy()
 
 
 def _population(attacked: FederationScores, references: Sequence[FederationScores]) -> Population | None:
-    """The further examples on every attacked model in use, and on the model of each reference federation that most of
-    its clients use there.
+    """Return the further examples' scores by each attacked model in use, and by the model that most of its clients use
+    in each reference federation.
     """
     if not attacked.population.numel():
         return None
@@ -152,13 +152,13 @@ def left_out(attacked: AttackedRun) -> dict[str, str]:
 
 
 def _fitted(attacked: AttackedRun, attack: MembershipAttack, used: Sequence[_UsedModel], engine: Engine) -> RecordTable:
-    """An attack that is fitted on shadow models of each cluster."""
+    """Fit an attack on each cluster's shadow models, and score the records."""
     training, state = attacked.simulation.on(engine), attacked.state
     if training.presence is not None:
         present = training.present(state.round)
         training, state = training.take(present), state.take(present)
     team, local = replace(attacked.simulation.red_team, attack=attack), training.local_of_clusters(state)
-    # The streams of the attack at the end of the run, so that it is the same attack.
+    # The stream is that of the run's own final attack, so both attacks are equal.
     fitted, shadows = team.fit(state, training.federation, engine, local, training.stream("final", "attack"))
     records = attacked.records
     x, (scores, thresholds) = records.federation.clients.x, torch.empty(2, 2 * len(records), dtype=torch.float64)
@@ -176,7 +176,7 @@ def _fitted(attacked: AttackedRun, attack: MembershipAttack, used: Sequence[_Use
 
 
 def _by_label(key: str, attacked: AttackedRun, used: Sequence[_UsedModel], engine: Engine) -> Tensor:
-    """(2 Q,) float64: how many changed copies of each record get its label, or how much noise changes its label."""
+    """Return the label-only or boundary-distance attack's score of each record, (2 Q,) float64."""
     clients, scores = attacked.records.federation.clients, torch.empty(2 * len(attacked.records), dtype=torch.float64)
     for _, parameters, inside in used:
         rows = attacked.records.rows_on_device(inside)
@@ -189,7 +189,7 @@ def _by_label(key: str, attacked: AttackedRun, used: Sequence[_UsedModel], engin
 
 
 def _models_in_use(attacked: AttackedRun, model: Tensor) -> Iterator[_UsedModel]:
-    """The models that records are asked of."""
+    """Yield the models that score records."""
     deployed = attacked.deployed
     of_record, personal = model[attacked.records.client], is_personal(deployed)
     for s in of_record.unique().tolist():
@@ -208,10 +208,10 @@ def trajectory_attack(attacked: FederationScores, references: Sequence[Federatio
         chosen = [losses[r] for r in federations], [members[r] for r in federations]
         return LossTrajectory().fit(*map(np.concatenate, chosen))
 
-    # Of the two that trained on opposite records the other one may be fitted on: a regression does not know records.
+    # The federation that trained on opposite records may be in the fit: the regression does not identify records.
     everyone, parts = range(len(losses)), np.array_split(np.arange(len(losses)), min(FOLDS, len(losses)))
     reference = np.empty((len(losses[0]), len(losses)))
-    # Without cross-validation for few federations, some without members; stacks need more of them.
+    # Few federations have no cross-validation: some may lack members, and stacks need more federations.
     for part in parts if len(losses) >= Stack.least else []:
         others = fitted([r for r in everyone if r not in part])
         reference[:, part] = np.stack([others.score(losses[r]) for r in part], axis=1)
@@ -256,7 +256,7 @@ def site_figures(attacked: AttackedRun, engine: Engine) -> dict[str, float]:
 
 
 def _losses(trajectory: Tensor) -> np.ndarray:
-    """Cross-entropies (2 Q, T) in nats of logit-scaled confidences (T, 2 Q)."""
+    """Convert logit-scaled confidences (T, 2 Q) into cross-entropies (2 Q, T) in nats."""
     return softplus(-trajectory).T.numpy()
 
 
@@ -265,12 +265,12 @@ def _client_names(federation: Federation) -> list[str]:
 
 
 def _names(federation: Federation, part: str, rows: Tensor) -> list[str]:
-    """The user's names of the examples in these rows of a part of the federation."""
+    """Return the user's names for the examples ``rows`` of ``part``."""
     name_of = federation.origins.get(part, (part + "-{}").format)
     return [name_of(row) for row in rows.tolist()]
 
 
 def _unique(names: list[str], owners: list[str]) -> list[str]:
-    """The names; where several records have one, as with images that every group has, with the client of each."""
+    """Return the names, and add the client's name to names that several records share."""
     times = Counter(names)
     return [f"{name} of {owner}" if times[name] > 1 else name for name, owner in zip(names, owners, strict=True)]

@@ -15,7 +15,7 @@ from shoal.core.formats import one_line
 from shoal.engine import RoundReport, RoundUpdates, State, Training
 
 ROUNDS = 5
-"""Rounds, at most, whose moves the span attacks read where no noise hides the span."""
+"""The largest number of rounds for span attacks without noise."""
 
 MAX_SECONDS = 600.0
 """Time limit in seconds for repeating all rounds for the joint attack; later rounds are not read."""

@@ -147,9 +147,7 @@ class LeaverRun:
         return self._scores([before.models, *seen], engine, member=member)
 
     def _scores(self, seen: Sequence[Tensor], engine: Engine, *, member: bool) -> FederationScores:
-        """The scores of the last of the models (K, P) that were ``seen``, the mean over those after the first, and the
-        scores of the first.
-        """
+        """Return the last models' scores, the mean over all models after the first, and the first models' scores."""
         x, labels, size = self.population.x, self.population.y.cpu(), 2 * len(self.records)
         rows, columns = torch.arange(len(x), device=x.device), list[Tensor]()
         for models in seen:
@@ -158,11 +156,11 @@ class LeaverRun:
             columns.append(torch.cat([score, z]))
         parts = torch.stack([columns[-1], torch.stack(columns[1:] or columns).mean(dim=0), columns[0]])
         trained = (torch.arange(size) < len(self.records)) & member
-        # The field ``model`` names a client's own choice, and no client chooses here.
+        # Here no client chooses a model, so ``model`` is empty.
         return FederationScores(parts[0, :size], trained, torch.empty(0), parts[:, size:], parts[1:, :size])
 
     def _best(self, models: Tensor, engine: Engine) -> tuple[int, Tensor]:
-        """The model of the highest mean confidence on the records, and this confidence (2 Q,)."""
+        """Return the number of the model with the highest mean confidence, and its confidences (2 Q,)."""
         scores = torch.stack([confidence(model, self.records, engine) for model in models])
         best = int(scores.mean(dim=1).argmax())
         return best, scores[best]
@@ -184,7 +182,7 @@ class LeaverRun:
             return {}
         best, score = self._best(before, engine)
         found = {"drop": (score - confidence(after[best], self.records, engine)).numpy()}
-        # From the model without the client to the one with it: its records were trained on between them.
+        # The difference from the model without the client to the model with it counts as the client's update.
         moves, client = torch.stack([after[best], before[best]])[:, None], self.simulation.federation.ids[[self.leaver]]
         known = replace(knowledge_of(self.simulation.on(engine), self.state), server=None, pooling=0.0)
         listed, merged = self._listed(client), [(client, torch.ones(1, 1))]
@@ -198,8 +196,8 @@ class LeaverRun:
         return {name: values for name, values in found.items() if np.isfinite(values).all()}
 
     def _listed(self, client: Tensor) -> Candidates:
-        """The 2 Q records, and then what else may explain the move, as if it were of this ``client`` (1,): its unpaired
-        examples, and at most `POPULATION` of the others'.
+        """Return the joint attack's candidates: the 2 Q records, the client's unpaired examples, and at most
+        `POPULATION` examples of other clients. All candidates count as those of ``client`` (1,).
         """
         shards, z, stream = self.simulation.federation.clients, self.population, Stream(self.simulation.seed)("audit")
         own, others = (shards.indices[of] for of in (shards.owners() == self.leaver, shards.owners() != self.leaver))

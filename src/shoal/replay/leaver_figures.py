@@ -46,7 +46,7 @@ def attacks_on_leaver(scores: Floats, population: Floats) -> dict[str, Estimate]
 def _half(
     attack: ReferenceAttack, scores: Floats, population: Floats, had: Bools, half: Bools
 ) -> tuple[Floats, Floats]:
-    """The attack's scores of the federations of a half that had the client, and of those that never had it."""
+    """Return the scores of a half's federations with the client, and of its federations without the client."""
     references, model = scores[~half].T, np.zeros(scores.shape[1] + population.shape[1], dtype=np.int64)
     trained = np.broadcast_to(had[~half], references.shape)
 

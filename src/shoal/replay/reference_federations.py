@@ -51,19 +51,16 @@ from shoal.simulation.round_metrics import RoundRow, round_metrics
 from shoal.simulation.simulation import Simulation, WarmStart
 
 SNAPSHOTS = 8
-"""Rounds, at most, after which a trajectory has a score."""
+"""The largest number of scores in a trajectory."""
 
-UNKNOWN_START = (
-    "how the models in 'start' were trained is not known, so records that count as non-members may have been trained "
-    "on there"
-)
-"""The note of a run that went on from a directory."""
+UNKNOWN_START = "the training of the models in 'start' is unknown, so its members may count as non-members here"
+"""The caveat for a run that starts from a directory of models."""
 
 NOT_REPEATED = "needs the models of every round, and the run cannot be repeated bit for bit here"
-"""Why attacks on a run's rounds are left out."""
+"""The reason for missing attacks on rounds."""
 
 POPULATION = 1_000
-"""Examples of the shadow set, at most, that all models score too: no federation trains on them."""
+"""The largest number of examples from the shadow set, which no federation trains on but all models score."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,18 +262,18 @@ class AttackedRun:
             read = min(read, len(seen.updates))
         if read < rounds:
             limits = f"{MAX_SECONDS:g} seconds and {MAX_BYTES / 1e6:,.0f} MB"
-            notes.append(f"the joint attacks read {read} of {rounds} rounds, as many as {limits} allow to replay")
+            notes.append(f"the joint attacks read {read} of {rounds} rounds; repeating them is limited to {limits}")
         return SpansOfRun(
             {**spans.scores, **joint.scores},
             {**spans.omitted, **joint.omitted},
             tuple(notes),
-            # The matched filter over all rounds of every federation takes long, and the joint attack finds more.
+            # A matched filter over all rounds of all federations is slow, and the joint attack is stronger.
             () if noisy else SPAN_NAMES,
         )
 
     @property
     def _noisy(self) -> bool:
-        """Whether clients add noise to what they send."""
+        """Whether clients add noise to their updates."""
         setup = self.simulation.setup
         return Knowledge(setup.first_local()).noisy or isinstance(setup.client_filter, LaplaceNoise)
 
@@ -299,8 +296,8 @@ class AttackedRun:
 
     @cached_property
     def _asked(self) -> Candidates | None:
-        """The records for the span attacks. Of the population the attacker knows that nobody trained on it; where there
-        is none, of the test examples that are in no pair. None: there are no records.
+        """The records for the span attacks, or None without records. Known non-members are the population, or unpaired
+        test examples if there is no population.
         """
         if not len(self.records):
             return None
@@ -326,7 +323,7 @@ class AttackedRun:
         return {name: others for name, others in lists.items() if others is not None}
 
     def _on_list(self, *, shared: bool) -> Candidates | None:
-        """The clients' other examples, and non-members."""
+        """Return the clients' unpaired examples, and further non-members."""
         records, federation = self.records, self.simulation.federation
         owners, shards = federation.clients.owners(), records.federation.clients
         rest = torch.nonzero(~torch.isin(torch.arange(len(owners)), records.entry)).flatten()
@@ -339,13 +336,13 @@ class AttackedRun:
         return Candidates(gather(shards.x, rows), y=shards.y[rows].cpu(), client=ids, examples=sizes)
 
     def _spans(self, seen: FirstRounds, known: Knowledge, engine: Engine, spans: Collection[str]) -> dict[str, Tensor]:
-        """The span attacks' scores by name; NaN where one cannot be asked."""
+        """Return the span attacks' scores by name; NaN for an impossible attack."""
         scores = span_scores(seen, self._asked, engine, known, spans).scores
         none = np.full(2 * len(self.records), nan)
         return {name: torch.tensor(scores[name].score if name in scores else none) for name in spans}
 
     def _recorded(self, state: State, report: RoundReport, engine: Engine) -> bool:
-        """Whether a round's clients, losses and accuracies are those in `rounds.csv`, to the last bit."""
+        """Return whether a round's clients, losses and accuracies equal those in `rounds.csv` bit for bit."""
         recorded = [row for row in self.rows if row["round"] == state.round]
         evaluated = any(not isnan(row["accuracy"]) for row in recorded)
         trained = round_metrics(
@@ -357,13 +354,13 @@ class AttackedRun:
 
     @property
     def _first(self) -> Tensor:
-        """(2 Q,) bool, the first record of each pair."""
+        """A mask of the first record of each pair, (2 Q,) bool."""
         return torch.arange(2 * len(self.records)) < len(self.records)
 
     def _train(
         self, exchange: Tensor, stream: Stream | None, engine: Engine, within: int, spans: Collection[str]
     ) -> FederationScores:
-        """The scores after all rounds; ``exchange`` and ``stream`` are as of `_rounds`."""
+        """Train a federation and return its scores; see `_rounds` for ``exchange`` and ``stream``."""
         of_rounds, of_spans, last = list[tuple[Tensor, Tensor]](), dict[str, Tensor](), None
         seen = _first_rounds(spans)
         for last in self._rounds(exchange, stream, engine, seen):
@@ -382,7 +379,7 @@ class AttackedRun:
         client, everyone = self.records.client, torch.arange(2 * len(self.records))
 
         def followed(snapshot: Tensor, assignment: Tensor) -> Tensor:
-            # Of another number of models, those that clients trained then became the ones that they trained last.
+            # If the number of models differs, use the model that each client had then.
             same = len(snapshot) == len(state.models) and not self.snapshots
             return snapshot[(scores.model if same else assignment.clamp(min=0))[client], everyone]
 
@@ -391,8 +388,9 @@ class AttackedRun:
     def _rounds(
         self, exchange: Tensor, stream: Stream | None, engine: Engine, seen: FirstRounds
     ) -> Iterator[tuple[Training, State, Knowledge | None]]:
-        """The training and its state after each round of all stages, with the second record of some pairs; of the last
-        stage, whose first rounds are ``seen``, also what is known of it. ``stream`` None: all is drawn as it was.
+        """Yield the training, its state after each round of all stages, and in the last stage the attacker's knowledge.
+        Pairs in ``exchange`` train on their second record. ``seen`` collects the last stage's first rounds. Without a
+        ``stream``, random draws equal those of the run.
         """
         state = None
         for stage in self.stages:
@@ -408,7 +406,7 @@ class AttackedRun:
                     coordinator=stage.directives,
                 )
                 state, last = initial_state(replay, stage_engine).state, stage is self.stages[-1]
-                # Whoever trains the past again begins there too, and not at what the other stream draws.
+                # Methods that retrain past rounds must start there too, not at a draw from the new stream.
                 training = replace(training, first_state=state)
                 known = knowledge_of(training, state) if last else None
                 for after, _ in (seen if last else FirstRounds(most=0)).watched(training, state, replay.last_round):
@@ -440,7 +438,7 @@ class AttackedRun:
         )
 
     def _of_all(self, models: Tensor, engine: Engine, queries: int) -> Tensor:
-        """(K, 2 Q)."""
+        """Return the confidence of each model on each record, (K, 2 Q)."""
         return torch.stack([confidence(model, self.records, engine, queries=queries) for model in models])
 
 
@@ -461,5 +459,5 @@ def confidence(
 
 
 def _first_rounds(spans: Collection[str]) -> FirstRounds:
-    """What the span attacks of these names read: none of the rounds without one, and updates for a server's alone."""
+    """Return the collector of the rounds, and for the server's attack of the updates, that these span attacks need."""
     return FirstRounds(most=ROUNDS if spans else 0, with_updates=UpdateSpan.name in spans)

@@ -1,4 +1,4 @@
-"""A folder with one file of scores per reference federation, from which a killed audit or run resumes."""
+"""The stored scores of reference federations, from which a killed audit or run resumes."""
 
 import hashlib
 import logging
@@ -35,13 +35,13 @@ from shoal.simulation.simulation import Simulation
 LOG = logging.getLogger("shoal")
 
 AuditWatch = Callable[[int, int], None]
-"""A function of the finished and of all reference federations, called before the first one and after each."""
+"""A function of the finished and total numbers of reference federations, called initially and after each training."""
 
 _VERSION = 4
-"""Version of the files; scores of other versions are trained again."""
+"""The version of the files; federations with files of other versions are trained again."""
 
 _FIELDS = ("score", "member", "model", "population", "trajectory")
-"""The tensors of a file; all others are `FederationScores.spans`."""
+"""The tensors of a file; further tensors are `FederationScores.spans`."""
 
 REPLAY = -1
 """The number of the repeated run itself."""
@@ -101,10 +101,10 @@ def reference_scores(
 
 @dataclass(frozen=True)
 class _Store:
-    """The scores of federations in a folder, one file each; without a folder nothing is stored.
+    """The stored scores of federations, one file each.
 
     Args:
-        folder: the folder of the files.
+        folder: the folder of the files, or ``None`` to store nothing.
         attacked: a digest of the attacked models and records.
     """
 
@@ -197,8 +197,8 @@ def attack_with_references(
     members = int(target.member.sum())
     if members < 2:
         LOG.warning(
-            "no reference federation is trained: an attack needs at least two members, and only %d of the exchangeable "
-            "examples was used for training lately", members,
+            "no reference federation is trained: an attack needs at least two members, but the last rounds trained "
+            "on only %d of the exchangeable examples", members,
         )  # fmt: skip
         return progress, None
     count = simulation.reference_federations
@@ -213,7 +213,7 @@ def attack_with_references(
     attacked_records = attack_records(records, all_attacks(simulation.attacks)[0])
     _warn_of_unmeasured_views(simulation, attacked_records)
     attacking = time.perf_counter() - began
-    # Trainings before an interruption count too, so that a resumed run states the time of an uninterrupted one.
+    # The time includes trainings before an interruption.
     spent = sum(scores.seconds for scores in stored)
     LOG.info("reference federations: %d in %.1f s; attacks in %.1f s", len(stored), spent, attacking)
     before = progress.seconds
@@ -230,8 +230,8 @@ def _warn_of_unmeasured_views(simulation: Simulation, attacked: AttackedRecords)
     asked = {simulation.view, *simulation.federation.preferences.views(simulation.view)}
     for view in sorted(asked - {OUTSIDER, *attacked.views.values()}):
         LOG.warning(
-            "no attack of the %s could be measured on this run, so its figures come from narrower views; reference "
-            "federations, or a dense first layer, allow such attacks",
+            "no attack of the %s could be measured on this run, so its figures come from weaker views; reference "
+            "federations or a dense first layer allow such attacks",
             view,
         )
 
@@ -283,7 +283,7 @@ def view_scores(
 
 
 def _of_references(span: str, references: Sequence[FederationScores]) -> Floats | None:
-    """The scores (2 Q, R) of a span attack on the reference federations; None where it was not asked of all."""
+    """Return a span attack's scores (2 Q, R) on the reference federations, or None if one federation lacks them."""
     columns = [scores.spans[span].numpy() for scores in references if span in scores.spans]
     return np.stack(columns, axis=1) if columns and len(columns) == len(references) else None
 
@@ -303,10 +303,9 @@ def replayed_scores(
 
 
 def _digest(attacked: AttackedRun | LeaverRun, target: FederationScores) -> str:
-    """A name for the attacked models and records: scores of references for others are of no use.
+    """Return a digest of the attacked models and records, which stored scores must match.
 
-    The attacked scores are part of it, since clients may have models of their own beside the same clusters' models, and
-    the number of queries.
+    The digest covers the attacked scores, because clients may have personal models, and the number of queries.
     """
     state, records = attacked.state, attacked.records
     tensors = (state.models, state.assignment, records.entry, records.test, target.score)

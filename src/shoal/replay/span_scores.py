@@ -29,10 +29,10 @@ from shoal.metrics.intervals import Floats
 from shoal.replay.first_rounds import MAX_BYTES, FirstRounds
 
 SPANS = (ModelSpan(), UpdateSpan())
-"""The span attacks that an audit asks."""
+"""The span attacks of an audit."""
 
 JOINTS = (ModelJoint(), UpdateJoint())
-"""The joint attacks that an audit asks where the span attack of the same view is not exact."""
+"""The joint attacks of an audit, used if the same view's span attack is not exact."""
 
 SPAN_NAMES = tuple(attack.name for attack in SPANS)
 JOINT_NAMES = tuple(attack.name for attack in JOINTS)
@@ -55,7 +55,7 @@ class SpansOfRun(NamedTuple):
 
 
 TOO_LARGE = f"the updates of one round take more than {MAX_BYTES / 1e6:,.0f} MB of memory"
-"""Why an attack on updates is left out."""
+"""The reason for missing attacks on updates."""
 
 
 def on_list(asked: Candidates, further: Candidates | None) -> Candidates:
@@ -113,9 +113,9 @@ def span_scores(
                 omitted[attack.name] = str(error)
                 continue
             seen_scores = found.score[~np.isnan(found.score)]
-            # An attack that says nothing must not decide.
+            # An attack without information must not decide.
             if len(seen_scores) and seen_scores.min() == seen_scores.max():
-                omitted[attack.name] = "says the same of every record: noise hides what was trained on"
+                omitted[attack.name] = "gives every record the same score: noise hides the training records"
             else:
                 scores[attack.name] = found
     return SpansOfRun(scores, omitted)
@@ -147,7 +147,7 @@ def _of_list(
     score: Callable[[Candidates], tuple[Floats, Floats]],
     listed: Mapping[str, Candidates],
 ) -> RecordTable:
-    """The scores of a joint attack; half of each group's records are called members, as many as pairs have."""
+    """Return a joint attack's scores; the threshold calls half of each group's records members, as in the pairs."""
     assert asked.stratum is not None
     found = score(on_list(asked, listed.get(attack.name)))[0][: len(asked.x)]
     group = asked.stratum[:, 0].numpy()
@@ -211,7 +211,7 @@ def knowledge_of(training: Training, state: State) -> Knowledge:
     """
     sizes, parts = training.federation.clients.sizes.unique(), [*with_bases(training.algorithm)]
     local = training.local_of(replace(state, round=0), 0)
-    # Of all rounds again, not of the first alone.
+    # Restore the decay over rounds, which `local_of` fixed for one round.
     local = replace(local, decay=local.round_decay, round_decay=1.0, rounds_done=0)
     optimizer = next((part for part in parts if isinstance(part, FedOpt)), None)
     noise = training.client_filter if isinstance(training.client_filter, LaplaceNoise) else LaplaceNoise(0.0)

@@ -23,7 +23,7 @@ from shoal.replay.span_scores import JOINTS, SPANS, TOO_LARGE, largest
 _Places = tuple[slice | Ints, ...]
 
 _Scores = tuple[Floats, Floats, Bools]
-"""Scores, thresholds and whether they are exact, (N, M) each, of N clients and M records; NaN where not asked."""
+"""Scores, thresholds and exactness for N clients and M records, (N, M) each; NaN without a score."""
 
 
 def attacks_on_rounds(
@@ -49,13 +49,13 @@ def attacks_on_rounds(
 class _RecordedRounds:
     """Recorded rounds and the records to attack with them.
 
-    The attacker knows every second record that nobody trained on; these set thresholds and have no score (NaN). Without
-    noise the span attacks read the first `ROUNDS` updates of each client, or moves of models.
+    The attacker knows every second non-member; these records set thresholds and have no score (NaN). Without noise, the
+    span attacks read the first `ROUNDS` updates of each client, or the first changes of the models.
 
     Args:
         kept: the rounds whose updates fit into memory.
-        models: (K, P) each, the models before each of the first rounds that follow each other.
-        first: the number of the first of these rounds.
+        models: the models before each of the first consecutive rounds, (K, P) each.
+        first: the number of the first round in ``models``.
         records, clients, engine, knowledge: see `attacks_on_rounds`.
     """
 
@@ -138,7 +138,7 @@ class _RecordedRounds:
 
     @cached_property
     def _known(self) -> Tensor:
-        """The records of nobody that the attacker knows."""
+        """The non-members that the attacker knows."""
         records, nobody = self.records, torch.nonzero(self.records.client == NOBODY).flatten()
         kind = records.group[nobody] * (int(records.label.max()) + 1) + records.label[nobody]
         return nobody[torch.argsort(kind, stable=True)[1::2]]
@@ -160,7 +160,7 @@ class _RecordedRounds:
         return self.models
 
     def _candidates(self, client: Tensor, places: Tensor) -> Candidates:
-        """The records at ``places`` as those of clients ``client``."""
+        """Return the records at ``places`` as candidates of the clients ``client``."""
         records = self.records
         x, y, group = (
             [of[part.to(of.device)] for part in (places, self._known)] for of in (records.x, records.y, records.group)
@@ -178,14 +178,14 @@ class _RecordedRounds:
 
 
 def _merged(updates: RoundUpdates, sizes: Mapping[int, int], models: int) -> tuple[Tensor, Tensor]:
-    """The clients of a round and their weights (K, n) by numbers of examples."""
+    """Return a round's clients, and their weights (K, n) by numbers of examples."""
     examples = torch.tensor([float(sizes.get(client, 0)) for client in updates.clients.tolist()])
     weights = examples * (updates.assignment == torch.arange(models)[:, None])
     return updates.clients, weights / weights.sum(dim=1, keepdim=True).clamp(min=1)
 
 
 def _first_of_clients(rounds: Sequence[RoundUpdates]) -> list[RoundUpdates]:
-    """The first `ROUNDS` updates of each client."""
+    """Return the first `ROUNDS` updates of each client."""
     times, first = Counter[int](), list[RoundUpdates]()
     for updates in rounds:
         times.update(updates.clients.tolist())
