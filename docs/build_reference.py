@@ -130,7 +130,8 @@ def _spelled(hint: Any) -> str:  # noqa: ANN401
     if origin in (Union, UnionType):
         return ", or ".join(_spelled(member) for member in inside if member is not NoneType)
     if origin is tuple:
-        return f"list, each a {_spelled(inside[0])}" if Ellipsis in inside else "[low, high]"
+        members = re.sub(r"\b(integer|number|text|table)\b", r"\1s", _spelled(inside[0]))
+        return f"list of {members}" if Ellipsis in inside else "[low, high]"
     if origin is dict or is_dataclass(hint):
         return f"table, as `[{_TOP[hint]}]`" if hint in _TOP else "table"
     return {int: "integer", float: "number", bool: "true or false", str: "text"}[hint] + _range(marks)

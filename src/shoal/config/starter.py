@@ -3,7 +3,6 @@
 import json
 from dataclasses import is_dataclass
 from pathlib import Path
-from textwrap import fill
 
 from shoal.config.kinds import KINDS, kind_of
 from shoal.config.settings_tables import keys_of, meanings
@@ -78,7 +77,6 @@ def starter(source: str, algorithm: str, name: str = "run.toml") -> str:
     kind = KINDS[Algorithm]
     names = [*kind.shipped, *kind.added]
     require(algorithm in names, f"'--algorithm' is unknown (got '{algorithm}'); {suggest(algorithm, names)}")
-    alternatives = ", ".join(name for name in names if name != algorithm)
     return f"""\
 # shoal data {name}      what the data are
 # shoal run {name}       train, attack and measure: a directory under runs/
@@ -93,7 +91,8 @@ source = "{source}"
 name = "{network}"
 
 [algorithm]
-{fill(f"# Or {alternatives}.", 118, subsequent_indent="# ", break_on_hyphens=False)}
+# One model for all clients: "fedavg"; per client: "local"; per group of similar clients: "ifca", "cfl" or "pacfl".
+# docs/choosing.md compares these and thirty more.
 name = "{algorithm}"
 rounds = 15
 {"".join(_lines(kind.named(algorithm, "--algorithm")))}
