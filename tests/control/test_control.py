@@ -258,7 +258,7 @@ def test_the_budget_bounds_strength_and_what_cannot_be_kept_is_said(mlp, caplog)
     assert strengths(states)[-1] == pytest.approx([0.4])
     # Not by the first estimate, which found no knob on.
     assert [each.control["limit_unmet"].tolist() for each in states] == [[0.0], [0.0], [1.0]]
-    assert "cannot be brought within its members' limits" in caplog.text
+    assert "stays above its members' limits" in caplog.text
 
 
 def test_a_share_within_the_target_leaves_no_limit_unmet(mlp):

@@ -104,7 +104,7 @@ def test_limits_that_cannot_be_kept_are_said_once(mlp, terminal):
             report = RoundReport(torch.tensor([0]), RoundPlan(torch.tensor([0]), ()), False, {})
             display(simulation, SimulationState(replace(state, round=number), rows), report)
     printed = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.getvalue())
-    said = re.findall(r"cluster (\d) cannot be brought within its members' limits", printed)
+    said = re.findall(r"cluster (\d) stays above its members' limits", printed)
     assert said == ["1", "0", "1"]
 
 

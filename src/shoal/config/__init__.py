@@ -1,1 +1,1 @@
-"""Configurations: checked TOML files, and the construction of simulations from configurations."""
+"""Configurations in TOML files, and the simulations that they describe."""

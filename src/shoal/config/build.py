@@ -43,13 +43,13 @@ from shoal.simulation.simulation import DEFAULT_FORGETTING, Simulation
 
 @dataclass(frozen=True, eq=False)
 class Resolved:
-    """A complete configuration that fits its data, with the configuration's simulation."""
+    """A configuration checked against its data, and the simulation built from both."""
 
     config: Config
     data: SourceData
     simulation: Simulation
     indices: PartitionIndices | None
-    """The examples of each client, for a property attack or clients' own files; None for a partition by group."""
+    """The indices of each client's examples, for clients' own files and property attacks; None for other data."""
 
     @property
     def standardizer(self) -> Standardizer | None:
@@ -70,14 +70,14 @@ class Resolved:
             without = [name for name, count in zip(self.data.client_names, tested.tolist(), strict=True) if not count]
             if without:
                 more = f" and {len(without) - 10} more" if len(without) > 10 else ""
-                whose = f"{len(without)} client{'s' * (len(without) > 1)} with a single example, used for training"
+                single = "client has only one example" if len(without) == 1 else "clients have only one example each"
                 yield (
-                    f"{self.data.name}: no test example of {whose}: {quote(without[:10])}{more}; "
-                    "'min_examples' = 2 excludes such clients"
+                    f"{self.data.name}: {len(without)} {single}, so none for testing: {quote(without[:10])}{more}; "
+                    "set 'min_examples' = 2 to exclude such clients"
                 )
 
     def description(self) -> Iterator[str]:
-        """Describe the data for run.log: the number of examples, and the fraction with the task's property."""
+        """Describe the data for run.log, such as the number of examples."""
         if isinstance(self.data, ClientDataset):
             yield from self.data.description()
             return
@@ -95,9 +95,8 @@ def build(config: Config, data_dir: Path | None = None, dataset: SourceData | No
     """Complete a configuration and build its simulation.
 
     Args:
-        config: the configuration.
         data_dir: the folder to search first for data.
-        dataset: the examples of [data], which are loaded by default.
+        dataset: the examples of [data]; by default Shoal loads them.
 
     Raises:
         InputError: data are missing, damaged or too few, or keys contradict each other.
@@ -110,7 +109,7 @@ def load_data(section: DataSection, data_dir: Path | None = None) -> SourceData:
     """Load the examples of [data].
 
     Raises:
-        InputError: `load_dataset`, `load_folder` or `load_table` fails.
+        InputError: the examples cannot be loaded.
     """
     return load_source(section.source, section.path, section.task, data_dir, reading_of(section))
 
@@ -127,7 +126,7 @@ def load_source(
     Args:
         source: the name of the source, or a user's function ``module:Name``.
         path: the folder or archive of the source.
-        task: the main label and the property.
+        task: the label to learn and the property to infer, ``MAIN/PROPERTY``.
         data_dir: the folder to search first for data.
         reading: the format of files that state each example's client, or None for a data set without clients.
     """
@@ -144,7 +143,7 @@ def load_source(
         except InputError:
             raise
         except Exception as error:
-            arguments = "the function is called with a path and a task, each possibly None"
+            arguments = "Shoal passes a path and a task, which can be None"
             raise InputError(f"'source' = '{source}' failed with {failure(error)}; {arguments}") from error
         return own_data(source, value, reading)
 
@@ -153,9 +152,8 @@ def resolve(config: Config, data: SourceData, *, draft: bool = False) -> Resolve
     """Check a configuration against its data, complete the configuration, and build its simulation.
 
     Args:
-        config: the configuration.
         data: the configuration's examples.
-        draft: whether to skip the slow image shifts, because the simulation is only checked and not run.
+        draft: whether to skip the slow image shifts, for a simulation that will not be run.
 
     Raises:
         InputError: there are too few examples, or keys contradict each other.
@@ -252,7 +250,7 @@ def _features(network: Network) -> Features | None:
 
 
 def _count_clients(config: Config, data: SourceData) -> int:
-    """The number of clients; `InputError` where the algorithm has more clusters."""
+    """Count the clients; raise `InputError` if the algorithm has more clusters."""
     if isinstance(data, LabelledDataset):
         count = _partition(config).clients
     else:
@@ -271,7 +269,7 @@ def reading_of(section: DataSection) -> Reading | None:
 
 
 def _require_partition(section: DataSection, data: SourceData) -> None:
-    """Raise `InputError` unless [data] has numbers of examples exactly for one set, which is partitioned."""
+    """Raise `InputError` if [data] has keys for a different kind of data."""
     if isinstance(data, LabelledDataset):
         require(
             section.partition is not None,
@@ -290,7 +288,7 @@ def _require_partition(section: DataSection, data: SourceData) -> None:
 
 
 def _check_partition(config: Config, data: LabelledDataset) -> None:
-    """Raise `InputError` where a set has too few examples for its partition."""
+    """Raise `InputError` if the data have too few examples for the partition."""
     partition, groups = _partition(config), [*config.data.groups.values()]
     require(
         partition.test_examples >= len(groups),
@@ -302,7 +300,7 @@ def _check_partition(config: Config, data: LabelledDataset) -> None:
 
 
 def _complete(config: Config, data: SourceData) -> Config:
-    """The configuration with all that its data decide."""
+    """Set the keys that the data determine."""
     described = config.data if isinstance(data, LabelledDataset) else _describe_data(config.data, data)
     # A run without recorded updates equals one whose file lacks the table.
     record = config.record if config.record is not None and config.record.updates else None
@@ -312,10 +310,10 @@ def _complete(config: Config, data: SourceData) -> Config:
 
 
 def _describe_data(section: DataSection, data: ClientDataset | Federation) -> DataSection:
-    """[data] completed from the data: groups and their shares, the format of pictures, the columns of inputs.
+    """Set the groups, the picture format and the input columns of [data] from the data.
 
     Raises:
-        InputError: groups that differ from those of the files.
+        InputError: [data] has different groups than the files.
     """
     shares, name = data.shares, getattr(data, "name", f"'{section.source}'")
     groups = {name: Group(name, share) for name, share in shares.items()}
@@ -342,10 +340,10 @@ def _describe_data(section: DataSection, data: ClientDataset | Federation) -> Da
 
 
 def _outputs(config: Config, data: SourceData) -> int:
-    """The number of the network's outputs: the classes, or the targets of a regression.
+    """Return the number of classes, or of a regression's targets.
 
     Raises:
-        InputError: a label outside the classes, or a property attack without a source that has properties.
+        InputError: a label is outside the classes, or the source of a property attack has no properties.
     """
     name, labels = f"'{config.data.source}'", data.clients.y if isinstance(data, Federation) else data.labels
     if not isinstance(data, LabelledDataset):
@@ -372,7 +370,7 @@ def _outputs(config: Config, data: SourceData) -> int:
 
 
 def _model(network: Network, data: SourceData, features: Features | None, scale: Standardizer | None) -> Model:
-    """The model of [model] for the shape of the data."""
+    """Create the model for the shape of the data."""
     assert network.classes is not None
     inputs = _inputs(data, scale)
     if data.kind == "texts" and isinstance(data, TextDataset):
@@ -400,13 +398,13 @@ def _model(network: Network, data: SourceData, features: Features | None, scale:
 
 
 def fit_features(network: Network, shape: Shape | VectorShape | TextShape) -> Model:
-    """Create the model of a shipped or a user's own network for a shape of inputs."""
+    """Create the model of a network for a shape of inputs."""
     custom = ":" in network.name
     return Model(partial(load_code(network.name, "name"), shape)) if custom else network.model(shape)
 
 
 def _inputs(data: SourceData, scale: Standardizer | None) -> Tensor:
-    """The unscaled inputs of all examples; for clients' tables the first two rows, scaled."""
+    """Return all inputs without scaling, or two scaled rows of clients' tables."""
     match data:
         case Federation():
             return data.clients.x
@@ -424,6 +422,6 @@ def _inputs(data: SourceData, scale: Standardizer | None) -> Tensor:
 
 
 def _partition(config: Config) -> Partition:
-    """The partition of a set."""
+    """Return the partition, which must be set."""
     assert config.data.partition is not None
     return config.data.partition

@@ -1,4 +1,4 @@
-"""The tables [defenses] and [coordinator]: defences of fixed strength, and defences that a coordinator steers."""
+"""The tables [defenses], with fixed strengths, and [coordinator], with strengths that a coordinator sets."""
 
 from dataclasses import field, replace
 from typing import Annotated, Any
@@ -35,7 +35,7 @@ PRIOR_EFFECTS = {
     "ccl": (0.005, 0.015),
     "dp_sgd": (0.05, 0.090),
 }
-"""Prior means of each knob's risk reduction and accuracy cost at full strength (`Knob`)."""
+"""The prior means of each defence's risk reduction and accuracy cost at full strength."""
 
 
 @settings
@@ -45,17 +45,17 @@ class SteerableDefenses:
     The defences ``mixup``, ``flooding``, ``relaxloss``, ``ccl`` and ``dp_sgd`` exclude each other.
 
     Args:
-        augmentation: random transformations of training images; an empty table has the defaults.
+        augmentation: random transformations of training images; an empty table sets the defaults.
         l2: an L2 penalty on the parameters.
         relaxloss: a target level of the training loss, with flattened posteriors below the level.
         flooding: a level of the training loss below which training raises the loss.
         shorter_training: fewer local steps per round.
         mixup: training on convex combinations of two examples.
-        ccl: the convex-concave loss; an empty table has the defaults.
+        ccl: the convex-concave loss; an empty table sets the defaults.
         dp_sgd: clipping of each example's gradient, with added noise; see [differential
-            privacy](#differential-privacy). Noise that a coordinator steers has no epsilon.
-        custom: your own defences, one table ``custom.NAME`` each, with ``name = "module:Name"`` and the keys of that
-            class. A steered defence needs the method ``with_strength``; see [your
+            privacy](#differential-privacy). If a coordinator sets the noise, no epsilon is computed.
+        custom: your own defences, one table ``custom.NAME`` each, with ``name = "module:Name"`` and the class's keys.
+            For a coordinator, a defence needs the method ``with_strength``; see [your
             own](adding.md#steered-by-a-coordinator).
     """
 
@@ -92,18 +92,16 @@ class DefensesSection(SteerableDefenses):
 
 @settings
 class CoordinatorSection(SteerableDefenses):
-    """A coordinator that turns measured risk into directives for the training of each cluster; see [the
-    coordinator](coordinator.md).
+    """A [coordinator](coordinator.md), which adjusts the defences of each cluster to the measured risk.
 
     A directive is the strength of a defence in a cluster, from 0 (no defence) to 1 (the strength set by the defence's
-    keys). The server sets new directives after each estimate of the red team (``red_team.every``). The server sends the
-    directives to clients with the cluster's model.
+    keys). After each estimate of the red team (``red_team.every``), the server sends new directives with the models.
 
     Args:
         law: the control law.
-        pooling: the largest weight of the mean of all models in each cluster's model.
-        relief: the prior mean of each knob's risk reduction at full strength, by the knob's name.
-        cost: the prior mean of each knob's loss of held-out accuracy at full strength, by the knob's name.
+        pooling: the largest weight with which the mean of all models is mixed into each cluster's model.
+        relief: the prior mean of each defence's risk reduction at full strength, by name.
+        cost: the prior mean of each defence's loss of held-out accuracy at full strength, by name.
     """
 
     law: Annotated[LimitController, Inline()] = LimitController()
@@ -139,7 +137,7 @@ class CoordinatorSection(SteerableDefenses):
                 )
 
     def coordinator(self) -> LimitController:
-        """Build the coordinator with one knob per steered defence."""
+        """Build the coordinator of the steered defences."""
         knobs = {}
         for name, defense in self._steered().items():
             reduction, cost = PRIOR_EFFECTS.get(name, (Knob.risk_reduction, Knob.accuracy_cost))
@@ -147,13 +145,13 @@ class CoordinatorSection(SteerableDefenses):
         return replace(self.law, knobs=knobs)
 
     def with_server_knobs(self, algorithm: Algorithm) -> Algorithm:
-        """Wrap ``algorithm`` so that the server follows its own directives."""
+        """Add the coordinator's server mechanisms, such as pooling, to ``algorithm``."""
         if self.pooling is not None:
             algorithm = Pooling(algorithm, self.pooling)
         return PricedChoice(algorithm) if self.law.min_clients else algorithm
 
     def _steered(self) -> dict[str, Any]:
-        """The steered defences by name; the server's own pooling has the value None."""
+        """Return the steered defences by name; the value of pooling is None."""
         shipped = {name: getattr(self, name) for name in PRIOR_EFFECTS if name != "pooling"}
         defenses = {name: defense for name, defense in shipped.items() if defense is not None}
         return defenses | (self.custom or {}) | ({} if self.pooling is None else {"pooling": None})

@@ -27,7 +27,7 @@ from shoal.simulation.simulation import RoundAttack, Simulation
 
 @runtime_checkable
 class RoundAttackSection(Protocol):
-    """The configuration table of a round attack, such as `shoal.property.PropertyAttackSection`.
+    """The configuration table of an attack during training, such as `shoal.property.PropertyAttackSection`.
 
     The argument ``config`` of each method is a `shoal.Config`.
     """
@@ -36,7 +36,7 @@ class RoundAttackSection(Protocol):
 
     @staticmethod
     def from_simulation(simulation: Simulation) -> "RoundAttackSection | None":
-        """Return the table of a simulation's round attack, or None if a file cannot describe the attack."""
+        """Return the table of a simulation's attack, or None if a file cannot describe the attack."""
         ...
 
     def check(self, config: Any) -> None:  # noqa: ANN401 - its schema has a field of this type
@@ -128,7 +128,7 @@ KINDS = {
         Kind("an attack on rounds", RoundAttackSection, default="shoal.property.scenario:PropertyAttackSection"),
     )
 }
-"""The kinds, by the protocol with which fields are annotated."""
+"""All kinds, by the protocol in the annotation of a field."""
 
 
 def kind_of(hint: object) -> Kind | None:
@@ -137,7 +137,7 @@ def kind_of(hint: object) -> Kind | None:
 
 
 def name_of(cls: type) -> str:
-    """Return the name of a class in a file.
+    """Return the name of a class in configuration files.
 
     >>> from shoal.algorithms import IFCAMIR
     >>> name_of(IFCAMIR)
@@ -155,12 +155,12 @@ def own_source(source: str) -> str | None:
 
 
 def title_of(algorithm: Algorithm) -> str:
-    """Return an algorithm's name for text: its class's ``title``, else the class name."""
+    """Return an algorithm's display name: the class's ``title``, or else the class name."""
     return str(vars(type(algorithm)).get("title", type(algorithm).__name__))
 
 
 def algorithm_title(name: str) -> str:
-    """Return an algorithm's name for text from the algorithm's name in a file.
+    """Return an algorithm's display name from its name in a file.
 
     >>> algorithm_title("ifca-mir"), algorithm_title("mine:Sticky")
     ('IFCA-MIR', 'Sticky')
@@ -169,7 +169,7 @@ def algorithm_title(name: str) -> str:
 
 
 def create_from_table(name: str, where: str) -> Any:  # noqa: ANN401
-    """Load the value ``module:Name``; a class is called without arguments.
+    """Load ``module:Name``, and call a class without arguments.
 
     Raises:
         InputError: `load_code` fails, or the class has required arguments.
@@ -186,9 +186,8 @@ def load_code(name: str, where: str, *, values: bool = False) -> Any:  # noqa: A
     """Load the class or function ``module:Name`` from the current directory or Python's path.
 
     Args:
-        name: the ``module:Name``.
         where: the configuration key, for error messages.
-        values: whether objects that are neither classes nor functions are allowed.
+        values: whether to allow other objects than classes and functions.
 
     Raises:
         InputError: the module cannot be imported, belongs to Python's standard library, or has no class or function of
@@ -245,7 +244,7 @@ _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "
 
 
 def failure(error: Exception) -> str:
-    """Describe an exception in a user's code in one sentence, with the last line of the user's code."""
+    """Describe an exception in a user's code in one sentence, with the last executed line of this code."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [
         frame for frame in frames if not frame.filename.startswith(("<", str(Path(__file__).parents[1]), *_LIBRARIES))

@@ -68,7 +68,7 @@ def set_keys(table: dict[str, Any], changes: Mapping[str, object]) -> None:
 
 
 def _order(parts: list[str]) -> tuple[bool, int]:
-    """The rank of a key among changes: names of networks, methods and algorithms first, those of bases after them."""
+    """Return the sort key of a change: class names first, with base algorithms last, then all other keys."""
     names = parts in (["model", "name"], ["forgetting", "method"])
     names = names or (len(parts) > 1 and parts[0] == "algorithm" and parts[-1] == "name")
     return not names, len(parts) if names else 0
@@ -77,7 +77,7 @@ def _order(parts: list[str]) -> tuple[bool, int]:
 def _foreign_keys(
     table: Mapping[str, Any], where: str, default: object = None, by: str = "name", kind: Kind = _KIND
 ) -> Iterator[tuple[Any, str, str, str]]:
-    """The keys that the named class lacks and other classes of its kind have: their table, key, path, and class."""
+    """Yield keys that belong to other classes than the named class, as (table, key, path, named class)."""
     if by not in table and not isinstance(default, kind.protocol):
         return
     try:

@@ -33,7 +33,7 @@ from shoal.simulation.simulation import DEFAULT_FORGETTING
 LOG = logging.getLogger("shoal")
 
 SIMULATION = "simulation"
-"""The table in the config.toml of a run from Python, about parts that have no name in a file."""
+"""The table about parts without a name, in the config.toml of a run from Python."""
 
 
 _KINDS = (Partition, ClientSplit, PictureFormat, Columns)
@@ -41,19 +41,19 @@ _OF_CLIENTS = {
     "folder": (ClientSplit, PictureFormat),
     **dict.fromkeys(("table", *NAMED_TABLES), (ClientSplit, Columns)),
 }
-"""The sources with examples by client, and their settings beside `DataSection`'s own."""
+"""The additional settings of sources that state each example's client."""
 
 
 @settings
 class DataSection:
-    """The examples, and how they are partitioned.
+    """The examples and their partition.
 
-    Most sources are one data set that Shoal partitions across clients, and require ``clients``, ``examples_per_client``
-    and ``test_examples``. The sources ``folder``, ``table`` and the named tables state each example's client, and do
-    not allow ``clients``, ``examples_per_client`` and ``test_examples``. For these sources, ``test_fraction``,
-    ``holdout_fraction`` and ``shadow_fraction`` set the held-out fractions. The keys ``size`` and ``channels`` apply
-    only to the source ``folder``. The keys ``client``, ``label``, ``group`` and ``inputs`` belong to ``table``, which
-    requires ``client`` and ``label``; named tables have defaults for all four keys. See [own data](own-data.md).
+    Shoal partitions most sources across clients by ``clients``, ``examples_per_client`` and ``test_examples``. The
+    sources ``folder``, ``table`` and the named tables state each example's client. For these sources,
+    ``test_fraction``, ``holdout_fraction`` and ``shadow_fraction`` set the held-out fractions instead. The keys
+    ``size`` and ``channels`` apply only to the source ``folder``. The keys ``client``, ``label``, ``group`` and
+    ``inputs`` belong to ``table``, which requires ``client`` and ``label``; named tables have defaults for all four
+    keys. See [own data](own-data.md).
 
     Args:
         source: the name of the data source. Images: ``digits``, ``mnist``, ``fashion-mnist``, ``emnist-byclass``,
@@ -62,17 +62,17 @@ class DataSection:
             ``aids2``, ``chem97`` or ``star`` (``pip install 'shoal[tables]'``). Your own function: ``module:Name``,
             which returns a data set, a pair of inputs and labels, a table or a federation. ``shoal data`` lists the
             sources on this machine.
-        partition: the number of examples for each purpose; None where files state each example's client.
+        partition: the number of examples for each purpose; None if files state each example's client.
         path: the source's folder or archive, required by ``folder`` and ``table``. By default, Shoal searches
             ``--data-dir``, ``SHOAL_DATA``, the user's cache and Debian's folder. A relative path in a file starts from
             the file's folder; a relative path in ``--set`` starts from the working directory.
         task: the label to learn and the property to infer, ``MAIN/PROPERTY``, or the label alone, ``MAIN``; see
-            [tasks](#tasks). By default the source's labels are learned, but ``lfw`` has no default. Tables have the
-            tasks ``classification`` (the default) and ``regression``, which predicts a number.
+            [tasks](#tasks). The default is the source's own label; ``lfw`` has no default. Tables have the tasks
+            ``classification`` (the default) and ``regression``, which predicts a number.
         groups: the groups of clients, one table ``[data.groups.NAME]`` each, with shares that sum to 1. The default is
-            one group, ``all``. A federation with several groups cannot have a group named ``all``. A group of share 0
-            has test examples only, for the metrics ``mia_against_*``. The files of ``folder`` and ``table`` define the
-            groups, so these two sources do not allow ``groups``.
+            one group, ``all``. A federation with several groups cannot have a group named ``all``. A group with share 0
+            has only test examples, for the metrics ``mia_against_*``. The sources ``folder`` and ``table`` define
+            groups in their files, and do not allow ``groups``.
         split: the held-out fractions of each client's examples, or None for a partitioned data set.
         pictures: the format of the pictures of ``folder``.
         columns: the roles of the columns of a ``table``.
@@ -89,14 +89,14 @@ class DataSection:
 
     @staticmethod
     def complete_keys(table: dict[str, Any]) -> dict[str, Any]:
-        """Add the columns of a named table to the table of a file."""
+        """Add a named table's default columns to [data]."""
         source = table.get("source")
         named = NAMED_TABLES.get(source) if isinstance(source, str) else None
         return table if named is None else named.complete(table)
 
     @staticmethod
     def check_keys(table: Mapping[str, Any]) -> None:
-        """Raise `InputError` if ``table`` has a key of a different source, or lacks the first key of its own source."""
+        """Raise `InputError` if ``table`` has a key of a different source, or lacks a required key."""
         source = table.get("source")
         if not isinstance(source, str):
             return
@@ -159,7 +159,7 @@ class PrivacySection:
 
     Args:
         thresholds: the range [low, high] of the clients' limits on membership-inference accuracy; each client's limit
-            is drawn uniformly. Two equal numbers set every client's limit. The column `threshold_drawn` of
+            is drawn uniformly. Two equal numbers give every client the same limit. The column `threshold_drawn` of
             `clients.csv` states whether the limits were drawn.
         view: the attacker that the limits refer to, ``outsider``, ``client`` or ``server``: one name, or a list with
             one name per client. The default is `evaluation.view`. The columns ``violated`` and ``exceeded`` of
@@ -176,25 +176,24 @@ class PrivacySection:
 
 @settings
 class EvaluationSection:
-    """Evaluation while training.
+    """Evaluation during and after training.
 
     Args:
         every: the number of rounds between evaluations on the test set.
-        member_rounds: a client's examples count as members of a model if the client trained the model at most this
-            number of rounds before the model's last training.
+        member_rounds: a number of rounds before a model's last training; examples of clients that trained the model in
+            this period count as members.
         baselines: whether to compare clustering with one model for all clients, local training, and one model per
             group, each trained for the same number of rounds. Runs without clusters train no baselines. The default in
             sweeps is false.
-        min_clients: the number of clients below which a warning names a cluster after the last round, because clients
-            in small clusters are the most exposed. The algorithm `cluster-size-floor` merges small clusters.
+        min_clients: the smallest number of clients in a cluster without a warning, because clients in small clusters
+            are the most exposed. The algorithm `cluster-size-floor` fills small clusters.
         reference_federations: the number of reference federations trained after the last round; each costs about as
             much as the run's rounds. With reference federations, ``mia``, ``violations`` and ``exceeded`` use the
-            strongest attack that reference federations allow, chosen without the members; see
-            [audits](audit.md#in-the-run-itself). The default is 0.
+            strongest attack, chosen without the members; see [audits](audit.md#in-the-run-itself). The default is 0.
         view: the attacker of ``exposure``, ``mia``, ``violations`` and ``exceeded``. An ``outsider`` has the final
             models. A ``client`` also has the initial model and every round's models of all clusters. The ``server``
-            also has each client's updates. The attacks of ``client`` and ``server`` repeat rounds after the last round,
-            even without reference federations.
+            also has each client's updates. For ``client`` and ``server``, the attacks repeat rounds after the last
+            round.
         duplicates: the treatment of records that have a copy (equal inputs and label) at a different client or in the
             test, hold-out or shadow set. "keep" includes these records in attacks of the view and in audits;
             "leave-out" excludes them.
@@ -259,7 +258,7 @@ class ForgettingSection:
     Values fitted before the first round, such as the scales of a table's columns, are not refitted.
 
     Args:
-        value: how the influence of clients that leave is removed; each method has its own keys.
+        value: the method; each method has its own keys.
     """
 
     value: Annotated[Forgetting, Inline("method")] = DEFAULT_FORGETTING
@@ -275,15 +274,16 @@ class SecureAggregationSection:
     """Secure aggregation on several machines; see [secure aggregation](secure-aggregation.md).
 
     The server learns the sum of the updates in each cluster, but neither a client's update nor its choice of a cluster.
-    A simulation does not use secure aggregation, so a simulation's figures for the server's view describe a server that
-    sees each update.
+    Simulations do not use secure aggregation, so their figures for the server's view assume that the server sees each
+    update.
 
     Args:
         min_clients: the smallest number of clients in a cluster's sum. A cluster with fewer clients in a round keeps
             its model, and the server does not learn the sum.
-        max_update_norm: the L2 norm to which each client clips its update, in units of parameters. This norm is also
-            the range of the integers in the sum.
-        max_examples: the largest number of examples that a client reports; larger numbers are reported as this number.
+        max_update_norm: the L2 norm to which each client clips its update. The norm also sets the range of the integers
+            in the sum.
+        max_examples: the largest number of examples that a client reports; clients with more examples report this
+            number.
         threshold: a fraction of a round's clients; the server learns a sum only if more clients answer. With 2 / 3, a
             server that colludes with a third of the clients cannot learn any client's update.
     """
@@ -353,8 +353,8 @@ def read_config(path: str | Path, changes: Iterable[str] = (), *, allow_code: bo
     Args:
         path: the file.
         changes: changes of keys, such as "algorithm.rounds=10".
-        allow_code: whether to import the code that the file names (``module:Name``); by default code is imported unless
-            the file is in a run directory, which may come from somebody else.
+        allow_code: whether to import the code that the file names (``module:Name``); the default is false for a file in
+            a run directory, which may come from somebody else, and true otherwise.
 
     Raises:
         InputError: the file is missing or not TOML, a key is unknown, or a value is not allowed.
@@ -405,7 +405,7 @@ def require_named_parts(table: dict[str, Any], path: Path, keys: Iterable[str]) 
     """Remove the table [simulation], which a run from Python writes, from ``table``.
 
     Raises:
-        InputError: a part of the run has a name neither in the file nor among the changed ``keys``.
+        InputError: neither the file nor the changed ``keys`` name a part of the run.
     """
     about, given = table.pop(SIMULATION, None), list(keys)
     unnamed = about.get("unnamed", ()) if isinstance(about, dict) else ()

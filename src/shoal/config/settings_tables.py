@@ -1,7 +1,7 @@
-"""Conversion between the tables of a configuration file and settings.
+"""Conversion between the tables of a configuration file and settings classes.
 
-The keys are the fields of the settings. A field annotated with a protocol of `KINDS` holds one of several classes,
-which the key ``name`` chooses.
+The keys are the fields of a class. For a field annotated with a protocol of `KINDS`, the key ``name`` chooses one of
+several classes.
 """
 
 import inspect
@@ -75,13 +75,13 @@ def meanings(cls: type) -> dict[str, str]:
 
 
 def docstring_as_markdown(docstring: str) -> str:
-    """Convert a docstring's text to Markdown for readers of a file, where a missing key replaces None."""
+    """Convert a docstring's text to Markdown, and write "left out" for None, which files cannot have."""
     text = re.sub(r"``(.+?)``", r"`\1`", docstring, flags=re.DOTALL)
     return text.replace(". None: ", ". Left out: ").replace("None: ", "left out: ")
 
 
 def unmarked(hint: Any) -> tuple[Any, list[Any]]:  # noqa: ANN401
-    """Split an annotation into type and marks."""
+    """Split an annotation into the type and the `Annotated` metadata."""
     return (get_args(hint)[0], list(get_args(hint)[1:])) if get_origin(hint) is Annotated else (hint, [])
 
 
@@ -123,7 +123,7 @@ def read(cls: type[_Settings], value: object, where: str = "", *, name: str | No
 
 
 def _create(cls: type[_Settings], table: Mapping[str, Any], where: str) -> _Settings:
-    """The settings of ``cls`` from their keys in ``table``; other keys are ignored."""
+    """Create ``cls`` from its keys in ``table``, and ignore other keys."""
     values, paths = {}, {}
     for key in keys_of(cls):
         paths[key.field] = path = dotted(where, key.name)
@@ -145,7 +145,7 @@ def _create(cls: type[_Settings], table: Mapping[str, Any], where: str) -> _Sett
 
 
 def _value(hint: Any, value: object, where: str, default: Any, name: str | None = None) -> Any:  # noqa: ANN401
-    """The value of a key, by its annotation."""
+    """Convert the value of a key according to the annotation."""
     kind = kind_of(hint)
     if kind is not None:
         table = _table(value, where)
@@ -171,7 +171,7 @@ def item_of(hint: Any) -> Any:  # noqa: ANN401
 
 
 def _choose(kind: Kind, key: str, table: Mapping[str, Any], where: str, default: object) -> type:
-    """The class under ``key`` in the table, or that of the default."""
+    """Return the class that ``key`` names in the table, or the default's class."""
     if key in table:
         return kind.named(table[key], dotted(where, key))
     return kind.unnamed(dotted(where, key)) if default is MISSING or default is None else type(default)
@@ -238,7 +238,7 @@ def table_of(value: object) -> dict[str, Any]:
 
 
 def _file_value(hint: Any, value: Any) -> Any:  # noqa: ANN401
-    """A value as a file has it, by its annotation."""
+    """Convert a value to its form in a file, according to the annotation."""
     if (kind := kind_of(hint)) is not None:
         name = name_of(type(value))
         return ({} if name == kind.default else {"name": name}) | table_of(value)

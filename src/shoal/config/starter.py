@@ -13,8 +13,8 @@ from shoal.engine import Algorithm
 _PARTITION = """clients = 50
 examples_per_client = 20
 test_examples = {test}
-shadow_examples = 400      # the server's own, on which its red team trains shadow models
-# Groups of clients with different images. Algorithms do not see the groups; the results show whether they find them.
+shadow_examples = 400      # the server's examples, for the red team's shadow models
+# Groups of clients with different images. Algorithms do not see the groups.
 # [data.groups.few]
 # share = 0.2
 # rotation = [0, 0]        # degrees, from and to
@@ -33,7 +33,7 @@ SOURCES = {
     "cifar10": (_PARTITION.format(test=2000), "vgg11"),
     "folder": (
         'path = "pictures"          # CLIENT/CLASS/*.png, or a CSV file with the columns client, class and path\n'
-        f"# size = [64, 64]         # height and width, where pictures differ\n{_FRACTION}",
+        f"# size = [64, 64]         # height and width, if the pictures differ in size\n{_FRACTION}",
         "mlp",
     ),
     "table": (
@@ -48,7 +48,7 @@ SOURCES = {
         for name, table in NAMED_TABLES.items()
     },
 }
-"""The keys of [data] below its source, and a network, by source."""
+"""The keys of [data] after ``source``, and a network, for each source."""
 
 
 def write_starter(path: Path, source: str = "digits", algorithm: str = "ifca-mir") -> None:
@@ -78,8 +78,8 @@ def starter(source: str, algorithm: str, name: str = "run.toml") -> str:
     names = [*kind.shipped, *kind.added]
     require(algorithm in names, f"'--algorithm' is unknown (got '{algorithm}'); {suggest(algorithm, names)}")
     return f"""\
-# shoal data {name}      what the data are
-# shoal run {name}       train, attack and measure: a directory under runs/
+# shoal data {name}      check how Shoal reads the data
+# shoal run {name}       train and attack, and write a directory under runs/
 # All keys: docs/configuration.md.
 seed = 0
 
@@ -97,7 +97,7 @@ name = "{algorithm}"
 rounds = 15
 {"".join(_lines(kind.named(algorithm, "--algorithm")))}
 [local]
-epochs = 5                 # passes of a client over its examples in a round
+epochs = 5                 # passes over a client's examples per round
 batch_size = 10
 learning_rate = 0.1
 

@@ -45,7 +45,7 @@ _TOKEN = re.compile(
     rf"({_PART}(?:[ \t]*+\.[ \t]*+{_PART})*+)",
     re.DOTALL,
 )
-"""A comment, a multi-line string, or (the group) dotted names that may be a key."""
+"""Matches a comment, a multi-line string, or (in the group) dotted names that may be a key."""
 
 
 def parse_toml(text: str) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def _require_64_bits(value: object, where: str) -> None:
-    """Raise `InputError` where ``value`` holds a larger integer: TOML only guarantees 64 bits."""
+    """Raise `InputError` if ``value`` contains an integer of more than 64 bits, which TOML does not guarantee."""
     if isinstance(value, dict | list):
         for member in value.values() if isinstance(value, dict) else value:
             _require_64_bits(member, where)

@@ -1,7 +1,6 @@
-"""A coordinator that turns measured risks into directives for the local training of each cluster.
+"""A coordinator, which adjusts each cluster's local training to measured risks.
 
-This package may import `engine` and the layers below it, never `algorithms`, `attacks` or `defenses`. A coordinator
-receives defences as values of its knobs.
+This package may import `engine` and the layers below it, never `algorithms`, `attacks` or `defenses`.
 """
 
 from shoal.control.coordinator import (

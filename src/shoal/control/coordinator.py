@@ -71,7 +71,7 @@ CHANCE = 0.5
 """The chance level of a balanced attack accuracy, and the smallest limit that training can meet."""
 
 MIN_REDUCTION = 0.25
-"""The lower bound on a knob's measured risk reduction, as a fraction of the prior."""
+"""The lower bound on a defence's measured risk reduction, as a fraction of the prior."""
 
 ROUND_FIGURES = ("over_limit", "heldout_accuracy", "limit_unmet")
 """The figures of each cluster that a coordinator adds to rounds.csv."""
@@ -79,11 +79,11 @@ ROUND_FIGURES = ("over_limit", "heldout_accuracy", "limit_unmet")
 
 @settings
 class LimitController:
-    """A coordinator that sets the strength of every knob in every cluster after each estimate of the risks.
+    """A coordinator that sets the strength of each defence in each cluster after every risk estimate.
 
     A knob is a defence, or a mechanism of the algorithm, with a strength in [0, 1]. Each client answers one bit:
     whether the risk of its model is above the client's limit. For each cluster the coordinator computes the fraction s
-    of members over their limit, and updates the risk reduction d to achieve:
+    of members over their limit, and updates the required risk reduction d:
 
     1. If the fraction s of members over their limit is above ``target``, the risk reduction d grows by ``gain * (s -
        target)``.
@@ -92,30 +92,30 @@ class LimitController:
        shrinks.
     3. If the held-out accuracy is below its best value by more than ``max_cost`` plus two standard errors of a
        difference, the risk reduction d is halved, and the first two rules do not apply.
-    4. The knobs' strengths are set to reduce the risk by d at a total cost of at most ``max_cost`` (`allocate`).
+    4. The strengths are set to reduce the risk by d at a total cost of at most ``max_cost`` (`allocate`).
 
-    The risk reduction d is between 0 and the largest reduction that the knobs can achieve. The effect of a knob starts
-    from a prior (`Knob`) and is learned from all clusters (`Sensitivity`). With gain 0, or while no member is over its
-    limit, all directives are 0, and training equals the algorithm's training without a coordinator bit for bit.
+    The risk reduction d is between 0 and the largest reduction that the defences can achieve. The effect of a defence
+    starts from a prior (`Knob`) and is learned from all clusters (`Sensitivity`). With gain 0, or while no member is
+    over its limit, all directives are 0, and the coordinator changes no bit of the trained models.
 
     Args:
-        knobs: the knobs, by the name of their directive.
+        knobs: the steered defences, by the name of their directive.
         target: the allowed fraction of a model's members over their limit.
-        hysteresis: the margin below ``target``. Knobs are reduced only if the fraction of members over their limit is
-            below ``target - hysteresis``.
+        hysteresis: the margin below ``target``. Defences are weakened only if the fraction of members over their limit
+            is below ``target - hysteresis``.
         gain: the factor on ``s - target``, where s is the fraction of members over their limit. At each estimate,
             ``gain * (s - target)`` is added to the required risk reduction (in attack accuracy).
         release: the factor on ``target - s``, where s is the fraction of members over their limit. At each estimate,
             ``release * (target - s)`` is subtracted from the required risk reduction.
-        release_on: the figure that must be within the members' limits before knobs are reduced: the "estimate" of the
-            risk, or the upper end of the risk's 95 % "interval". With "interval", members send two answers.
-        max_cost: the largest total cost of all knobs in held-out accuracy.
+        release_on: the figure that must be within the members' limits before defences are weakened: the "estimate" of
+            the risk, or the upper end of the risk's 95 % "interval". With "interval", members send two answers.
+        max_cost: the largest total cost of all defences in held-out accuracy.
         audit_factor: the slope of the line from the estimated risk to a strong attack's accuracy, measured by audits.
             The risk reported to clients is ``audit_level + audit_factor * (risk - 0.5)``.
         audit_level: the accuracy of a strong attack at an estimated risk of 0.5, measured by audits.
-        vote_epsilon: the epsilon of each answer of a client by randomised response; by default answers are exact. A
-            client answers once per estimate (twice with ``release_on = "interval"``), and once before the first round
-            with ``prediction``.
+        vote_epsilon: the epsilon of randomised response for each answer; by default answers are exact. A client answers
+            once per estimate (twice with ``release_on = "interval"``), and once before the first round with
+            ``prediction``.
         prediction: the prediction of the risk before the first round, which sets the first directives; by default the
             first directives are 0.
         min_clients: the number of members below which a model gets a discount, the directive "price" of `PricedChoice`.
@@ -202,7 +202,7 @@ class LimitController:
         Args:
             shares: the fraction of each model's members over their limit, (K,).
             possible: the fraction of each model's members that could be over their limit, (K,), which must be small
-                before knobs are reduced.
+                before defences are weakened.
             utility: the held-out accuracy of each model, (K,).
             error: the standard error of the held-out accuracy, (K,).
         """
@@ -236,15 +236,15 @@ class LimitController:
             unmet[k] = float(at_most and float(shares[k]) > self.target)
             if unmet[k] and not memory.limit_unmet[k]:
                 LOG.info(
-                    "round %d: cluster %d cannot be brought within its members' limits: %.0f %% of them say that its "
-                    "risk of %.3f is too high, with knobs at the most that %.3f of accuracy allows",
+                    "round %d: cluster %d stays above its members' limits: %.0f %% of the members answer that the "
+                    "risk of %.3f is too high, although the defences are as strong as 'max_cost' = %.3f allows",
                     state.round, k, 100 * float(shares[k]), float(self.reported_risks(state.risks)[k]), self.max_cost,
                 )  # fmt: skip
         memory = replace(memory, demand=demand, strengths=strengths, limit_unmet=unmet)
         return self._directed(state, memory, self._prices(state))
 
     def _demand(self, demand: float, share: float, possible: float, fell: float, error: float) -> float:
-        """The risk reduction that is wanted of a cluster, before it is bounded by what knobs can give."""
+        """Return a cluster's required risk reduction, without an upper bound."""
         if fell > self.max_cost + 2 * math.sqrt(2) * error:
             return demand / 2
         if share > self.target:
@@ -254,22 +254,22 @@ class LimitController:
         return demand
 
     def _effects(self, memory: Memory) -> tuple[Tensor, Tensor]:
-        """Risk reduction and accuracy cost of each knob at full strength, (J,) each.
+        """Return the risk reduction and accuracy cost of each defence at full strength, (J,) each.
 
-        The reduction is at least `MIN_REDUCTION` of its prior: one unlucky estimate would otherwise switch a knob off
-        for good, since nothing is learned of a knob that does not move.
+        The reduction is at least `MIN_REDUCTION` of its prior. Otherwise one unlucky estimate could switch a defence
+        off forever, because only changes of its strength are observed.
         """
         reduction = memory.risk_reduction
         return reduction.effect().maximum(MIN_REDUCTION * reduction.prior), memory.accuracy_cost.effect().clamp(min=0)
 
     def _most(self, reduction: Tensor, cost: Tensor, held: Tensor | None = None) -> float:
-        """The largest risk reduction of all knobs together at the allowed cost, from the strengths that are held."""
+        """Return the largest risk reduction of all defences within the allowed cost."""
         if not self.gain:
             return 0.0
         return float(reduction @ allocate(float(reduction.sum()), reduction, cost, self.max_cost, held))
 
     def _prices(self, state: State) -> Tensor:
-        """(K,) the price of each model, in nats, at most 0."""
+        """Return the price of each model in nats, (K,), at most 0."""
         clusters = len(state.models)
         members = torch.bincount(state.assignment[state.assignment >= 0], minlength=clusters).double()
         before = state.directives.get("price", torch.zeros(0, dtype=torch.float64))
@@ -278,7 +278,7 @@ class LimitController:
         return -(self.price_step * lack - before).clamp(min=0)
 
     def _directed(self, state: State, memory: Memory, prices: Tensor) -> State:
-        """``state`` with the directives and the coordinator's memory."""
+        """Return ``state`` with the directives and the coordinator's memory."""
         directives = {name: memory.strengths[:, j].clone() for j, name in enumerate(self.knobs)}
         if self.min_clients:
             directives["price"] = prices
@@ -331,7 +331,7 @@ def shares_of_answers(answers: Tensor, model: Tensor, clusters: int, epsilon: fl
 
 
 def _flip_probability(epsilon: float | None) -> float:
-    """The probability of an answer that is not true."""
+    """The probability of a false answer."""
     return 0.0 if epsilon is None else 1 / (1 + math.exp(epsilon))
 
 
@@ -339,7 +339,7 @@ def utilities(state: State, federation: Federation, engine: Engine) -> tuple[Ten
     """Return each model's accuracy for its members, and the standard error, (K,) float64 each; NaN without members.
 
     The accuracy is measured on the members' hold-out examples, or on the server's examples if no member has hold-out
-    examples. A regression uses minus the mean loss in place of the accuracy.
+    examples. A regression uses minus the mean loss instead of the accuracy.
     """
     metric = NegativeLoss(engine.model.loss) if federation.classes is None else accuracy
     values, errors = [], []

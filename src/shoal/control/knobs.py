@@ -1,4 +1,4 @@
-"""The knobs of a coordinator, the regression of their effects, and the coordinator's memory."""
+"""Defences that a coordinator steers, the regression of their effects, and the coordinator's memory."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -10,7 +10,7 @@ from shoal.core.settings import PositiveFloat, settings
 from shoal.engine import ScalableDefense, State, Tensors
 
 MEMORY_DECAY = 0.9
-"""The weight of earlier observations at each estimate, because the effect of a knob changes during training."""
+"""The weight of earlier observations at each estimate, because the effect of a defence changes during training."""
 
 
 @settings
@@ -18,11 +18,11 @@ class Knob:
     """A defence or a mechanism of the algorithm whose strength in [0, 1] a coordinator sets for each cluster.
 
     The risk reduction and the accuracy cost are prior means, which measured changes correct (`Sensitivity`). At the
-    start, the knob with the lowest ratio of cost to risk reduction is increased first.
+    start, the defence with the lowest ratio of cost to risk reduction is strengthened first.
 
     Args:
         defense: a defence of local training at full strength. None means a mechanism of the algorithm, such as
-            `Pooling`, that reads the directive with the knob's name.
+            `Pooling`, that reads the directive itself.
         risk_reduction: the prior mean of the risk reduction at full strength, in attack accuracy by the risk estimator.
         accuracy_cost: the prior mean of the decrease in held-out accuracy at full strength.
 
@@ -44,10 +44,10 @@ class Sensitivity:
 
     The trend is common to all clusters of an estimate, because training continues in all clusters. The regression
     removes the trend by subtracting the mean over clusters. A single cluster, or clusters with equal changes of
-    strengths, carry no information about the knobs' effects.
+    strengths, show nothing about the effects.
 
     Args:
-        prior: the prior mean of each knob's effect at full strength, (J,) float64.
+        prior: the prior mean of each defence's effect at full strength, (J,) float64.
         information: the sum of ``x x'`` over observations, in units of the noise's variance, (J, J) float64.
         evidence: the sum of ``x (change - prior . x)`` over observations, (J,) float64.
         ratio: the noise's standard deviation divided by s.
@@ -78,7 +78,7 @@ class Sensitivity:
         )
 
     def effect(self) -> Tensor:
-        """Return the posterior mean (J,) of the knobs' effects b."""
+        """Return the posterior mean (J,) of the effects b."""
         count = len(self.prior)
         if count == 0:
             return self.prior
@@ -91,16 +91,16 @@ def allocate(
 ) -> Tensor:
     """Choose strengths (J,) in [0, 1] whose risk reduction is closest to ``demand`` within the ``budget``.
 
-    The result differs as little as possible from the strengths ``held``. If the risk reduction is too large, the knob
-    with the highest cost per reduction is lowered first. If the risk reduction is too small, the knob with the lowest
-    cost per reduction is raised first. If the current strengths are 0, the result is the cheapest choice (the
-    fractional knapsack).
+    The result differs as little as possible from the strengths ``held``. If the risk reduction is too large, the
+    defence with the highest cost per reduction is weakened first. If the risk reduction is too small, the defence with
+    the lowest cost per reduction is strengthened first. If the current strengths are 0, the result is the cheapest
+    choice (the fractional knapsack).
 
     Args:
         demand: the risk reduction to achieve.
-        risk_reduction: the risk reduction of each knob at full strength, (J,). A knob without a risk reduction is not
-            raised.
-        accuracy_cost: the cost of each knob at full strength, (J,). Negative costs count as 0.
+        risk_reduction: the risk reduction of each defence at full strength, (J,). A defence with no risk reduction is
+            not strengthened.
+        accuracy_cost: the cost of each defence at full strength, (J,). Negative costs count as 0.
         budget: the largest total cost.
         held: the current strengths, (J,); None means 0.
 
@@ -136,7 +136,7 @@ def allocate(
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """The memory of a coordinator for K clusters and J knobs, stored in `State.control`.
+    """The memory of a coordinator for K clusters and J defences, stored in `State.control`.
 
     Figures of clusters have the shape (K,), and strengths have the shape (K, J). Risk, accuracy and the fraction over
     the limit come from the last estimate.
@@ -145,10 +145,10 @@ class Memory:
         demand: the required risk reduction of each cluster.
         over_limit: the fraction of each model's members over their limit.
         best: the highest held-out accuracy of each cluster so far.
-        limit_unmet: whether members were over their limit while knobs were at their allowed maximum.
-        strengths_before: the strengths that were in force until the last estimate.
-        risk_reduction: the regression of the risk on the knobs.
-        accuracy_cost: the regression of the held-out accuracy on the knobs.
+        limit_unmet: whether members were over their limit although the defences were as strong as allowed.
+        strengths_before: the strengths until the last estimate.
+        risk_reduction: the regression of the risk on the strengths.
+        accuracy_cost: the regression of the held-out accuracy on the strengths.
     """
 
     demand: Tensor
@@ -183,8 +183,8 @@ class Memory:
     def from_state(state: State, knobs: Mapping[str, Knob]) -> "Memory":
         """Return the memory in ``state``.
 
-        If the number of clusters changed, the memory keeps the learned effects of the knobs, and takes the strengths
-        that the algorithm assigned to the new clusters.
+        If the number of clusters changed, the memory keeps the learned effects, and takes the strengths that the
+        algorithm assigned to the new clusters.
         """
         control, clusters = state.control, len(state.models)
         if "demand" not in control:
@@ -213,6 +213,6 @@ _EFFECTS, _LEARNED = ("risk_reduction", "accuracy_cost"), ("information", "evide
 
 
 def _prior(knobs: Mapping[str, Knob], effect: str) -> Sensitivity:
-    """The sensitivity to the knobs before anything is learned."""
+    """The regression before the first observation."""
     prior = torch.tensor([getattr(knob, effect) for knob in knobs.values()], dtype=torch.float64)
     return Sensitivity(prior, torch.zeros(len(prior), len(prior), dtype=torch.float64), torch.zeros_like(prior))

@@ -1,4 +1,4 @@
-"""Atomic file writes, which use a temporary file, flush it to disk and move it into place."""
+"""Atomic file writes: fill a temporary file, flush the file to disk, and move the file into place."""
 
 import errno
 import os

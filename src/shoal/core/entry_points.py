@@ -5,7 +5,7 @@ A package declares an added name in its pyproject.toml::
     [project.entry-points."shoal.algorithms"]
     sticky-ifca = "sticky_ifca:StickyIFCA"
 
-`GROUPS` lists the groups. Shoal's own names are in tables such as `shoal.algorithms.ALGORITHMS`.
+`GROUPS` lists the entry-point groups. Shoal's own names are in tables such as `shoal.algorithms.ALGORITHMS`.
 """
 
 import sys
@@ -26,7 +26,7 @@ def installed_names(group: str, shipped: Iterable[str] = ()) -> dict[str, str]:
         shipped: Shoal's own names in the group.
 
     Raises:
-        InputError: two packages, Shoal included, define the same name.
+        InputError: two packages, or Shoal and a package, define the same name.
     """
     owners, names = dict.fromkeys(shipped, "shoal"), {}
     for point in _points(tuple(sys.path)).get(group, ()):
@@ -42,6 +42,6 @@ def installed_names(group: str, shipped: Iterable[str] = ()) -> dict[str, str]:
 
 @cache
 def _points(_path: tuple[str, ...]) -> dict[str, list[EntryPoint]]:
-    """The entry points of each group by name. All groups at once: reading every package's metadata takes 10 ms."""
+    """Return all groups' entry points by name at once, because reading every package's metadata takes 10 ms."""
     everything = entry_points()
     return {group: sorted(everything.select(group=group), key=lambda point: point.name) for group in GROUPS}

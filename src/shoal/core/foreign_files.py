@@ -49,12 +49,12 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> Any:  # noqa: ANN401 - whatever JSON has
-    """Return the value in a JSON file; the exceptions are those of `read_text` and `parse_json`."""
+    """Return the value in a JSON file, with the exceptions of `read_text` and `parse_json`."""
     return parse_json(read_text(path))
 
 
 def parse_json(text: str) -> Any:  # noqa: ANN401 - whatever JSON has
-    """Return the value in a JSON text; the exceptions are those of `parse_shallow`."""
+    """Return the value in a JSON text, with the exceptions of `parse_shallow`."""
     return parse_shallow(json.loads, text)
 
 
@@ -73,7 +73,7 @@ def parse_shallow(parse: Callable[[str], Any], text: str) -> Any:  # noqa: ANN40
 
 
 def _require_shallow(value: object) -> None:
-    """Raise `ValueError` where tables and lists are nested too deeply for readers that call themselves."""
+    """Raise `ValueError` if tables and lists are nested too deeply for recursive readers."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         level = [

@@ -142,7 +142,7 @@ def from_cells(frame: "pd.DataFrame", columns: Iterable[str]) -> "pd.DataFrame":
 
 
 def _texts_changed(frame: "pd.DataFrame", columns: Iterable[str], change: Callable[[str], str]) -> "pd.DataFrame":
-    """The same frame where nothing changes, with the types of its columns."""
+    """Return a frame with changed texts; columns without changes keep their types."""
     changed = {}
     for name in columns:
         texts = [text for text in frame[name].unique() if isinstance(text, str)]
@@ -178,7 +178,7 @@ def one_line(self: Any) -> str:  # noqa: ANN401
 
 
 def shorten(text: str, most: int = LONGEST) -> str:
-    """Return ``text`` on one line, cut before its last character to at most ``most`` characters.
+    """Return ``text`` on one line of at most ``most`` characters, and keep the last character of a longer text.
 
     >>> shorten("Federation(9 clients (few 3, many 6))", 24)
     'Federation(9 clients (…)'

@@ -1,4 +1,4 @@
-"""Parallel work in this process, in several processes of this machine, or on a Ray cluster, through joblib."""
+"""Work by joblib in this process, in several processes of this machine, or on a Ray cluster."""
 
 import gc
 import importlib.util
@@ -143,11 +143,11 @@ class Workplace(Generic[_Watch]):
 
 
 _begun: tuple[Callable[[Any, Any], Any], Any]
-"""The work and its shared argument, in a worker process."""
+"""The function and its shared argument in a worker process."""
 
 
 def _begin(parent: int, work: Callable[[Any, Any], Any], shared: object) -> None:
-    """Begin a worker process, which ends when its ``parent``, a process id, has ended."""
+    """Prepare a worker process, which ends after the process ``parent``."""
     global _begun  # noqa: PLW0603 (a process does one kind of work)
     # Searches for reference cycles take 0.9 s while a process loads PyTorch (measured).
     gc.set_threshold(10_000, 10, 10)
@@ -156,7 +156,7 @@ def _begin(parent: int, work: Callable[[Any, Any], Any], shared: object) -> None
 
 
 def _end_with(parent: int) -> None:
-    """End this process once ``parent`` has: joblib would begin the next item although nobody waits for it."""
+    """End this process after ``parent``, because joblib would otherwise begin the next item."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
@@ -187,7 +187,7 @@ def cores() -> int:
 
 
 def _quota(groups: Path = _CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
-    """Cores for which the control groups (version 2) of this process have time; those above it count too."""
+    """The number of cores that this process's control groups (version 2) and their parents allow."""
     try:
         name = next(line for line in own.read_text().splitlines() if line.startswith("0::"))[3:]
     except (OSError, StopIteration):
@@ -199,7 +199,7 @@ def _quota(groups: Path = _CGROUPS, own: Path = Path("/proc/self/cgroup")) -> in
 
 
 def _cores_of(file: Path) -> int | None:
-    """The cores of a cpu.max, which has microseconds and a period, rounded up; None: it names no limit."""
+    """The number of cores that a cpu.max file allows (quota / period, rounded up); None without a limit."""
     try:
         quota, period = file.read_text().split()
         return None if quota == "max" else max(1, math.ceil(int(quota) / int(period)))

@@ -18,10 +18,10 @@ from shoal.core.errors import integer
 _GLOBAL_GENERATOR = threading.Lock()
 
 _FIRST_STATE = torch.Generator().manual_seed(0).get_state().numpy()
-"""The initial state of PyTorch's Mersenne Twister, which has a head (seed, counters), words and a tail."""
+"""The initial state of PyTorch's Mersenne Twister: a head (seed, counters), words and a tail."""
 
 _HEAD, _WORDS = 24, 624
-"""Bytes of the head; words of the Mersenne Twister, 32 bits each in 64."""
+"""The numbers of bytes in the head, and of words; each 32-bit word takes 64 bits."""
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ Range = tuple[Number, Number]
 
 @dataclass(frozen=True)
 class Inline:
-    """A mark of a field whose keys are in its parent's table, as in ``ifca: Annotated[IFCA, Inline()] = IFCA()``.
+    """Marks a field whose keys are in the parent's table, as in ``ifca: Annotated[IFCA, Inline()] = IFCA()``.
 
     Args:
         key: the key whose value selects the field's class; ``None`` uses the field's name.
@@ -62,12 +62,12 @@ class Inline:
 
 @dataclass(frozen=True)
 class Internal:
-    """A mark of a field that only Python code sets, without a key in files."""
+    """Marks a field that only Python code sets."""
 
 
 @dataclass(frozen=True)
 class Explicit:
-    """A mark of a field that a file must set, although Python has a default for it."""
+    """Marks a field that files must set, although Python has a default."""
 
 
 _Settings = TypeVar("_Settings")
@@ -117,7 +117,7 @@ def settings(cls: type[_Settings]) -> type[_Settings]:
 
 @cache
 def _validator(cls: type) -> TypeAdapter[Any]:
-    """The check of all fields, made when the first value is: pydantic's own dataclasses take 7 ms a class at import."""
+    """The validator, created with the first value, because pydantic's dataclasses take 7 ms per class at import."""
     hints = get_type_hints(cls, include_extras=True)
     table = TypedDict(cls.__name__, {declared.name: hints[declared.name] for declared in fields(cls)})  # pyright: ignore
     config = ConfigDict(arbitrary_types_allowed=True, validate_by_name=True, validate_by_alias=False)
@@ -172,7 +172,7 @@ def one_of(words: Sequence[str]) -> str:
 
 
 def _allowed(errors: Sequence[ErrorDetails]) -> str:
-    """The expectation of one value, as the rest of a sentence after "must be"."""
+    """Describe the allowed values, to follow "must be" in an error message."""
     # Where an element of a list does not fit, pydantic also misses it in the list's length.
     of_elements = [error for error in errors if error["type"] not in ("too_short", "too_long")]
     return " or ".join(dict.fromkeys(map(_expected, of_elements or errors)))

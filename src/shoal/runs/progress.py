@@ -108,7 +108,7 @@ class Display(LiveBar):
             texts.append(f"then {simulation.reference_federations} reference federations")
         self.show(done, simulation.last_round, ", ".join(texts))
         for k in became_unmet(progress.rows):
-            self.say(f"round {done}: cluster {k} cannot be brought within its members' limits")
+            self.say(f"round {done}: cluster {k} stays above its members' limits")
 
 
 def _mean_accuracy(rows: tuple[RoundRow, ...]) -> str:
