@@ -104,7 +104,7 @@ def test_clusters_that_vmap_cannot_train_are_looped_bit_for_bit(mlp, build):
     [
         (DPSGD(0.5, 0.3), "backend 'vmap' cannot clip this network's per-example gradients for DP-SGD; use 'loop'"),
         *[
-            (each, "backend 'vmap' cannot minimise another objective than the mean loss; use 'loop'")
+            (each, "backend 'vmap' cannot minimise an objective other than the mean loss; use 'loop'")
             for each in (Mixup(0.4), Flooding(0.5), RelaxLoss(0.5), CCL())
         ],
     ],

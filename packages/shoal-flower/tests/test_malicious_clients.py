@@ -59,9 +59,9 @@ def alone(tmp_path_factory) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (without_json, "a reply that cannot be read: JSONDecodeError"),
-        (lambda _: repeated_chunk(1 << 20, 500), "a reply whose arrays have more than"),
-        (lambda _: RecordDict({"refusal": ConfigRecord({"reason": "x" * (1 << 21)})}), "bytes beside its arrays"),
+        (without_json, "the reply cannot be read: JSONDecodeError"),
+        (lambda _: repeated_chunk(1 << 20, 500), "the reply's arrays have more than"),
+        (lambda _: RecordDict({"refusal": ConfigRecord({"reason": "x" * (1 << 21)})}), "bytes besides its arrays"),
     ],
     ids=["no JSON", "one chunk 500 times", "a reason of 2 MB"],
 )
@@ -115,7 +115,7 @@ def test_garbage_anywhere_in_a_reply_is_a_reply_that_is_rejected():
 def test_a_reply_nested_without_end_is_rejected():
     objects: Objects = {}
     made(objects, "Message", b"", (made(objects, "RecordDict", b"[" * 500_000),))
-    with pytest.raises(RejectedReplyError, match="a reply that cannot be read"):
+    with pytest.raises(RejectedReplyError, match="the reply cannot be read"):
         content_of(InProcessSuperLink({}, objects=objects).grid(), Reply([*objects][-1], ""), 70_000)
 
 
@@ -217,9 +217,9 @@ def claimed(examples: int) -> Callable[[RecordDict], RecordDict]:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (scaled(100.0), "10 times the median of the round"),
-        (scaled(1e4), "above 254.951"),
-        (claimed(10_000_001), "10000001 examples, which must be in [1, 10000000]"),
+        (scaled(100.0), "10 times the round's median"),
+        (scaled(1e4), "the update's norm must be at most 254.951"),
+        (claimed(10_000_001), "the number of examples must be in [1, 10000000] (got 10000001)"),
     ],
     ids=["a boosted update", "a huge update", "too many examples"],
 )
@@ -278,10 +278,10 @@ HISTOGRAMS[0, 3], HISTOGRAMS[1, 5] = 20, 10
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({(0, 3): 40, (0, 4): -20}, "the count -20"),
-        ({(0, 3): 20_000_000}, "a histogram of 2e+07 for 20 training examples"),
-        ({(1, 5): 20_000_000}, "a histogram of 2e+07 hold-out examples"),
-        ({(0, 3): 19.5, (0, 4): 0.5}, "no integers"),
+        ({(0, 3): 40, (0, 4): -20}, "histogram counts must not be negative, except for noise (got -20)"),
+        ({(0, 3): 20_000_000}, "the histogram must have 20 training examples (got 2e+07)"),
+        ({(1, 5): 20_000_000}, "the histogram has too many hold-out examples (got 2e+07)"),
+        ({(0, 3): 19.5, (0, 4): 0.5}, "histogram counts must be integers"),
     ],
     ids=["a count below 0", "more members than examples", "more hold-outs than are believed", "fractions"],
 )
@@ -320,9 +320,8 @@ def test_a_histogram_that_lies_about_its_examples_costs_its_sender_its_say(tmp_p
     estimator = {"every": 1, "estimator": "histogram", "attack": "loss-threshold", "histogram_epsilon": 1.0}
     federation = Federation(tmp_path / "run", spoil, "histograms", {"red_team": estimator})
     federation.serve()
-    assert ["histograms: a histogram of 1e+07 for 20" in row["reason"] for row in federation.events("rejected")] == [
-        True, True
-    ]  # fmt: skip
+    words = "histograms: the histogram must have 20 training examples (got 1e+07)"
+    assert [words in row["reason"] for row in federation.events("rejected")] == [True, True]
 
 
 def test_a_reply_whose_upload_takes_a_while_is_merged_when_it_is_there(tmp_path):

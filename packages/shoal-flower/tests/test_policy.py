@@ -52,7 +52,7 @@ def ledger_of(settings: NodeSettings) -> Ledger:
     [
         ("questions = ['histogram']", 1, {}, "'questions' are 'histogram'; the server asks to train"),
         ("questions = ['train']", 2, CLUSTERS, "'questions' are 'train'; the server asks for a choice among 2 models"),
-        ("rounds = 0", 1, {}, "'rounds' is 0, which the ledger has"),
+        ("rounds = 0", 1, {}, "'rounds' is 0; the ledger already has 0"),
         ("min_examples = 21", 1, {}, "'min_examples' is 21; this run leaves 20 to train on"),
         ("min_noise_multiplier = 1.1", 1, PRIVATE, "'min_noise_multiplier' is 1.1; the server asks for 1"),
         ("min_noise_multiplier = 1.0", 1, {}, "'min_noise_multiplier' is 1; the server asks for 0"),
@@ -319,7 +319,7 @@ def test_a_ledger_whose_numbers_were_changed_stops_the_client(tmp_path):
     training_reply(offer, settings)
     path = settings.folder / "ledger.json"
     path.write_text(path.read_text().replace('"rounds": 1', '"rounds": 0'))
-    with pytest.raises(InputError, match="its last hash is not that of its numbers; restore"):
+    with pytest.raises(InputError, match="its last hash does not match its charges; restore"):
         training_reply(replace(offer, round=2), settings)
 
 
@@ -350,7 +350,7 @@ def test_the_log_says_what_was_refused_and_the_server_only_that_it_was(tmp_path,
     assert refusal is not None
     assert refusal.reason == REFUSED
     assert "refused: the policy's 'min_noise_multiplier' is 2.5; the server asks for 0" in caplog.text
-    assert "the server asks to keep a map of features" in caplog.text
+    assert "the server asks to store a feature map" in caplog.text
     histograms = answer("query.histograms", client_app.count)
     assert unpack_stamp(histograms) == Ledger.load(tmp_path / "ledger.json").stamp
 

@@ -215,7 +215,7 @@ def test_a_run_names_what_the_policy_names(tmp_path):
     training_reply(an_offer(("dose",), columns={"group": "ward"}), node)
     for changes, words in (
         ({"inputs": ("age", "dose", "ward")}, "the server also names 'ward'"),
-        ({"inputs": None}, "names no inputs, which is all"),
+        ({"inputs": None}, "the server must name a table's inputs"),
         ({"columns": {"client": "ward"}}, "'columns.client' is 'clinic'; the server names 'ward'"),
         ({"columns": {"label": "dose"}}, "'columns.label' is 'ill'; the server names 'dose'"),
         ({"columns": {"group": "dose"}}, "'columns.group' is 'ward'; the server names 'dose'"),

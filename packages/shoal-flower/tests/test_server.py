@@ -538,7 +538,7 @@ def test_a_node_whose_replies_come_a_message_late_is_named_with_what_to_do(tmp_p
 
     serve(Behind(tmp_path), settings(tmp_path))
     reasons = [row["reason"] for row in events_of(tmp_path) if row["client"] == "partition-2" and row["reason"]]
-    assert reasons.count("each of its replies comes a message late, as after an outage: restart its SuperNode") == 1
+    assert reasons.count("each of its replies is one message late, as after an outage; restart its SuperNode") == 1
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device", "/runs/first/rounds.csv"), InputError("no")])

@@ -40,7 +40,7 @@ Threads = Annotated[int, Field(ge=1, le=MAX_THREADS, strict=True)]
 
 def _device(name: str) -> str:
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
-        raise ValueError("'cpu' or 'cuda', or one of several such as 'cuda:1'")
+        raise ValueError("'cpu', 'cuda' or a numbered GPU such as 'cuda:1'")
     return name
 
 
@@ -50,7 +50,7 @@ Device = Annotated[str, AfterValidator(_device)]
 
 @settings
 class _Options:
-    """The options of an engine, checked."""
+    """The validated options of an engine."""
 
     device: Device
     threads: Threads | None
@@ -58,24 +58,23 @@ class _Options:
 
 
 _EVALUATED = {"loop": 256, "vmap": 2048}
-"""Examples per batch of evaluation, by backend. They are fixed because they may change results' last bits."""
+"""The number of examples per evaluation batch, by backend. It is fixed because it may change results' last bits."""
 
 _LARGE = 3_072
-"""Elements per example above which the loop backend uses a quarter (320 faces of 62x47: 87 ms instead of 135)."""
+"""The number of elements per example above which evaluation batches of the loop are a quarter as large."""
 
 _MANY = 10_000_000
-"""Parameters, frozen ones included, above which the loop backend evaluates 8 examples at once: 160 texts of 32 words
-in a transformer of 30 million take 350 MiB, and 16 of them 40; a step of training on 4 takes 67."""
+"""The number of parameters, including frozen ones, above which the loop evaluates 8 examples at once to save memory."""
 
 _TOGETHER = 64
-"""Batches whose outputs are handed out together where not all of them should be in memory."""
+"""The number of batches per part of `Engine.outputs_in_parts`."""
 
 _Result = TypeVar("_Result")
 _Examples = TypeVar("_Examples", Shards, GroupedExamples)
 
 
 class DivergenceError(InputError):
-    """The error of a training whose parameters are no longer finite.
+    """The error of local training whose parameters are no longer finite.
 
     Attributes:
         owner: the position of the owner whose training diverged.
@@ -89,16 +88,16 @@ class DivergenceError(InputError):
 def gather_params(params: Tensor, index: Tensor) -> Tensor:
     """Return a new tensor (u, P) of rows of ``params`` (S, P).
 
-    A 1-d ``index`` (u,) selects rows. A 2-d ``index`` (u, S) has the weights of u mixtures of rows.
+    A 1-d ``index`` (u,) selects rows. A 2-d ``index`` (u, S) contains the weights of u mixtures of rows.
     """
     return params[index] if index.dim() == 1 else index.to(params) @ params
 
 
 def _rows_of_four(params: Tensor, index: Tensor) -> Tensor:
-    """The rows of `gather_params`, each from a multiple of four numbers on, see `dense_network.begin_at_fours`."""
+    """Return the rows of `gather_params`, each aligned to 16 bytes (see `dense_network.begin_at_fours`)."""
     rows = params.new_empty(len(index), -(-params.shape[1] // 4) * 4)[:, : params.shape[1]]
     if index.dim() == 1:
-        # In a third of the time of indexing.
+        # Three times as fast as indexing.
         return torch.index_select(params, 0, index, out=rows)
     return rows.copy_(gather_params(params, index))
 
@@ -181,7 +180,7 @@ class Engine:
         return Engine(self.model, **settings)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Another process has threads of its own.
+        # Another process needs its own threads.
         return partial(Engine, device=self.device, **self._settings), (self.model,)
 
     def close(self) -> None:
@@ -269,7 +268,7 @@ class Engine:
                 for drawn, phase in ((randomness, local), *then):
                     trainer.train(self._bound(), ends, shards, owners, drawn, phase, term, rule=rule)
                 self.model.require_frozen()
-                # A sum is finite exactly when all its parts are, but for numbers near the end of float32.
+                # The sum is finite if all its terms are, except for numbers near the limits of float32.
                 broken = ~torch.isfinite(ends.sum(dim=1)).cpu()
             if bool(broken.any()):
                 owner = int(owners[broken][0])
@@ -281,13 +280,10 @@ class Engine:
         yield from self._pool.in_order(work, trainer.units(shards, local))
 
     def _trainer_for(self, local: LocalSGD) -> LoopBackend | VmapBackend:
-        """The backend for ``local``, which is the loop if vmap cannot train by ``local``.
-
-        Directives may need the loop in one cluster and round; all other training runs stay the same, bit for bit.
-        """
+        """Return the backend for ``local``, which is the loop if vmap cannot train with these settings."""
         if isinstance(self._trainer, LoopBackend) or loop_reason(local, dense=self._trainer.dense is not None) is None:
             return self._trainer
-        if local.optimizer is not None:  # No directive asks for one.
+        if local.optimizer is not None:  # Directives never set an optimizer.
             check_backend(self._settings["backend"], self.model, local)
         return LoopBackend()
 
@@ -314,12 +310,12 @@ class Engine:
         """
         if self._batches(x, indices):
             return torch.cat(list(self._evaluate_batches(row[None], x, indices, lambda outputs, _: outputs)))
-        # Without examples the shape alone is asked for, by an existing example or else by zeros.
+        # Without examples, one example or zeros give the shape.
         example = x[:1] if len(x) else x.new_zeros(1, *x.shape[1:])
         return self.outputs(row, example)[:0]
 
     def outputs_in_parts(self, row: Tensor, x: Tensor, indices: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Yield consecutive parts of ``indices`` with their rows of `outputs`, which saves memory."""
+        """Yield consecutive slices of ``indices`` with their outputs, which saves memory."""
         done, batches = 0, self._evaluate_batches(row[None], x, indices, lambda outputs, _: outputs)
         while part := list(islice(batches, _TOGETHER)):
             outputs = torch.cat(part)
@@ -333,7 +329,7 @@ class Engine:
         """
         total, owners = torch.zeros(len(rows), len(shards), dtype=torch.float64), shards.owners()
         for k, entries, losses in self._loss_batches(rows, shards):
-            # Added up as they come: not all losses of all examples are in memory.
+            # Adding losses batch by batch saves memory.
             total[k].index_add_(0, owners[entries], losses)
         return (total / shards.sizes).T.contiguous()
 
@@ -348,7 +344,7 @@ class Engine:
         """Yield the losses batch by batch: the model's index, the entries, and their losses (B,) float64."""
         indices: Tensor | None = shards.indices.to(shards.y.device)
         if torch.equal(indices, torch.arange(len(shards.x), device=indices.device)):
-            indices = None  # Read in place, instead of gathered batch by batch.
+            indices = None  # Slices need no copies.
         y = shards.y if indices is None else shards.y[indices]
 
         def loss(outputs: Tensor, entries: slice) -> Tensor:
@@ -361,7 +357,7 @@ class Engine:
     def example_gradients_into(
         self, finish: Callable[[Tensor], _Result], row: Tensor, x: Tensor, y: Tensor
     ) -> Iterator[_Result]:
-        """Yield results of ``finish`` on the gradients of each example's loss, batch by batch, in the examples' order.
+        """Yield ``finish(gradients)`` for each batch of per-example gradients, in the examples' order.
 
         Args:
             finish: a function of a batch's gradients (B, p) float32 with respect to p trainable parameters, called on
@@ -382,7 +378,7 @@ class Engine:
         yield from self._pool.in_order(work, range(0, len(y), size))
 
     def _batches(self, x: Tensor, indices: Tensor | None) -> list[slice]:
-        """The batches of x, or of its ``indices``. None is empty: many networks fail without examples."""
+        """Return the non-empty batches of x, or of its ``indices``; many networks fail without examples."""
         count = len(x) if indices is None else len(indices)
         large = self.backend == "loop" and x[:1].numel() > _LARGE
         size = _EVALUATED[self.backend] // (4 if large else 1)
@@ -393,7 +389,7 @@ class Engine:
     def _evaluate_batches(
         self, models: Tensor, x: Tensor, indices: Tensor | None, finish: Callable[[Tensor, slice], Tensor]
     ) -> Iterator[Tensor]:
-        """``finish(outputs, batch)`` of every batch, model by model."""
+        """Yield ``finish(outputs, batch)`` for every batch, model by model."""
         stored, batches = to_channels_last(x), self._batches(x, indices)
 
         def work(task: tuple[Tensor, slice]) -> Tensor:

@@ -20,12 +20,12 @@ Forward = Callable[[Tensor], Tensor]
 """The network in training mode, a function from inputs (B, ...) to float32 outputs (B, C)."""
 
 Gradient = Callable[[Tensor, int], Tensor]
-"""A function from the parameters (u, P) of u clients and a batch's index in the step to loss gradients (u, P).
+"""A function that returns loss gradients (u, P), given parameters (u, P) of u clients and a batch's index in the step.
 
 The gradients include weight decay. A client that has finished its steps has gradient 0."""
 
 _UNSUPPORTED = ("Optimizer", "LBFGS", "SparseAdam")
-"""LBFGS evaluates the loss several times per step; SparseAdam needs sparse gradients."""
+"""LBFGS evaluates the loss several times per step, and SparseAdam needs sparse gradients."""
 
 _OPTIMIZERS = sorted(
     name
@@ -38,7 +38,7 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True, eq=False)
 class LinearTerm:
-    """Addition of ``strength_i * (theta - anchor_i) + offset_i`` to every gradient of client i.
+    """The term ``strength_i * (theta - anchor_i) + offset_i``, added to every gradient of client i.
 
     A zero ``offset`` gives the gradient of the proximal term ``strength_i / 2 * |theta - anchor_i|^2`` (FedProx,
     Ditto). A zero ``strength`` gives a control variate (SCAFFOLD). The term does not change buffers, such as the
@@ -191,7 +191,7 @@ class TorchOptimizer:
         )
         for taken in ("lr", "weight_decay", "params"):
             require(taken not in self.options, f"'options' must not contain '{taken}'; local training sets this option")
-        # TOML has lists where PyTorch has tuples.
+        # TOML has lists, but PyTorch expects tuples.
         options = {key: tuple(value) if isinstance(value, list) else value for key, value in self.options.items()}
         object.__setattr__(self, "options", options)
         self.made([torch.zeros(1)], 0.1, 0.0)
@@ -199,7 +199,7 @@ class TorchOptimizer:
     def made(self, parameters: list[Tensor], learning_rate: float, weight_decay: float) -> torch.optim.Optimizer:
         """Create the optimizer for ``parameters``."""
         optimizer, options = getattr(torch.optim, self.name), self.options
-        # Also 0, which is not every optimizer's default, such as AdamW's.
+        # Pass 0 too, because the default of some optimizers, such as AdamW, is not 0.
         if weight_decay or "weight_decay" in inspect.signature(optimizer).parameters:
             options = options | {"weight_decay": weight_decay}
         try:
@@ -224,7 +224,7 @@ def in_groups(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
         yield group
 
 
-PRIVATE_OBJECTIVE = "DP-SGD cannot minimise another objective than the mean loss; remove DP-SGD or the objective"
+PRIVATE_OBJECTIVE = "DP-SGD cannot minimise an objective other than the mean loss; remove DP-SGD or the objective"
 _PRIVATE_WEIGHTS = (
     "DP-SGD cannot train with example weights; remove DP-SGD or choose an algorithm without example weights"
 )
@@ -330,7 +330,7 @@ class LocalSGD:
     objective: Annotated[Objective | None, Internal()] = field(default=None, kw_only=True)
     share: Annotated[float, Internal(), Field(gt=0, le=1)] = field(default=1.0, kw_only=True)
     tensors: Annotated[frozenset[str] | None, Internal()] = field(default=None, kw_only=True)
-    # The round alone: settings that differ in it are equal.
+    # Settings that differ only in the round are equal.
     round_decay: Annotated[float, Internal(), Field(gt=0, le=1)] = field(
         default=1.0, kw_only=True, compare=False, repr=False
     )

@@ -1,6 +1,4 @@
-"""Protocols of algorithms, defences, coordinators and malicious clients, and the training runs that a privacy account
-covers.
-"""
+"""Protocols of algorithms, defences, coordinators and malicious clients."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,22 +20,22 @@ from shoal.engine.state import UNKNOWN_RISK, RiskEstimate, State, Tensors
 
 @runtime_checkable
 class Algorithm(Protocol):
-    """A federated algorithm, whose pure methods keep everything that changes in `State`.
+    """A federated algorithm, whose methods are pure and keep all changing values in `State`.
 
     A frozen dataclass of hyper-parameters implements this protocol; `shoal.algorithms.FedAvg` is the shortest example.
     A wrapper calls its base's methods and adds its own tensors to the state. Three optional attributes describe an
     algorithm:
 
-    - ``moves_by_average = False`` declares that models do not change by the weighted mean of updates, which excludes
-      property attacks.
-    - ``membership_barrier`` is a clause on why clients cannot leave or join, such as "decides clusters in its first
-      round"; if empty, clients may leave and join.
+    - ``moves_by_average = False`` declares that models do not change by the weighted mean of updates, so property
+      attacks do not apply.
+    - ``membership_barrier`` states why clients cannot leave or join, such as "decides clusters in its first round"; it
+      is empty if they can.
     - ``trains_clusters_alone = True`` declares that, given the clients' choices, each model depends only on its
-      cluster's clients, and that training changes only models. Exact forgetting retrains only the leavers' clusters.
+      cluster's clients, and that training changes only models. `shoal.Exact` then retrains only the leavers' clusters.
     """
 
     def check(self, local: LocalSGD, risk_period: int) -> None:
-        """Raise `InputError` if ``local`` or risk estimates every ``risk_period`` rounds (0: never) are unsuitable."""
+        """Raise `InputError` if the algorithm does not support ``local`` or ``risk_period`` (0: no risk estimates)."""
         ...
 
     def init(self, engine: Engine, federation: Federation, local: LocalSGD, stream: Stream) -> State:
@@ -113,7 +111,7 @@ class RiskEstimator(Protocol):
     ) -> RiskEstimate:
         """Estimate the accuracy of membership inference on each of the K models of ``state``.
 
-        ``local`` is the local training of each cluster, which shadow models use too.
+        ``local`` contains the local training of each cluster, which shadow models use too.
         """
         ...
 
@@ -276,7 +274,7 @@ class ClientTrainings:
 
     Args:
         rounds: the training runs in each round of participation, in order.
-        first: the training runs of the run's first round with clients; ``None`` means the same as ``rounds``.
+        first: the training runs of the first round with clients; ``None`` means the same as ``rounds``.
         final: every client's training runs after the last round (`DeployedModels.fine_tuning`).
 
     Example:
@@ -295,7 +293,7 @@ class ClientTrainings:
     final: tuple[LocalSGD, ...] = ()
 
     def changed(self, change: Callable[[LocalSGD], LocalSGD]) -> "ClientTrainings":
-        """Return these training runs with ``change``, for example a defence, applied to each training."""
+        """Return a copy with ``change``, for example a defence, applied to each training run."""
         first = None if self.first is None else tuple(map(change, self.first))
         return ClientTrainings(tuple(map(change, self.rounds)), first, tuple(map(change, self.final)))
 
@@ -308,12 +306,12 @@ class HasClientTrainings(Protocol):
     """
 
     def client_trainings(self, local: LocalSGD) -> ClientTrainings:
-        """Declare a client's training runs, given the run's local training ``local``."""
+        """Declare a client's training runs; ``local`` is the experiment's local training."""
         ...
 
 
 def client_trainings(algorithm: object, local: LocalSGD) -> ClientTrainings:
-    """Return the training runs of a client, given the run's local training ``local``.
+    """Return the training runs of a client; ``local`` is the experiment's local training.
 
     A wrapper that does not declare training runs (`HasClientTrainings`) has the training runs of the wrapped algorithm.
     """
@@ -349,5 +347,5 @@ def require_counted_trainings(
 
 
 def _spending(local: LocalSGD) -> tuple[object, ...]:
-    """The settings that decide, with defences and a client's examples, the privacy that a training spends."""
+    """Return the settings that affect the privacy cost of a training run."""
     return local.batch_size, local.epochs, local.steps

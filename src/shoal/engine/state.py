@@ -144,7 +144,7 @@ class State:
     __repr__ = one_line
 
     def __post_init__(self) -> None:
-        if len(self.risk_intervals) != len(self.risks):  # none given, or those of another number of models
+        if len(self.risk_intervals) != len(self.risks):  # missing, or for another number of models
             object.__setattr__(self, "risk_intervals", unknown_intervals(len(self.risks)))
 
     def trainers(self, within: int) -> Tensor:
@@ -154,7 +154,7 @@ class State:
         """
         if not self.trained.numel():
             return self.assignment[:, None] == torch.arange(len(self.models))
-        # No more rounds than there were: the difference must be a number of 64 bits.
+        # The difference must fit into 64 bits.
         return (self.trained > 0) & (self.trained > self.trained.amax(dim=0) - min(within, int(self.trained.max())))
 
     def strength(self, name: str) -> Tensor:
@@ -185,7 +185,7 @@ class State:
         )
 
     def put(self, clients: Tensor, part: "State") -> "State":
-        """Return ``part``, a later state of ``clients`` (n,), with all clients outside ``part`` from this state.
+        """Return ``part``, a later state of ``clients`` (n,), completed by all other clients of this state.
 
         If the number of models changed, clients outside ``part`` count as never having trained.
         """
@@ -229,7 +229,7 @@ class State:
             directives=_of_same_shape(self.directives, start.directives),
             adversary=_of_same_shape(self.adversary, start.adversary),
             control=_of_same_shape(self.control, start.control),
-            # Who trained a model before, and not since, still is its member.
+            # Clients that trained a model earlier are still its members.
             trained=start.trained if start.trained.shape == self.trained.shape else self.trained,
         )
 
@@ -243,7 +243,7 @@ class State:
 
 @dataclass(frozen=True, eq=False)
 class RiskEstimate:
-    """The risk estimates of K models, each a model's exposure of its members.
+    """The risk estimates of K models.
 
     Args:
         risks: the balanced accuracy of membership inference on each model, (K,) float64 in [0, 1].
@@ -255,7 +255,7 @@ class RiskEstimate:
 
 
 def unknown_intervals(models: int) -> Tensor:
-    """Return the intervals of ``models`` estimates whose intervals are unknown, (K, 2) float64, all NaN."""
+    """Return unknown intervals for ``models`` estimates, (models, 2) float64, all NaN."""
     return torch.full((models, 2), torch.nan, dtype=torch.float64)
 
 

@@ -33,8 +33,8 @@ class WorkerPool:
     def __init__(self, threads: int) -> None:
         self._threads = threads
         keep_freed_memory()
-        # PyTorch sets a thread's number of kernel threads anew from this global in every backward pass, so it must
-        # stay 1 while the workers live, or each of them would compute on all cores.
+        # Every backward pass reads this global number of kernel threads. It must stay 1 while the workers live, or
+        # each worker would compute on all cores.
         self._kernel_threads = torch.get_num_threads()
         torch.set_num_threads(1)
         # Convolutions on recent GPUs would otherwise round float32 to 10 bits of mantissa.
@@ -51,7 +51,7 @@ class WorkerPool:
     def in_order(self, work: Callable[[_Item], _Result], items: Sequence[_Item]) -> Iterator[_Result]:
         """Yield ``work(item)`` for every item, in the items' order, with few finished results in memory."""
         if len(items) == 1 or self._threads == 1:
-            # To wake another thread for small work can take as long, and two threads keep freed memory each.
+            # Waking another thread can cost as much as a small task, and two threads keep more freed memory.
             yield from map(work, items)
             return
         pending: deque[Future[_Result]] = deque()

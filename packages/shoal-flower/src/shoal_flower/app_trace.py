@@ -1,6 +1,6 @@
-"""The trace of an existing Flower app, recorded by a mod that stores the models which clients receive and send.
+"""The trace of an existing Flower app, recorded by a mod that stores received and sent models.
 
-The file FOLDER/round-0001/client-3.npz has the model that client 3 received in round 1 and the model that it sent.
+The file FOLDER/round-0001/client-3.npz contains the models that client 3 received and sent in round 1.
 """
 
 import copy
@@ -31,7 +31,7 @@ from shoal.runs.updates import round_files, round_of
 
 @dataclass(frozen=True)
 class AppRecorder:
-    """A mod of Flower's `ClientApp` that records the models which a client receives and sends.
+    """A mod of Flower's `ClientApp` that records a client's received and sent models.
 
     The recorder works in simulations, where all clients write into one folder, and with messages that have one model:
     ``app = ClientApp(mods=[AppRecorder("/tmp/trace")])``. Clients are numbered by Flower's ``partition-id``, or by
@@ -52,10 +52,10 @@ class AppRecorder:
         object.__setattr__(self, "folder", path_of("folder", self.folder).absolute())
 
     def __call__(self, message: Any, context: Any, call_next: Callable[[Any, Any], Any]) -> Any:  # noqa: ANN401
-        """Answer as the app does, by the signature of Flower's ``Mod``."""
+        """Record the models and return the app's reply, as a Flower ``Mod``."""
         if message.metadata.message_type.partition(".")[0] != "train":
             return call_next(message, context)
-        # Before the app, which may train in place.
+        # Copy the model first, because the app may train in place.
         received, number = _flat(message.content), _round(message)
         reply = call_next(message, context)
         if reply.has_content():
@@ -69,14 +69,13 @@ class AppRecorder:
 
 
 def _flat(content: Any) -> NDArray[np.float32]:  # noqa: ANN401
-    """The numbers of a message's model in the order of its tensors."""
     records = [*content.array_records.values()]
     require(len(records) == 1, f"AppRecorder needs messages with one model (got {len(records)})")
     return np.concatenate([array.numpy().ravel() for array in records[0].values()]).astype(np.float32)
 
 
 def _round(message: Any) -> int:  # noqa: ANN401
-    """The round, from Flower's configuration or, in the older interface, from the group of messages."""
+    """Return the round from the message's configuration or, in the older interface, from the message's group."""
     stated = [record["server-round"] for record in message.content.config_records.values() if "server-round" in record]
     number = stated[0] if stated else message.metadata.group_id
     require(bool(re.fullmatch(r"\d+", str(number))), "AppRecorder needs the round's number in the message's config")
@@ -130,7 +129,7 @@ def _records(examples: Mapping[int, object], model: Model) -> OwnedRecords:
 
 
 def _read_round(path: Path, *, model: Model, network: nn.Module) -> RoundUpdates:
-    """What all clients received and sent in a round; models are the different ones that they received."""
+    """Return all clients' updates in a round; ``models`` are the distinct received models."""
     files = {int(file.stem.removeprefix("client-")): file for file in path.glob("client-*.npz")}
     require(bool(files), f"{path}: has no client; add files such as client-0.npz")
     arrays = {

@@ -19,7 +19,7 @@ from shoal.engine.engine import Threads
 from shoal_flower.messages import Limits
 
 CLIENT_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
-"""The form of a client's name, also the name of its folder."""
+"""The form of a client's name, which also names the client's folder."""
 
 _Settings = TypeVar("_Settings")
 
@@ -31,7 +31,7 @@ def _path(value: object) -> Path:
 
 
 def _toml_file(value: object) -> Path:
-    """The file ``value`` at the server; a relative path starts at the SuperLink's folder."""
+    """Return the file ``value`` at the server; a relative path starts at the SuperLink's folder."""
     if isinstance(value, str | Path) and str(value) and (path := _path(value).absolute()).is_file():
         return path
     raise ValueError("a TOML file at the server")
@@ -209,7 +209,7 @@ class RunSettings:
 
 
 def _read(kind: type[_Settings], config: Mapping[str, object], where: str) -> _Settings:
-    """The settings of this ``kind``; ``where`` begins each sentence of an `InputError`."""
+    """Return the settings of this ``kind``; an `InputError` begins with ``where``."""
     keys = {name: name.replace("_", "-") for name in kind.__dataclass_fields__}  # pyright: ignore[reportAttributeAccessIssue]
     try:
         return kind(**{name: config[key] for name, key in keys.items() if key in config})

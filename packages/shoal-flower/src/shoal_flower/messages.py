@@ -20,30 +20,30 @@ from shoal.engine import Algorithm, ClientUpdate, RemoteRounds, RunsRemotely, re
 from shoal.metrics.intervals import Floats, Ints
 
 LARGEST_MOVE = 10.0
-"""The default limit of the root mean square of an update, far above any training."""
+"""The default limit of an update's root mean square, far above the updates of any training."""
 
 _MAX_EXAMPLES = 100_000
-"""Largest number of examples of a client that sends counts by model; the server's memory grows with their sum."""
+"""The largest number of examples of a client that sends counts by model; the server's memory grows with the sum."""
 
 LARGEST_TOTAL = 4.0
-"""Largest weight of a client's examples in a risk, in multiples of the median of its cluster."""
+"""The largest weight of a client's examples in a risk estimate, as a multiple of the cluster's median."""
 
 _TAIL = 30.0
-"""Multiple of its scale that noise exceeds once in 10^13 bins."""
+"""Noise exceeds this multiple of its scale in one of 10^13 bins."""
 
 _LONGEST = 200
 
 Stamp = tuple[int, str]
-"""The number of a ledger's charges and the hash of the last one; ``(0, "")``: none yet."""
+"""The number of a ledger's charges and the hash of the last charge; ``(0, "")`` without charges."""
 
 REFUSED = "the client refuses; its own log says why"
-"""The reason of every other refusal: a second text would be an answer without a charge."""
+"""The reason of all other refusals; a second text would be an answer without a charge."""
 
 NO_FEATURES = "the client does not have the run's map of features"
-"""The reason of a refusal after which the server sends the map again."""
+"""The reason of a refusal after which the server sends the feature map again."""
 
 NO_FROZEN = "the client's network has other frozen tensors"
-"""The reason of a refusal after which the server sends its own."""
+"""The reason of a refusal after which the server sends its frozen tensors."""
 
 LEAVES = "the client leaves for good"
 """The reason of every refusal of a client whose ledger is closed."""
@@ -65,7 +65,7 @@ def plain(text: object) -> str:
 
 
 class RejectedReplyError(ShoalError):
-    """The rejection of a client's reply; the text is made `plain`, because the text may quote the reply."""
+    """The rejection of a client's reply; the text is made `plain`, because it may quote the reply."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(plain(reason))
@@ -168,18 +168,18 @@ def check_update(update: ClientUpdate, models: Tensor, limits: Limits, *, counts
     clusters, examples = len(models), update.examples
     most = min(limits.max_examples, _MAX_EXAMPLES) if counts_best else limits.max_examples
     reject_unless(0 <= update.cluster < clusters, f"cluster {update.cluster} is none of the {clusters} offered models")
-    reject_unless(1 <= examples <= most, f"{examples} examples, which must be in [1, {most}]")
+    reject_unless(1 <= examples <= most, f"the number of examples must be in [1, {most}] (got {examples})")
     shape, required = tuple(update.end.shape), tuple(models.shape[1:])
-    reject_unless(shape == required, f"a model of shape {shape}, not {required}")
+    reject_unless(shape == required, f"the model must have the shape {required} (got {shape})")
     reject_unless(bool(torch.isfinite(update.end).all()), "the model has numbers that are NaN or infinite")
     norm, largest = float((update.end - models[update.cluster]).double().norm()), limits.norm(models.shape[1])
-    reject_unless(norm <= largest, f"an update of norm {norm:.4g}, above {largest:g}")
+    reject_unless(norm <= largest, f"the update's norm must be at most {largest:g} (got {norm:.4g})")
     if counts_best:
         best = [] if update.best is None else update.best.tolist()
-        reject_unless(len(best) == clusters, f"{len(best)} counts of examples for {clusters} models")
+        reject_unless(len(best) == clusters, f"there must be {clusters} counts by model (got {len(best)})")
         reject_unless(
             min(best) >= 0 and sum(best) == examples,
-            f"counts by model {best}, which must be at least 0 and sum to {examples} examples",
+            f"counts by model must be at least 0 and sum to {examples} examples (got {best})",
         )
     return norm
 
@@ -198,12 +198,12 @@ def long_updates(norms: Sequence[float], clusters: Sequence[int], ratio: float) 
     inside = {k: [norm for norm, cluster in zip(norms, clusters, strict=True) if cluster == k] for k in set(clusters)}
     limits = {k: ratio * max(of_all, median_low(some) if len(some) > 2 else 0.0) for k, some in inside.items()}
     limited = [(i, limits[k]) for i, k in enumerate(clusters)]
-    # A median of 0 gives no scale: nobody has moved.
+    # A median of 0 gives no limit.
     return [(i, limit) for i, limit in limited if of_all > 0 and norms[i] > limit]
 
 
 def check_histograms(counts: Floats, examples: int, limits: Limits, epsilon: float | None) -> None:
-    """Check histograms (2, B) of a client with this many training ``examples``.
+    """Check the histograms (2, B) of a client with ``examples`` training examples.
 
     With noise of ``epsilon``, counts may be negative and totals may differ from ``examples``, up to a Chernoff bound on
     the noise.
@@ -214,11 +214,15 @@ def check_histograms(counts: Floats, examples: int, limits: Limits, epsilon: flo
     bins, scale = counts.shape[1], 0.0 if epsilon is None else 1 / epsilon
     slack = scale * (math.sqrt(8 * bins * _TAIL) + 2 * _TAIL)
     members, holdouts = counts.sum(axis=1).tolist()
-    reject_unless(bool((counts == counts.round()).all()), "histograms whose counts are no integers")
+    reject_unless(bool((counts == counts.round()).all()), "histogram counts must be integers")
     least = float(counts.min())
-    reject_unless(least >= -_TAIL * scale, f"histograms with the count {least:g}")
-    reject_unless(abs(members - examples) <= slack, f"a histogram of {members:g} for {examples} training examples")
-    reject_unless(holdouts <= limits.max_examples + slack, f"a histogram of {holdouts:g} hold-out examples")
+    reject_unless(least >= -_TAIL * scale, f"histogram counts must not be negative, except for noise (got {least:g})")
+    reject_unless(
+        abs(members - examples) <= slack, f"the histogram must have {examples} training examples (got {members:g})"
+    )
+    reject_unless(
+        holdouts <= limits.max_examples + slack, f"the histogram has too many hold-out examples (got {holdouts:g})"
+    )
 
 
 def with_bounded_shares(counts: Floats, clusters: Ints) -> Floats:

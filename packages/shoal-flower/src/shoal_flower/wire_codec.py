@@ -28,14 +28,14 @@ from shoal_flower.messages import (
 )
 
 _ARRAY_HEADER = 4096
-"""Bytes that an array in NumPy's format may have beside its numbers."""
+"""The largest number of bytes of an array in NumPy's format besides its numbers."""
 
 _Record = TypeVar("_Record", ArrayRecord, ConfigRecord, MetricRecord)
 
 
 @dataclass(frozen=True)
 class _Header:
-    """The fields of an offer, except its models, as JSON has them."""
+    """The fields of an offer, except its models, in JSON's types."""
 
     round: int
     client: int
@@ -75,7 +75,7 @@ def unpack_offer(records: RecordDict) -> Offer:
             lengths = {name: len(values) for name, values in vars(header.scale).items()}
             columns, optional = lengths["inputs"], {lengths["words"], lengths["fill"]}
             if not lengths["mean"] == lengths["std"] == columns or not optional <= {0, columns}:
-                raise ValueError(f"the lists of 'scale' have several lengths: {lengths}")
+                raise ValueError(f"the lists of 'scale' have different lengths: {lengths}")
     except (KeyError, TypeError, ValueError, RejectedReplyError) as error:
         reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
         raise InputError(f"the server's message is not an offer of this version of Shoal: {reason}") from error
@@ -132,9 +132,9 @@ def unpack_histograms(records: RecordDict, bins: int) -> np.ndarray:
     _require_names("records", records, {"histograms"})
     values = _record(records, "histograms", MetricRecord, "numbers", {"counts"})["counts"]
     fits = isinstance(values, list) and len(values) == 2 * bins
-    reject_unless(fits, f"histograms that have not 2 x {bins} counts")
+    reject_unless(fits, f"histograms must have 2 x {bins} counts")
     counts = np.asarray(values, dtype=np.float64).reshape(2, bins)
-    reject_unless(bool(np.isfinite(counts).all()), "histograms with NaN")
+    reject_unless(bool(np.isfinite(counts).all()), "histogram counts must not be NaN or infinite")
     return counts
 
 
@@ -147,7 +147,7 @@ def unpack_vote(records: RecordDict) -> bool:
     """Unpack a client's vote, or raise `RejectedReplyError`."""
     _require_names("records", records, {"vote"})
     over = _integer(_record(records, "vote", MetricRecord, "numbers", {"over"})["over"])
-    reject_unless(over in (0, 1), f"a vote of {over}, not 0 or 1")
+    reject_unless(over in (0, 1), f"the vote must be 0 or 1 (got {over})")
     return over == 1
 
 
@@ -186,7 +186,7 @@ def unpack_features(records: RecordDict) -> tuple[str, bytes]:
         if values.dtype != np.uint8:
             raise ValueError("it does not consist of bytes")
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"the server's message is not a map of features of this version of Shoal: {error}") from error
+        raise InputError(f"the server's message is not a feature map of this version of Shoal: {error}") from error
     return digest, values.tobytes()
 
 
@@ -201,7 +201,7 @@ def unpack_kept_features(records: RecordDict, digest: str) -> None:
         raise RejectedReplyError(refusal.reason)
     _require_names("records", records, {"features"})
     found = _record(records, "features", ConfigRecord, "keys", {"hash"})["hash"]
-    reject_unless(found == digest, f"the map of features {found!r:.80}, not the run's")
+    reject_unless(found == digest, f"the client stored another feature map than the run's (got {found!r:.80})")
 
 
 def pack_stamp(records: RecordDict, stamp: Stamp) -> None:
@@ -219,7 +219,10 @@ def unpack_stamp(records: RecordDict) -> Stamp:
         return 0, ""
     record = _record(records, "ledger", ConfigRecord, "keys", {"count", "hash"})
     count, link = _integer(record["count"]), str(record["hash"])
-    reject_unless(0 <= count < 2**53 and re.fullmatch("[0-9a-f]{32}" if count else "", link) is not None, "not a stamp")
+    reject_unless(
+        0 <= count < 2**53 and re.fullmatch("[0-9a-f]{32}" if count else "", link) is not None,
+        "the record 'ledger' is malformed",
+    )
     del records["ledger"]
     return count, link
 
@@ -229,22 +232,24 @@ def _pack_tensor(tensor: Tensor) -> Array:
 
 
 def _unpack_tensor(array: Array, shape: tuple[int, ...]) -> Tensor:
-    """A float32 array of this shape; its bytes are checked too, since they may differ from its header."""
+    """Return a float32 array of this shape; the bytes are checked too, because they may contradict the header."""
     announced = (array.stype, array.dtype, tuple(array.shape))
-    reject_unless(announced == ("numpy.ndarray", "float32", shape), f"an array {announced}, not float32 {shape}")
+    reject_unless(
+        announced == ("numpy.ndarray", "float32", shape), f"the announced array {announced} must be float32 {shape}"
+    )
     largest = 4 * int(np.prod(shape, dtype=np.int64)) + _ARRAY_HEADER
-    reject_unless(len(array.data) <= largest, f"an array of {len(array.data)} bytes, above {largest}")
+    reject_unless(len(array.data) <= largest, f"the array has {len(array.data)} bytes (at most {largest})")
     try:
         numbers = array.numpy()
     except Exception as error:  # NumPy raises anything on a stranger's bytes.
-        raise RejectedReplyError(f"an array that cannot be read: {error}") from error
+        raise RejectedReplyError(f"the array cannot be read: {error}") from error
     form = (str(numbers.dtype), numbers.shape)
-    reject_unless(form == ("float32", shape), f"an array that is {form}, not float32 {shape}")
+    reject_unless(form == ("float32", shape), f"the array must be float32 {shape} (got {form})")
     return torch.from_numpy(np.array(numbers))
 
 
 def _record(records: RecordDict, name: str, kind: type[_Record], entries: str, keys: set[str]) -> _Record:
-    """The record ``name``; raises `RejectedReplyError` unless it is of this ``kind`` with exactly these ``keys``."""
+    """Return the record ``name``, or raise `RejectedReplyError` if it has another ``kind`` or other ``keys``."""
     record = records[name]
     if not isinstance(record, kind):
         raise RejectedReplyError(f"the record '{name}' is of another kind")
@@ -261,7 +266,7 @@ def _require_names(entries: str, mapping: Mapping[str, object], names: set[str])
 
 def _counts(value: object) -> Tensor:
     integers = isinstance(value, list) and all(type(count) is int and abs(count) < 2**62 for count in value)
-    reject_unless(integers, "counts by model that are not integers")
+    reject_unless(integers, "counts by model must be integers")
     return torch.tensor(value, dtype=torch.int64)
 
 

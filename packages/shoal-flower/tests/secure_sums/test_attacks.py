@@ -170,7 +170,7 @@ def test_a_server_that_is_not_trusted_gets_sums_with_noise_alone(tmp_path):
     server = Server(tmp_path, policy="trusts_server = false\n")
     with pytest.raises(RefusedError, match="0 clients sent their numbers"):
         server.sums(SIX, models_of(1))
-    assert "'trusts_server' is false; the server asks for training without noise" in server.refused[0]
+    assert "'trusts_server' is false; the server asks for training without DP-SGD noise" in server.refused[0]
     rule = {"dp_sgd": {"noise_multiplier": 1.0, "noise": "sum", "min_clients": 3}}
     server.config = parse_config({**ONE, "defenses": rule, "local": {"batch_size": "all", "steps": 1}}, "test")
     assert server.sums(SIX, models_of(1)).counts.tolist() == [6]

@@ -146,15 +146,15 @@ def changed(people: People, stage: type, change):
             "not signed by",
         ),
         (SumMembers, lambda q: replace(q, cards=q.cards[1:]), "own card is missing"),
-        (SumMembers, lambda q: replace(q, cards=(*q.cards, q.cards[-1])), "there twice"),
-        (SumMembers, lambda q: replace(q, cards=q.cards[:2]), "a sum that 2 clients can open, and at least 3"),
-        (Delivery, lambda q: replace(q, letters=dict(list(q.letters.items())[:2])), "letters of 3 clients; 6"),
-        (Members, lambda q: replace(q, names=q.names[1:]), "not in, although it sent"),
-        (Members, lambda q: replace(q, names=q.names[:4]), "4 members, not 6"),
+        (SumMembers, lambda q: replace(q, cards=(*q.cards, q.cards[-1])), "or its key is repeated"),
+        (SumMembers, lambda q: replace(q, cards=q.cards[:2]), "2 clients can open the sum; at least 3"),
+        (Delivery, lambda q: replace(q, letters=dict([*q.letters.items()][:2])), "3 clients sent letters; 6 are"),
+        (Members, lambda q: replace(q, names=q.names[1:]), "excludes this client, although it sent"),
+        (Members, lambda q: replace(q, names=q.names[:4]), "the sum has 4 members; 6 are needed"),
         (Members, lambda q: replace(q, names=(*q.names, q.names[0])), "a member twice"),
         (Members, lambda q: replace(q, session=a_session(1)), "another sum"),
-        (Transcript, lambda q: replace(q, counts=dict(list(q.counts.items())[:-1])), "other members than before"),
-        (Transcript, lambda q: replace(q, secrets=q.secrets | {"client-03": bytes(32)}), "another seed"),
+        (Transcript, lambda q: replace(q, counts=dict(list(q.counts.items())[:-1])), "the members have changed"),
+        (Transcript, lambda q: replace(q, secrets=q.secrets | {"client-03": bytes(32)}), "the seed does not belong"),
         (Transcript, lambda q: replace(q, counts=q.counts | {"client-03": Masked(bytes(8), b"")}), "has not signed"),
     ],
 )  # fmt: skip
@@ -182,7 +182,7 @@ def test_masks_of_clients_that_were_offered_different_models_do_not_cancel(tmp_p
     with pytest.raises(RefusedError, match="0 clients gave their shares"):
         people.summed(tmp_path / "again")
     assert len(people.errors) == 8
-    assert people.errors["client-01"] == "counts that 'client-00' has not signed"
+    assert people.errors["client-01"] == "'client-00' has not signed the counts"
 
 
 def test_an_answer_is_given_once(tmp_path):

@@ -63,8 +63,7 @@ class LocalStep:
     def step(self, gradients: Sequence[Tensor], batch: int = 1, active: Tensor | None = None) -> None:
         """Take one step by ``gradients / batch``, with one gradient per trained tensor.
 
-        ``active`` (n, 1) is 1 for clients that still train and 0 for clients whose gradients are 0; ``None`` means 1
-        for all clients.
+        ``active`` (n, 1) is 1 for clients that still train and 0 for clients that have finished; ``None`` means all 1.
         """
         local, rate = self._local, self._local.learning_rate
         scale = 1 / batch
@@ -79,7 +78,7 @@ class LocalStep:
                 trained.mul_(shrink)
         for trained, constant in zip(self._trained, self._constants, strict=False):
             trained.add_(constant if active is None else constant * active, alpha=rate)
-        # Divided once, so that without clipping nothing is rounded twice.
+        # A single division rounds only once.
         alpha = rate / batch if local.clip_norm is None else rate * scale
         for weights, gradient in zip(self._weights, gradients, strict=True):
             weights.sub_(gradient, alpha=alpha)
@@ -100,7 +99,7 @@ class LocalStep:
             trained.sub_(velocity if active is None else velocity * active, alpha=self._local.learning_rate)
 
     def _clipped(self, gradients: Sequence[Tensor], bound: float, batch: int) -> tuple[Sequence[Tensor], float]:
-        """Gradients and the factor that brings ``gradients / batch`` of each client to a norm of at most ``bound``."""
+        """Return gradients and a factor; their product is ``gradients / batch``, clipped to ``bound`` per client."""
         if self._trained[0].dim() == 1:
             norm = float(torch.stack([gradient.float().norm() for gradient in gradients]).norm()) / batch
             return gradients, min(1.0, bound / (norm + _CLIP_EPSILON)) / batch
@@ -124,7 +123,7 @@ class TorchStep(LocalStep):
         assert local.optimizer is not None
         self._optimizer = local.optimizer.made(weights, local.learning_rate, local.weight_decay)
         self._strength = 0.0 if term is None else float(term[0])
-        # One for each tensor, as the optimizer has them.
+        # One constant per tensor of the optimizer.
         views = {} if term is None else layout.views(term[1])
         self._constants = [views[name] for name in trained_names(local, layout) if name in views]
 
@@ -238,14 +237,14 @@ class BoundNetwork:
     def _gradients(
         self, x: Tensor, y: Tensor, weights: Tensor | None, batch_loss: _BatchLoss | None
     ) -> Sequence[Tensor]:
-        """By trained tensor."""
+        """Return one gradient per trained tensor."""
         try:
             value = self._mean_loss(x, y, weights) if batch_loss is None else batch_loss(self._forward, x, y)
         except ValueError as error:
             # Batch norm has no variance to divide by.
             require("more than 1 value per channel" not in str(error), LONE_EXAMPLE)
             raise
-        # Without an optimizer or `.grad`: gradients are used once and need no place of their own.
+        # Gradients are used once, so they are not stored in `.grad`.
         return torch.autograd.grad(value, self._trained, materialize_grads=True)
 
     def private_step(
@@ -263,7 +262,7 @@ class BoundNetwork:
             x: inputs (B * M, ...), with the M copies of an example in consecutive rows; with B = 0 the step adds only
                 noise.
             y: labels (B * M,).
-            expected: the number of examples that divides the sum of gradients and noise.
+            expected: the nominal batch size, which divides the sum of gradients and noise.
             rule: the clipping bound and the noise multiplier.
             multiplicity: the number of copies M per example.
 
@@ -271,7 +270,7 @@ class BoundNetwork:
             InputError: the network has batch norm or changes other buffers in training.
         """
         layout, before = self.model.layout, [buffer.clone() for buffer in self._buffers]
-        # One per set of trained tensors: a clipper knows the layers that are trained.
+        # Each set of trained tensors needs its own clipper.
         clipper = self._clippers.get(self._tensors)
         if clipper is None:
             clipper = self._clippers[self._tensors] = PerExampleClipper(self.network, self.model.loss, self.dtype)
@@ -291,7 +290,7 @@ class BoundNetwork:
         self._synchronise()
 
     def _synchronise(self) -> None:
-        """Copy the parameters to those that the network computes with, and the network's buffers back."""
+        """Copy parameters from the row to the copy in ``dtype``, and buffers from the copy to the row."""
         if self._computed is not self.row:
             trainable, buffers = slice(self.model.layout.trainable), slice(self.model.layout.trainable, None)
             self.row[buffers] = self._computed[buffers].float()

@@ -25,14 +25,13 @@ from shoal.models.networks import MLP, Logistic
 _Tensors = dict[str, Tensor]
 
 _LARGE = 2**14
-"""Elements of a weight to which products are added in place, one owner after another; smaller ones take less time by
-two batched operations."""
+"""The number of elements from which ``baddbmm_`` updates a weight faster than two batched operations."""
 
 _PASS = 6
-"""Multiplications in the time in which an element of a weight is read or written."""
+"""The time to read or write one element of a weight, in multiplications."""
 
 _Products = list[tuple[Tensor, Tensor]]
-"""A layer's inputs a (n, B, I) and the gradients g (n, B, O) of its outputs, for each layer; its gradient is g'a."""
+"""The inputs a (n, B, I) and output gradients g (n, B, O) of each layer; the weight's gradient is g'a."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,10 +100,10 @@ class DenseNetwork:
             squares += _squares(a, g, copies, weight=weight in weights, bias=bias in weights)
         finite = squares.isfinite()
         if not bool(finite.all()):
-            # Such an example counts as zero: not by a factor of 0, which times infinity is NaN.
+            # A factor of 0 would not remove these examples, because 0 times infinity is NaN.
             kept = finite.repeat_interleave(copies, dim=1)[..., None]
             products, squares = [(a.where(kept, 0), g.where(kept, 0)) for a, g in products], squares.where(finite, 0)
-        # Each gradient is divided as it is clipped, which takes no pass over the sums.
+        # One factor clips and divides each gradient, which saves a pass over the sums.
         factors = clip_factors(squares, rule.max_grad_norm).repeat_interleave(copies, dim=1)
         factors = torch.where(used, factors / expected.clamp(min=1), 0)
         total = x.new_zeros(len(x), -(-self.layout.size // 4) * 4)[:, : self.layout.size]
@@ -219,10 +218,10 @@ def dense_network(model: Model) -> DenseNetwork | None:
 
 
 def row_class(examples: Tensor) -> Tensor:
-    """Round numbers of ``examples`` (n,) up to the number of rows of a batched product.
+    """Return padded batch sizes (n,) for batches with ``examples`` (n,) examples.
 
-    Owners share a batched product only if their rounded numbers are equal, because a product's last bits may depend on
-    its shape. Numbers up to 32 stay unchanged, and larger numbers grow by at most a sixteenth.
+    Owners share a batched product only if their padded sizes are equal, because a product's last bits may depend on
+    its shape. Sizes up to 32 stay unchanged, and larger sizes grow by at most a sixteenth.
 
     >>> row_class(torch.tensor([1, 25, 33, 100, 129])).tolist()
     [1, 25, 34, 100, 136]
@@ -252,7 +251,7 @@ def begin_at_fours(matrices: Tensor) -> Tensor:
 
 
 def _begins_at_fours(matrices: Tensor) -> bool:
-    """Whether all matrices, of sides that are multiples of four, begin at multiples of four numbers."""
+    """Return whether the sides, strides and offset of the matrices are multiples of four numbers."""
     numbers = *matrices.shape[1:], *matrices.stride()[:2], matrices.storage_offset()
     return all(number % 4 == 0 for number in numbers)
 
@@ -269,7 +268,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _with_bias(z: Tensor, bias: Tensor | None) -> Tensor:
-    """``z`` (n, B, O), to which ``bias`` (n, at most O) is added in place."""
+    """Add ``bias`` (n, at most O) to ``z`` (n, B, O) in place, and return ``z``."""
     if bias is not None:
         z.narrow(2, 0, bias.shape[1]).add_(bias[:, None])
     return z
@@ -284,7 +283,7 @@ def add_product(weight: Tensor, g: Tensor, a: Tensor, factor: float) -> None:
 
 
 def _squares(a: Tensor, g: Tensor, copies: int, *, weight: bool, bias: bool) -> Tensor:
-    """The squared norms (n, B) of each example's gradient by a layer's parameters, the sum over its ``copies``."""
+    """Return squared norms (n, B) of each example's gradient in a layer, summed over the example's ``copies``."""
     if copies == 1:
         of_weight, of_bias = product_of_squares(a, g), g.square().sum(dim=2)
     else:

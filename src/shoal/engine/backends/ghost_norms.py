@@ -30,7 +30,7 @@ class ParameterGradients:
 
 
 UNDERFLOW = 1e-30
-"""An upper bound on the sum of squares of 10^8 numbers whose squares underflow to 0 in float32."""
+"""An upper bound on the sum of 10^8 squares that underflow to 0 in float32."""
 
 Formula = Callable[[nn.Module, Tensor, Tensor], list[ParameterGradients]]
 """A function from a layer, its inputs (B, ...) and its output gradients (B, ...) to its parameters' gradients."""
@@ -94,7 +94,7 @@ def _convolution(layer: nn.Module, a: Tensor, g: Tensor) -> list[ParameterGradie
         return _if_trained(weight, lambda: ParameterGradients(weight, squares, weighted)) + parts
 
     def materialised() -> ParameterGradients:
-        # One convolution of B groups of channels: three times as fast as unfolding (measured).
+        # One convolution of B groups of channels is three times as fast as unfolding.
         gradients = gradient(a.flatten(0, 1)[None], g.flatten(0, 1)[None], len(a))
         return _materialised(weight, gradients.view(len(a), *weight.shape))
 
@@ -134,19 +134,19 @@ def _embedding(layer: nn.Module, a: Tensor, g: Tensor) -> list[ParameterGradient
 
 
 def _if_trained(parameter: Tensor | None, part: Callable[[], ParameterGradients]) -> list[ParameterGradients]:
-    """Empty unless the parameter exists and is trainable."""
+    """Return a list with ``part()`` if the parameter exists and is trainable, otherwise an empty list."""
     return [part()] if parameter is not None and parameter.requires_grad else []
 
 
 def _materialised(parameter: Tensor | None, gradients: Tensor) -> ParameterGradients:
-    """The gradients of ``parameter`` from a tensor of them (B, ...)."""
+    """Wrap the per-example gradients (B, ...) of ``parameter``."""
     assert parameter is not None
     flat = gradients.flatten(1)
     return ParameterGradients(parameter, flat.square().sum(dim=1), lambda c: (c @ flat).view(parameter.shape))
 
 
 def _gram(a: Tensor, g: Tensor) -> Tensor:
-    """The squared norm (B,) of ``sum_t g[:, t] a[:, t]^T``, from the Gram matrices of a (B, T, D) and g (B, T, O)."""
+    """Return squared norms (B,) of ``sum_t g[:, t] a[:, t]^T`` by Gram matrices, for a (B, T, D) and g (B, T, O)."""
     return sum_of_products(torch.bmm(a, a.transpose(1, 2)), torch.bmm(g, g.transpose(1, 2)))
 
 
@@ -159,7 +159,7 @@ def product_of_squares(a: Tensor, g: Tensor) -> Tensor:
 
 
 def sum_of_products(a: Tensor, g: Tensor) -> Tensor:
-    """Return squared norms (...) of gradients, the sums of products of Gram matrices a and g (..., T, T).
+    """Return squared gradient norms (...), the sums of ``a * g`` for Gram matrices a and g (..., T, T).
 
     If the products nearly cancel, return the sum of absolute products, an upper bound. Rounding could otherwise hide a
     large gradient from clipping.

@@ -83,7 +83,7 @@ class PerExampleClipper:
             rewind = self._rewind()
             found = self._parts(self._layers, forward, x, y)
             if found is None:
-                # Masks must not depend on which thread finds out first.
+                # Masks must not depend on the thread that fails first.
                 rewind()
         if found is None:
             self._layers = None
@@ -93,7 +93,7 @@ class PerExampleClipper:
         return {name: part.weighted(factors) for name, part in zip(self._named, parts, strict=True)}
 
     def _rewind(self) -> Callable[[], None]:
-        """A function that sets the generator of masks, which all layers share, back to where it is now."""
+        """Return a function that restores the present state of the generator of dropout masks."""
         generators = [layer.generator for layer in self._dropouts[:1] if layer.generator is not None]
         states = [generator.get_state() for generator in generators]
 
@@ -106,9 +106,7 @@ class PerExampleClipper:
     def _parts(
         self, layers: Sequence[nn.Module], forward: Forward, x: Tensor, y: Tensor
     ) -> tuple[list[ParameterGradients], Tensor] | None:
-        """The gradients of all parameters, in order, and the squared norm (B,) of each example's; None where the
-        network turns out to be of a different kind.
-        """
+        """Return gradients by parameter and squared norms (B,) per example; ``None`` if the formulas do not apply."""
         seen: list[tuple[nn.Module, Tensor, Tensor]] = []
 
         def keep(layer: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
@@ -135,7 +133,7 @@ class PerExampleClipper:
                 if self._parts(layers, forward, x[finite], y[finite]) is None:
                     return None
                 rewind()
-            # Not by a factor of 0, which times infinity is NaN.
+            # A factor of 0 would not remove these examples, because 0 times infinity is NaN.
             return self._by_formulas([(layer, _masked(a, finite), _masked(g, finite)) for layer, a, g in known])
         if not self._checked:
             error, size = self._error(parts, losses)
@@ -147,7 +145,7 @@ class PerExampleClipper:
     def _by_formulas(
         self, known: Sequence[tuple[nn.Module, Tensor, Tensor]]
     ) -> tuple[list[ParameterGradients], Tensor]:
-        """The result of `_parts` from layers, their inputs (B, ...) and their outputs' gradients (B, ...)."""
+        """Return the result of `_parts` for layers with inputs (B, ...) and output gradients (B, ...)."""
         by_parameter: dict[int, ParameterGradients] = {}
         with torch.no_grad():
             for layer, a, g in known:
@@ -158,9 +156,9 @@ class PerExampleClipper:
         return parts, torch.stack([part.squares for part in parts]).sum(dim=0)
 
     def _error(self, parts: list[ParameterGradients], losses: Tensor) -> tuple[float, float]:
-        """The error of a weighted sum of these parts against autograd, and the norm of the true gradient.
+        """Return the error of a weighted sum of ``parts`` against autograd, and the norm of the true gradient.
 
-        A ``forward`` may use a layer's parameters without calling it, or mix examples, which no hook sees.
+        Hooks cannot detect a ``forward`` that mixes examples, or that uses parameters outside their layer.
         """
         weights = torch.linspace(0.5, 1.5, len(losses), device=losses.device)
         true = torch.autograd.grad((losses * weights).sum(), list(self._named.values()), materialize_grads=True)
@@ -187,7 +185,7 @@ class PerExampleClipper:
         return {name: (factors @ rows).view(self._named[name].shape) for name, rows in flat.items()}
 
     def _by_vmap(self, x: Tensor, y: Tensor) -> dict[str, Tensor] | None:
-        """Each example's mean gradient over its copies, (B, ...), by parameter; None: vmap cannot batch the network.
+        """Return each example's mean gradient over its copies, (B, ...), by parameter; ``None`` if vmap fails.
 
         Args:
             x: inputs (B, M, ...).
@@ -199,7 +197,7 @@ class PerExampleClipper:
         def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
             return self._loss(functional_call(self._network, weights, (x,)).float(), y).mean()
 
-        # Weights per example, without which recurrent layers fail.
+        # Recurrent layers need weights per example.
         weights = {name: tensor.detach().expand(len(x), *tensor.shape) for name, tensor in self._named.items()}
         try:
             return vmap(grad(loss))(weights, x, y)
@@ -209,7 +207,7 @@ class PerExampleClipper:
 
 
 def _known(network: nn.Module, trained: Collection[nn.Parameter]) -> list[nn.Module] | None:
-    """The layers with trained parameters, if each has a formula and no two share a parameter."""
+    """Return the layers with trained parameters; ``None`` if a layer has no formula or shares a parameter."""
     layers = [
         module
         for module in network.modules()
@@ -226,18 +224,18 @@ def clip_factors(squares: Tensor, bound: float) -> Tensor:
 
 
 def _masked(rows: Tensor, kept: Tensor) -> Tensor:
-    """Rows (B, ...) with zeros in place of those that are not ``kept`` (B,)."""
+    """Return ``rows`` (B, ...) with zeros where ``kept`` (B,) is false."""
     return rows.where(kept.view(-1, *[1] * (rows.dim() - 1)), 0)
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """A layer's tensor in PyTorch's own layout, numbers in float32."""
+    """Return ``tensor`` in PyTorch's dense layout, with floats in float32."""
     dense = tensor.detach().to_dense() if tensor.is_mkldnn else tensor.detach()
     return dense.float() if dense.is_floating_point() else dense
 
 
 _ELEMENTS = 2**24
-"""Elements in the gradients of one batch (64 MB)."""
+"""The number of gradient elements per batch (64 MB)."""
 
 
 def batch_of_gradients(model: Model) -> int:
@@ -265,7 +263,7 @@ def example_gradients(model: Model, network: nn.Module, row: Tensor, x: Tensor, 
     try:
         gradients = vmap(grad(loss), in_dims=(None, 0, 0))(weights, x, y)
     except RuntimeError:
-        # Layers with a backward pass of their own, such as recurrent ones, do not support torch.func.
+        # Layers with their own backward pass, such as recurrent layers, do not support torch.func.
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in weights.items()}
         gradients = gradients_one_by_one((loss(leaves, *one) for one in zip(x, y, strict=True)), leaves)
     flat = row.new_empty(len(x), layout.size)

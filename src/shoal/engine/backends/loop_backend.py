@@ -26,10 +26,10 @@ AUGMENTED = 1024
 """The number of images that are augmented at once, which bounds the memory to tens of megabytes."""
 
 _Batch = tuple[Tensor, Tensor, Tensor | None, int]
-"""Inputs, labels, weights of the examples (None: all 1) and the number of the pass."""
+"""Inputs, labels, example weights (``None``: all 1) and the index of the pass."""
 
 _Step = tuple[Tensor, Tensor, Tensor | None, Callable[[Forward, Tensor, Tensor], Tensor] | None]
-"""Inputs, labels, weights of the examples (None: all 1), and the objective on them; None: their mean loss."""
+"""Inputs, labels, example weights (``None``: all 1) and the objective (``None``: the mean loss)."""
 
 
 class LoopBackend:
@@ -51,7 +51,7 @@ class LoopBackend:
         *,
         rule: StepRule | None = None,
     ) -> None:
-        """Train the parameters ``rows``, (u, P) or (u, R) with a step rule, of ``owners`` (u,) in place."""
+        """Train the ``rows``, (u, P) or (u, R) with a step rule, of ``owners`` (u,) in place."""
         constants = None if term is None else term.constants(owners)
         for i, (row, owner) in enumerate(zip(rows, owners.tolist(), strict=True)):
             added = None if constants is None else (constants[0][i], constants[1][i].to(row.device))
@@ -78,11 +78,11 @@ class _Batches:
     Args:
         bound: the network that trains on the batches.
         shards: all owners' examples.
-        local: local training.
-        examples: (m,), the owner's indices into the examples.
-        orders: (passes, m or more), the order of the examples in each pass.
-        weights: (m,), the examples' weights; None: all 1.
-        seed: the seed of the owner's own streams "augmentation", "objective", "noise" and "coins".
+        local: the settings of local training.
+        examples: the indices of the owner's examples, (m,).
+        orders: the order of the examples in each pass, (passes, m or more).
+        weights: the examples' weights, (m,); ``None`` means all 1.
+        seed: the seed of the owner's random streams.
     """
 
     bound: BoundNetwork
@@ -112,7 +112,7 @@ class _Batches:
             taken = order[: min(size, left * batch)]
             x, y = self._read(self.examples[taken])
             of_pass = None if weights is None else self._copies(weights[taken.to(weights.device)])
-            # A pass at once, which takes less time than batch by batch.
+            # A whole pass takes less time than its batches one by one.
             x, width = augment(x), batch * local.multiplicity
             for begin in range(0, len(y), width):
                 part = slice(begin, begin + width)
@@ -129,7 +129,7 @@ class _Batches:
             yield augment(x) if len(x) else x, y, None, 0
 
     def _read(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and labels, with each example repeated `LocalSGD.multiplicity` times in a row."""
+        """Return inputs and labels, with each example in `LocalSGD.multiplicity` consecutive rows."""
         indices, device = self._copies(indices).to(self.shards.y.device), self.bound.row.device
         x = to_compute_dtype(gather(self.shards.x, indices), self.bound.dtype, device)
         return x, self.shards.y[indices].to(device)
@@ -139,7 +139,7 @@ class _Batches:
         return rows if copies == 1 else rows.repeat_interleave(copies, dim=0)
 
     def _augment(self) -> Callable[[Tensor], Tensor]:
-        """The transformation of the owner's images; the identity without augmentation."""
+        """Return the transformation of the owner's images; the identity without augmentation."""
         if self.local.augmentation is None:
             return lambda x: x
         augmentation, generator = self.local.augmentation, self.generator("augmentation")
@@ -147,7 +147,7 @@ class _Batches:
 
 
 def _steps(batches: _Batches) -> Iterator[_Step]:
-    """All batches, each with the mean loss or with the objective."""
+    """Yield all batches with their objective."""
     objective = batches.local.objective
     if objective is None:
         for x, y, weights, _ in batches.in_passes():
@@ -164,7 +164,7 @@ def _steps(batches: _Batches) -> Iterator[_Step]:
 
 
 def _train_by_rule(bound: BoundNetwork, row: Tensor, steps: Iterable[_Step], local: LocalSGD, rule: StepRule) -> None:
-    """Move a row (R,) by steps of a rule."""
+    """Train a row (R,) in place by a step rule."""
     for group in in_groups(steps, rule.batches):
 
         def gradient(params: Tensor, number: int, group: list[_Step] = group) -> Tensor:
@@ -180,7 +180,7 @@ def _train_by_rule(bound: BoundNetwork, row: Tensor, steps: Iterable[_Step], loc
 def _train_privately(batches: _Batches, rule: GradientPrivacy) -> None:
     """Train on clipped gradients with the owner's own noise."""
     noise = batches.generator("noise")
-    # A shorter last batch too is divided by the nominal size: by its own, noise would be larger than stated.
+    # Dividing a shorter last batch by its own size would make the noise larger than stated.
     expected = batches.local.batch(len(batches.examples))
     for x, y, *_ in batches.poisson() if rule.poisson else batches.in_passes():
         batches.bound.private_step(x, y, expected, rule, noise, batches.local.multiplicity)
@@ -198,7 +198,7 @@ def augmented(augmentation: InputAugmentation, x: Tensor, draws: Tensor) -> Tens
 
 
 def parts_of(sizes: Tensor) -> list[Tensor]:
-    """Return the positions of n owners of ``sizes`` (n,), split into parts that are trained and summed together.
+    """Split owners with ``sizes`` (n,) examples into parts that are trained and summed together.
 
     >>> parts_of(torch.tensor([2, 5, 2]))
     [tensor([1]), tensor([0]), tensor([2])]

@@ -27,7 +27,7 @@ Backend = Literal["loop", "vmap"]
 The results of both backends differ only in their last bits."""
 
 _TOLERANCE = 1e-3
-"""Relative to the largest gradient's norm; float32 in another order of summation differs by 1e-6."""
+"""The tolerated error, relative to the largest gradient norm; another order of summation causes 1e-6."""
 
 
 def loop_reason(local: LocalSGD, *, dense: bool) -> str | None:
@@ -41,7 +41,7 @@ def loop_reason(local: LocalSGD, *, dense: bool) -> str | None:
         return "cannot train on Poisson subsamples"
     if local.optimizer is not None:
         return "cannot train by an optimizer of torch.optim"
-    return None if local.objective is None else "cannot minimise another objective than the mean loss"
+    return None if local.objective is None else "cannot minimise an objective other than the mean loss"
 
 
 def _loop_reason(model: Model, local: LocalSGD | None) -> str | None:
@@ -84,8 +84,7 @@ def resolve_backend(
         return "vmap"
     require_fits(model, *examples, classes)
     LOG.warning(
-        "clients are trained in a loop (backend 'loop'), since the network and its loss cannot be computed for many "
-        "clients at once (backend 'vmap'): %s",
+        "backend 'loop' trains the clients, because backend 'vmap' cannot train this network with this loss: %s",
         obstacle,
     )
     return "loop"
@@ -137,16 +136,15 @@ def vmap_obstacle(model: Model, x: Tensor, y: Tensor) -> str | None:
     The result is ``None`` if vmap can train the model, or if neither backend can. The trial trains two owners with
     three and two examples, and compares vmap's gradients with the loop's.
     """
-    if dense_network(model) is not None:  # It is not trained by vmap, and loading torch.func's takes a second.
+    if dense_network(model) is not None:  # Closed forms do not use torch.func, which takes a second to load.
         return None
     # The last example twice; the padding of the second owner is the first example.
     full, padded = torch.tensor([0, 1, 1]) % len(x), torch.tensor([0, 1, 0]) % len(x)
     stored = to_channels_last(x)
     try:
         expected = [_mean_gradients(model, stored[rows], y[rows]) for rows in (full, padded[:2])]
-    except Exception:  # `require_fits` refuses what cannot be trained at all.
+    except Exception:  # `require_fits` rejects models that no backend can train.
         return None
-    # The parameters that `Model.structure` has.
     layout, params = model.layout, model.init(Stream(0, ("structure",))).repeat(2, 1)
     rest = layout.views(params)
     weights = {name: rest.pop(name) for name in expected[0]}
@@ -156,7 +154,7 @@ def vmap_obstacle(model: Model, x: Tensor, y: Tensor) -> str | None:
     network = model.structure().train()
     try:
         with warnings.catch_warnings():
-            # Without a batching rule vmap computes one owner after another, with a warning.
+            # Without a batching rule, vmap warns and computes owners one by one.
             warnings.filterwarnings("error", message=".*batching rule")
             gradients = vmap_gradients(network, model.loss, torch.float32, weights, rest, stored[both], y[both], share)
     except Exception as error:
@@ -173,7 +171,7 @@ def vmap_obstacle(model: Model, x: Tensor, y: Tensor) -> str | None:
 
 
 def _mean_gradients(model: Model, stored: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """The gradients of the mean loss by trained parameter, without vmap."""
+    """Return the gradients of the mean loss by trained parameter, computed without vmap."""
     network = model.structure().train()
     trained = {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
     loss = model.loss(network(to_channels_first(stored).clone()).float(), y).mean()

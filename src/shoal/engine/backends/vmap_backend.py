@@ -20,21 +20,19 @@ from shoal.engine.local_sgd import InputAugmentation, LinearTerm, LocalRandomnes
 from shoal.models.model import Loss, Model
 
 _IN_CACHE = {"dense": 2**20, "vmap": 2**21, "span": 2**21}
-"""Elements in the rows of the owners of one computation, for the caches to hold them between two steps; in the span of
-their inputs, in the inputs and their moves."""
+"""The number of elements per batched computation that fits the processor's caches, by method of training."""
 
 _SHARED = 16
-"""Owners, at most, that are trained together in the span of their inputs, so that threads have parts to share."""
+"""The largest number of owners per `DenseNetwork.train_in_span`, which leaves work for other threads."""
 
 BatchedTensors = dict[str, Tensor]
 """The tensors of n owners by name, (n, ...) each."""
 
 _Step = tuple[Tensor, Tensor, Tensor]
-"""The entries (n, B) of the shards that owners use in a step, their shares (n, B) of the mean loss, and (n, 1), 1 for
-owners that take part and 0 for those whose steps are done."""
+"""The used entries (n, B) of the shards, their shares (n, B) of the mean loss, and a mask (n, 1) of active owners."""
 
 _Batch = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Stored inputs (n, B, ...), labels (n, B) or (n, B, d), shares times example weights (n, B), and who takes part."""
+"""Stored inputs (n, B, ...), labels (n, B) or (n, B, d), shares times example weights (n, B), and active owners."""
 
 
 class VmapBackend:
@@ -50,7 +48,7 @@ class VmapBackend:
         queue = sizes.argsort(descending=True, stable=True)
         alike = [queue]
         if self.dense is not None:
-            # Also apart: those whose batches are all they have, and who may train in their span.
+            # Owners with full batches are separate, because `train_in_span` may train them.
             full = local.batches(sizes[queue]) == sizes[queue]
             kinds = 2 * self._rows_of(shards, queue, local) + full
             alike = queue.split(kinds.unique_consecutive(return_counts=True)[1].tolist())
@@ -62,7 +60,7 @@ class VmapBackend:
         ]
 
     def _together(self, shards: Shards, owners: Tensor, local: LocalSGD) -> int:
-        """How many of ``owners`` (u,), which are alike, are computed together."""
+        """Return the number of similar ``owners`` (u,) to compute together."""
         if self.dense is None or not self._stays_in_span(self.dense, shards, owners, local):
             return min(max(_IN_CACHE["vmap" if self.dense is None else "dense"] // self._layout.size, 4), 256)
         rows = int(self._rows_of(shards, owners, local).max())
@@ -114,7 +112,7 @@ class VmapBackend:
     def _gradients(
         self, network: nn.Module, weights: BatchedTensors, rest: BatchedTensors, x: Tensor, y: Tensor, weight: Tensor
     ) -> BatchedTensors:
-        """The gradients (n, ...) of `vmap_gradients`."""
+        """Return the gradients (n, ...), in closed form or by `vmap_gradients`."""
         if self.dense is not None:
             return self.dense.gradients(weights, rest, x, y, weight)
         return vmap_gradients(network, self._loss, self._dtype, weights, rest, x, y, weight)
@@ -122,7 +120,7 @@ class VmapBackend:
     def _train_by_rule(
         self, network: nn.Module, rows: Tensor, batches: Iterator[_Batch], local: LocalSGD, rule: StepRule
     ) -> None:
-        """Move rows (n, R) by steps of a rule."""
+        """Train rows (n, R) in place by a step rule."""
         for group in in_groups(batches, rule.batches):
             filled = _filled(group)
 
@@ -144,7 +142,7 @@ class VmapBackend:
     def _batches(
         self, shards: Shards, steps: list[_Step], local: LocalSGD, generators: Callable[[str], list[torch.Generator]]
     ) -> Iterator[_Batch]:
-        """The batches of all steps; with augmentation those of several steps are transformed together."""
+        """Yield the batches of all steps; augmentation transforms the images of several steps together."""
         augmentation = local.augmentation
         if augmentation is None:
             previous = batch = None
@@ -155,7 +153,7 @@ class VmapBackend:
             return
         drawing = generators("augmentation")
         for block in in_groups(steps, max(1, AUGMENTED // steps[0][0].numel())):
-            # An owner's draws are of one step after another, as the loop makes them.
+            # An owner's draws follow the order of steps, as in the loop backend.
             entries, share = (torch.stack(each, dim=1) for each in zip(*(step[:2] for step in block), strict=True))
             x = self._transformed(shards, entries.flatten(1), share.flatten(1) > 0, augmentation, drawing)
             for step, inputs in zip(block, x.unflatten(1, (len(block), -1)).unbind(1), strict=True):
@@ -170,7 +168,7 @@ class VmapBackend:
         augmentation: InputAugmentation,
         generators: list[torch.Generator],
     ) -> Tensor:
-        """Return the images (n, m, ...) of ``entries`` (n, m); those with ``used`` (n, m) are transformed."""
+        """Return the images (n, m, ...) of ``entries`` (n, m), transformed where ``used`` (n, m) is true."""
         x = self._inputs(shards, entries).flatten(0, 1)
         counts = used.sum(dim=1).tolist()
         draws = torch.cat([augmentation.draws(*each) for each in zip(counts, generators, strict=True)])
@@ -182,26 +180,26 @@ class VmapBackend:
         return x.unflatten(0, entries.shape)
 
     def _batch(self, shards: Shards, entries: Tensor, share: Tensor, active: Tensor, *, inputs: bool = True) -> _Batch:
-        """A step's batch; without its ``inputs`` none of these."""
+        """Return a step's batch; its inputs are empty if ``inputs`` is false."""
         share, indices = share.to(self._device), shards.indices[entries].to(shards.y.device)
         weight = share if shards.weights is None else share * shards.weights[entries].to(share)
         x = self._inputs(shards, entries) if inputs else share[:, :0]
         return x, shards.y[indices].to(self._device), weight, active.to(self._device)
 
     def _inputs(self, shards: Shards, entries: Tensor) -> Tensor:
-        """The stored inputs (n, m, ...) of ``entries`` (n, m)."""
+        """Return the stored inputs (n, m, ...) of ``entries`` (n, m)."""
         stored, indices = to_channels_last(shards.x), shards.indices[entries].to(shards.y.device)
-        # In a quarter of the time of indexing.
+        # Four times as fast as indexing.
         x = stored.index_select(0, indices.flatten()).unflatten(0, indices.shape)
         return to_compute_dtype(x, self._dtype, self._device)
 
     def _rows_of(self, shards: Shards, owners: Tensor, local: LocalSGD) -> Tensor:
-        """(u,), how many rows owners need in a batch, copies included; those that share a unit all have the most."""
+        """Return the number of rows (u,) per batch that owners need, copies included."""
         batches = local.batches(shards.sizes[owners])
         return local.multiplicity * (batches if self.dense is None else row_class(batches))
 
     def _stays_in_span(self, dense: DenseNetwork, shards: Shards, owners: Tensor, local: LocalSGD) -> bool:
-        """Whether plain steps of ``owners``, which are alike, take less time in the span of their inputs."""
+        """Return whether `DenseNetwork.train_in_span` is faster than plain steps for similar ``owners``."""
         sizes = shards.sizes[owners]
         if not _is_plain(local) or local.augmentation is not None or local.tensors is not None or not local.full(sizes):
             return False
@@ -209,7 +207,7 @@ class VmapBackend:
         return dense.cheaper_in_span(width, steps)
 
     def _tensors(self, rows: Tensor, local: LocalSGD) -> tuple[BatchedTensors, BatchedTensors]:
-        """The views of rows (n, P) that ``local`` trains, and the others."""
+        """Return the views of rows (n, P) that ``local`` trains, and the other views."""
         rest = self._layout.views(rows)
         return {name: rest.pop(name) for name in trained_names(local, self._layout)}, rest
 
@@ -237,17 +235,17 @@ def vmap_gradients(
 
 
 def _is_plain(local: LocalSGD) -> bool:
-    """Whether steps are gradient and weight decay alone."""
+    """Return whether steps consist only of gradient and weight decay."""
     return local.momentum == 0 and local.clip_norm is None and not local.private
 
 
 def _generators(randomness: LocalRandomness, owners: Tensor, name: str) -> list[torch.Generator]:
-    """A generator at the start of one of each owner's own streams."""
+    """Return a new generator per owner, at the start of the owner's stream ``name``."""
     return [Stream(seed)(name).generator() for seed in randomness.seeds[owners].tolist()]
 
 
 def _filled(group: list[_Batch]) -> list[_Batch]:
-    """The batches of one step; an owner that has fewer left uses its last one again."""
+    """Return the batches of one step; an owner with fewer batches repeats its last batch."""
     filled = group[:1]
     for batch in group[1:]:
         active = batch[-1].flatten() > 0
@@ -260,7 +258,7 @@ def _filled(group: list[_Batch]) -> list[_Batch]:
 
 
 def _steps(shards: Shards, owners: Tensor, orders: Tensor, local: LocalSGD, width: int) -> list[_Step]:
-    """All steps of the owners, in batches of ``width`` rows. Steps on the same examples have the same tensors."""
+    """Return all steps of the owners, in batches of ``width`` rows. Steps on the same examples share tensors."""
     first, sizes = shards.offsets[owners], shards.sizes[owners]
     batches, steps = local.batches(sizes), local.steps_each(sizes)
     full = local.full(sizes)
@@ -272,7 +270,7 @@ def _steps(shards: Shards, owners: Tensor, orders: Tensor, local: LocalSGD, widt
     position = torch.where(used, position, 0)
     if not full:
         line = (step // per_pass).clamp(max=orders.shape[1] - 1)
-        # In an owner's full batch order is irrelevant, but for which image has which draws of augmentation.
+        # Order matters in a full batch only for augmentation, which draws image by image.
         shuffled = orders[owners[:, None], line[..., None], position]
         position = torch.where((batches < sizes)[:, None], shuffled, position)
     share = used / used.sum(dim=2, keepdim=True).clamp(min=1)

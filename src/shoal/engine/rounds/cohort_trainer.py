@@ -25,8 +25,8 @@ class CohortTrainer:
 
     Args:
         shards: the clients' examples in this round, n owners.
-        local_of: a function of a cluster and the plan's settings that returns the cluster's local training; ``None``
-            settings mean the run's settings.
+        local_of: a function that returns a cluster's local training, given the cluster and the plan's settings
+            (``None``: the run's settings).
         batches: the random stream of this round's batches.
         update_filter: the server's filter of every received update; ``None`` applies no filter.
         client_filter: the honest clients' filter of every sent update; ``None`` applies no filter.
@@ -49,8 +49,7 @@ class CohortTrainer:
     def train(self, state: State, plan: RoundPlan, first: int = 0) -> tuple[Aggregate, Tensors]:
         """Return the outcome of all training runs of a plan, and the new `State.adversary`.
 
-        ``first`` is the index of the plan's first training in the complete plan of the round, and names its random
-        stream.
+        ``first`` is the index of the first training run in the round's complete plan; it selects the random stream.
 
         Raises:
             DivergenceError: parameters are not finite; `DivergenceError.owner` is a position in the cohort.
@@ -79,11 +78,11 @@ class CohortTrainer:
     def _train_one(
         self, state: State, clusters: Tensor, training: LocalTraining, stream: Stream, receiver: "_Receiver"
     ) -> State:
-        """One local training of all clients in their ``clusters`` (n,); the state with the adversary's new memory."""
+        """Train all clients in their ``clusters`` (n,); return the state with the new `State.adversary`."""
         is_malicious = torch.zeros(len(self.ids), dtype=torch.bool)
         if self.malicious_clients is not None and training.weights is not None:
             is_malicious = torch.isin(self.ids, self.malicious_clients.clients)
-        # The shards carry the weights, so that malicious clients are given them too.
+        # The shards contain the weights, so malicious clients receive them too.
         shards = replace(self.shards, weights=training.example_weights)
         for local, clients in self._by_local(clusters, training):
             if training.example_weights is not None:
@@ -141,7 +140,7 @@ class CohortTrainer:
     def _phases(
         self, training: LocalTraining, local: LocalSGD, stream: Stream
     ) -> list[tuple[LocalRandomness, LocalSGD]]:
-        """The phases of a local training with the randomness of each; usually one phase."""
+        """Return the phases of a local training, usually one, each with its randomness."""
         if not training.phases:
             return [(local.randomness(self.shards, self.ids, stream), local)]
         epochs = sum(phase.epochs for phase in training.phases)
@@ -154,7 +153,7 @@ class CohortTrainer:
         return [(part.randomness(self.shards, self.ids, stream("phase", i)), part) for i, part in enumerate(parts)]
 
     def _by_local(self, clusters: Tensor, training: LocalTraining) -> Iterator[tuple[LocalSGD, Tensor]]:
-        """The distinct local training runs, each with its participants (u,) in order; usually one."""
+        """Yield the distinct local training settings, usually one, each with its participants (u,) in order."""
         participates = training.participants()
         present = clusters[participates].unique().tolist()
         locals_ = [self.local_of(k, training.local) for k in present]
@@ -168,7 +167,7 @@ class Rows(Protocol):
     """The parameters that n clients sent, in memory or in a file."""
 
     def __getitem__(self, positions: Tensor, /) -> Tensor:
-        """The rows (u, P) float32 at ``positions`` (u,)."""
+        """Return the rows (u, P) float32 at ``positions`` (u,)."""
         ...
 
 
@@ -208,10 +207,10 @@ PartialSum = tuple[Tensor, Tensor, Tensor]
 """The indices of k models, the weighted sums (k, P) of clients' parameters, and the sums of weights (k, 1)."""
 
 _Rows = list[tuple[Tensor, Tensor]]
-"""Clients (u,) and a row of each (u, d), part by part."""
+"""Parts, each with clients (u,) and one row per client (u, d)."""
 
 _Update = tuple[Tensor, PartialSum | None, Tensor | None, Tensor | None]
-"""Clients (u,), the partial sum of their updates, the part of the updates that is kept (u, d), and what was sent."""
+"""Clients (u,), the partial sum of their updates, the kept values (u, d) and the sent parameters (u, P)."""
 
 
 class Aggregator:
@@ -243,7 +242,7 @@ class Aggregator:
         self._added = torch.zeros(len(models), 1, dtype=torch.float64)
 
     def partial_sum(self, clients: Tensor, ends: Tensor) -> PartialSum:
-        """Return the weighted sums by model of the parameters ``ends`` (u, P) of ``clients`` (u,)."""
+        """Return each model's weighted sum of the parameters ``ends`` (u, P) of ``clients`` (u,)."""
         weights = self._weights[:, clients]
         moved = torch.nonzero(weights.any(dim=1)).flatten()
         return moved, (weights[moved].to(ends) @ ends).cpu(), weights[moved].sum(dim=1, keepdim=True)
@@ -258,7 +257,7 @@ class Aggregator:
     def result(self) -> Tensor:
         """Return a new tensor (K, P) of the aggregated models."""
         moved = torch.empty(self._models.shape)
-        # Row by row, or three times all models would be in memory in float64.
+        # Row by row saves memory, because sums are in float64.
         for row, model, added, end in zip(moved, self._models, self._added, self._ends, strict=True):
             row.copy_((1 - added) * model.double() + end)
         return moved
@@ -290,12 +289,12 @@ def averaging_weights(assignment: Tensor, weights: Tensor, clusters: int) -> Ten
 
 @dataclass(frozen=True, eq=False)
 class _LocalTensors:
-    """The personal tensors of clients; the server has the values of its own models instead.
+    """The personal tensors of clients, which the server replaces by the values of its own models.
 
     Args:
-        slices: the tensors' places in a row; empty: all tensors are shared.
-        models: (K, P), the server's models.
-        clusters: (n,) int64, the cluster of each client.
+        slices: the slices of a row that hold personal tensors; empty if all tensors are shared.
+        models: the server's models, (K, P).
+        clusters: the cluster of each client, (n,) int64.
     """
 
     slices: list[slice]
@@ -319,18 +318,16 @@ class _LocalTensors:
 
 @dataclass(eq=False)
 class _Receiver:
-    """Receives the results of one local training; filters, records and aggregates those that are sent.
+    """A receiver that filters, records and aggregates the results of one local training.
 
     Args:
-        training: the local training.
-        aggregator: the server's aggregator; None: nothing is sent.
+        aggregator: the server's aggregator; ``None`` if clients send nothing.
         column: the column of the training's first client in the aggregation weights.
-        update_filter: the server's filter of updates; None: none.
-        local_tensors: the tensors that are not sent; None: all are sent.
-        record: whether to keep what is sent, before the server's filter.
-        kept: parts of the updates, see `LocalTraining.keep`.
-        sent: parameters that were sent.
-        clock: a clock for the time of filters and of sums.
+        update_filter: the server's filter of updates; ``None`` applies no filter.
+        local_tensors: the tensors that are not sent; ``None`` if clients send all tensors.
+        record: whether to store the sent parameters, before the server's filter.
+        kept: the values that `LocalTraining.keep` returned.
+        sent: the sent parameters.
     """
 
     training: LocalTraining
@@ -365,7 +362,7 @@ class _Receiver:
         starts = self._starts(clients, ends)
         trained = sent if self.local_tensors is None else self.local_tensors.restore(sent, ends)
         if starts.shape[1] > sent.shape[1]:
-            # A step rule's further vectors; a malicious client has none, so they stay what they were.
+            # A malicious client has no additional vectors of a step rule, so they stay unchanged.
             further = ends if ends.shape == starts.shape else starts
             trained = torch.cat([trained, further[:, sent.shape[1] :]], dim=1)
         return clients, partial, self.training.keep(trained - starts).cpu(), recorded
@@ -384,19 +381,19 @@ class _Receiver:
     def _filtered(self, update_filter: UpdateFilter, clients: Tensor, rows: Tensor, seeds: Tensor) -> Tensor:
         with self.clock.part("defenses"):
             starts = self._hide(clients, self._starts(clients, rows)[:, : rows.shape[1]])
-            # A filter may add noise: not to tensors that are not sent.
+            # The filter must not add noise to tensors that are not sent.
             return self._hide(clients, update_filter.filter(starts, rows, seeds))
 
     def _hide(self, clients: Tensor, rows: Tensor) -> Tensor:
         return rows if self.local_tensors is None else self.local_tensors.hide(clients, rows)
 
     def _starts(self, clients: Tensor, like: Tensor) -> Tensor:
-        """(u, P), or (u, R) with a step rule: the parameters that clients started from."""
+        """Return the initial parameters of clients, (u, P), or (u, R) with a step rule."""
         return gather_params(self.training.initial_params, self.training.init_index[clients]).to(like)
 
 
 def _gathered(parts: _Rows, count: int) -> Tensor | None:
-    """The rows of all ``count`` clients (count, d), 0 for those that did not train; None without any."""
+    """Return one row per client, (count, d), with 0 for clients that did not train; ``None`` if ``parts`` is empty."""
     if not parts:
         return None
     rows = parts[0][1].new_zeros(count, *parts[0][1].shape[1:])

@@ -93,10 +93,10 @@ class Leaving:
             yield before, report
             began = time.perf_counter()
         if not state.models.equal(self.state.models):
-            LOG.warning("the past rounds, trained again, differ from the run, as on another machine")
+            LOG.warning("the retrained past rounds differ from the run, as can happen on another machine")
 
     def departure(self, method: str, after: State, **figures: Any) -> Departure:  # noqa: ANN401
-        """Return a forgetting method's report, given its final state and further fields of `Departure`."""
+        """Return a forgetting method's report, given the state ``after`` and further fields of `Departure`."""
         same = after.models.shape == self.state.models.shape
         return Departure(
             round=self.state.round + 1,
@@ -134,5 +134,5 @@ class Forgetting(Protocol):
         ...
 
     def forget(self, leaving: Leaving) -> tuple[State, Departure]:
-        """Return the state of the same round with which the remaining clients continue, and the report."""
+        """Return the state after forgetting, in the same round, and the report."""
         ...

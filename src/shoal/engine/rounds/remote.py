@@ -148,7 +148,7 @@ def client_round(training: Training, state: State, *, count_best: bool = False) 
         sum(training.weights is not None for training in plan.trainings) == 1,
         "deployed clients must send exactly one update per round; choose another algorithm",
     )
-    # The weighted mean of one client, whose weight is exactly 1, is what it sends, bit for bit.
+    # With weight 1, the mean is the client's parameters, bit for bit.
     weights = torch.zeros(len(state.models), 1, dtype=torch.float64)
     weights[cluster] = 1.0
     trainings = (replace(local, weights=None if local.weights is None else weights) for local in plan.trainings)
@@ -222,7 +222,7 @@ def summed_round(
 
 
 def _cohort(training: Training, state: State, clients: Tensor, sizes: Tensor, best: Tensor) -> Cohort:
-    """The cohort as the server knows it: of losses only which is the lowest, and nothing of the tolerated risks."""
+    """Return the server's view of the cohort: each client's best model, but no losses and no tolerated risks."""
     count = len(best)
 
     def example_losses(models: Tensor) -> Tensor:
@@ -240,6 +240,6 @@ def _cohort(training: Training, state: State, clients: Tensor, sizes: Tensor, be
         scores=lambda *_: chosen_losses(best.argmax(dim=1), best.shape[1]),
         stream=training.stream("round", state.round + 1, "server"),
         example_scores=example_losses,
-        # Sizes are what clients say: nothing of their sum is allocated.
+        # Clients report sizes, so the server must not allocate memory for their sum.
         labels=torch.zeros(1, dtype=torch.int64).expand(int(sizes.sum())),
     )

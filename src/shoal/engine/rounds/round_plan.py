@@ -115,7 +115,7 @@ def neutral_preferences(count: int) -> Preferences:
 
 @dataclass(frozen=True)
 class TrainingPhase:
-    """Some epochs of a local training that train only some tensors.
+    """Epochs of a local training that train only some tensors.
 
     A phase starts from the previous phase's result, with new batches and a new optimizer. Every phase updates batch
     norm's statistics.
@@ -142,8 +142,8 @@ class LocalTraining:
             values stay at the server if clients send updates, otherwise at each client.
         linear_term: a term added to the gradient of every local step; ``None`` adds nothing.
         local: the settings of local training; ``None`` uses the run's settings.
-        participates: a mask of the clients that train, (n,); ``None`` means that all clients train. Clients that do not
-            train must have weight 0, and have kept values of 0.
+        participates: a mask of the clients that train, (n,); ``None`` means that all clients train. Other clients must
+            have weight 0, and their kept values are 0.
         example_weights: a weight per example, at least 0, client by client, (m,). A step minimises the batch's mean of
             weight times loss. ``None`` gives all examples weight 1. Weights exclude DP-SGD and defences that replace
             the loss.
@@ -306,7 +306,7 @@ class PersonalModels:
     @overload
     def __getitem__(self, client: slice) -> "PersonalModels": ...
     def __getitem__(self, client: "int | slice") -> "Tensor | PersonalModels":
-        """Return the model (P,) of one client, or for a slice the models of several, still to be made."""
+        """Return the model (P,) of one client, or `PersonalModels` of a slice."""
         if isinstance(client, slice):
             some = torch.arange(self.count)[client]
             return PersonalModels(len(some), lambda positions: self.rows(some[positions]))
@@ -408,9 +408,9 @@ class Departure:
         clusters: the number of models that changed.
         choices: the number of model choices that the remaining clients repeated.
         changed_choices: the number of repeated choices that differ from the original choices.
-        megabytes: the size of what a server must store for the method, in units of 10^6 bytes.
+        megabytes: the server's storage for the method, in units of 10^6 bytes.
         seconds: the wall time of the method.
-        history_seconds: the wall time of retraining the earlier rounds, which a server that stored them would save.
+        history_seconds: the wall time of retraining the earlier rounds; a server that stores them saves this time.
         cohorts: the positions of the clients that trained for forgetting, round by round.
     """
 

@@ -52,7 +52,7 @@ from shoal.engine.worker_pool import RoundClock
 LOG = logging.getLogger(__name__)
 
 _BLOCK = 2**24
-"""Elements of the personal models that are fine-tuned together (64 MiB)."""
+"""The number of elements in personal models that are fine-tuned together (64 MiB)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,7 +176,7 @@ class Training:
             yield state, report
 
     def round(self, state: State) -> tuple[State, RoundReport]:
-        """Return the state and the report after one more round, before which the models forget leaving clients.
+        """Forget leaving clients, train one more round, and return the new state and the report.
 
         Raises:
             InputError: training diverged; the message names the round, the client and the learning rate.
@@ -189,7 +189,7 @@ class Training:
         return state.put(present, after), replace(report, cohort=present[report.cohort], departure=departure)
 
     def _without_leavers(self, state: State) -> tuple[State, Departure | None]:
-        """``state`` after the clients that leave before the next round are forgotten; None: nobody who trained."""
+        """Forget clients that leave before the next round; the departure is ``None`` if none of them trained."""
         leavers = torch.empty(0) if self.presence is None else self.presence.leavers(state.round + 1)
         if self.forgetting is None or not len(leavers) or bool((state.assignment[leavers] < 0).all()):
             return state, None
@@ -264,7 +264,7 @@ class Training:
                 stream = self.stream("coordinator", number)
                 after = self.coordinator.update(after, self.federation, self.engine, stream)
         except DivergenceError:
-            LOG.warning("round %d: a shadow model's loss became NaN; risks stay what they were", number)
+            LOG.warning("round %d: a shadow model's loss became NaN; risks are unchanged", number)
         return after, True
 
     def cohort(self, number: int) -> Tensor:
@@ -281,7 +281,7 @@ class Training:
 
     @cached_property
     def _by_id(self) -> Tensor:
-        """Positions (N,) of the clients, ordered by id."""
+        """The positions (N,) of the clients, ordered by id."""
         return torch.argsort(self.federation.ids)
 
     def cohort_of(self, state: State, clients: Tensor) -> Cohort:
@@ -337,7 +337,7 @@ class Training:
         return self.stream("round", state.round + 1, "batches")
 
     def _fine_tuned(self, state: State, deployed: DeployedModels) -> DeployedModels:
-        """``deployed_models`` with a personal model per client, after its `DeployedModels.fine_tuning`."""
+        """Return the deployed models after fine-tuning, with one personal model per client."""
         if any(local.private for local in self.local_of_clusters(state)):
             require_counted_trainings(self.algorithm, self.local, [deployed.fine_tuning], final=True)
         everyone = torch.arange(len(self.federation))
@@ -349,10 +349,10 @@ class Training:
     def _trained_once(
         self, state: State, deployed: DeployedModels, local: LocalSGD | None, index: int
     ) -> ClientVectors:
-        """The models of all clients after one training, computed for some clients at a time."""
+        """Return the models of all clients after one local training, computed for some clients at a time."""
         everyone, width = torch.arange(len(self.federation)), state.models.shape[1]
         rows = ClientVectors.same(state.models[0], len(everyone))
-        # All examples, as `final_cohort`, also where a round has only some of a client's.
+        # Fine-tuning uses all examples, even if a round uses only some of them.
         batches = self.stream("deployed", state.round, "batches")
         for clients in everyone.split(max(1, _BLOCK // width)):
             params, init_index = deployed.models, deployed.model[clients]
@@ -375,7 +375,7 @@ class Training:
     def _trained(
         self, state: State, cohort: Cohort, plan: RoundPlan, clock: RoundClock, *, record: bool
     ) -> tuple[Aggregate, Tensors]:
-        """The outcome of the training runs of a plan, and `State.adversary` after them."""
+        """Return the outcome of a plan's training runs, and the new `State.adversary`."""
         try:
             trainer = replace(self.trainer(state, cohort.clients), record=record, clock=clock)
             aggregate, adversary = trainer.train(state, plan)
@@ -404,7 +404,7 @@ class Training:
         after = self.algorithm.server_update(now, cohort, plan, aggregate)
         if after.trained.shape[1] == len(after.models):
             return after
-        # K changed: whose data the new models hold is known of this round's clients only.
+        # After a change of K, only this round's clients are known to have trained the models.
         trained = torch.zeros(len(after.assignment), len(after.models), dtype=torch.int64)
         trained[cohort.clients, after.assignment[cohort.clients]] = cohort.round
         return replace(after, trained=trained)
@@ -425,7 +425,7 @@ class Training:
     def _cohort(
         self, state: State, clients: Tensor, shards: Shards, first_batch: Callable[[], Shards], number: int
     ) -> Cohort:
-        """The cohort after ``state``, of ``shards``; ``number`` is the round that errors name."""
+        """Return the cohort after ``state`` with its ``shards``; errors name the round ``number``."""
 
         def scores(models: Tensor, examples: Literal["all", "batch"]) -> Tensor:
             return self._losses(state, models, shards if examples == "all" else first_batch(), clients, number)
@@ -451,10 +451,10 @@ class Training:
         return self._finite(state, self.engine.losses(models, shards), clients, number)
 
     def _finite(self, state: State, losses: Tensor, clients: Tensor, number: int) -> Tensor:
-        """The ``losses`` (m, K) of ``clients`` (m,), or the error of a round in which one is not finite.
+        """Return the ``losses`` (m, K) of ``clients`` (m,), or raise an error if one is not finite.
 
-        With DP-SGD such a loss becomes float32's largest number instead, because an error would show, without noise,
-        that the model overflows on a record.
+        With DP-SGD, replace such a loss by float32's largest number, because an error would reveal, without noise, that
+        the model overflows on a record.
         """
         unusable = ~torch.isfinite(losses).all(dim=1)
         if not bool(unusable.any()):
@@ -468,7 +468,7 @@ class Training:
         return self._diverged(f"round {number}", position, self.local.at_round(number).learning_rate)
 
     def _diverged(self, when: str, position: Tensor, learning_rate: float) -> InputError:
-        """The error of a training that diverged at the client at ``position``."""
+        """Return the error for a client whose training diverged."""
         return InputError(
             f"the loss became NaN in {when} at client {int(self.federation.ids[position])} with learning rate "
             f"{learning_rate:g}; lower 'learning_rate'"
@@ -476,7 +476,7 @@ class Training:
 
 
 def _last_trained(state: State, cohort: Cohort, plan: RoundPlan) -> Tensor:
-    """`State.trained` after a round: clients with a weight in a model's aggregation have trained it."""
+    """Return the new `State.trained`: clients have trained a model if they have weight in its aggregation."""
     trained = state.trained.clone()
     if trained.shape != (len(state.assignment), len(state.models)):
         trained = torch.zeros(len(state.assignment), len(state.models), dtype=torch.int64)

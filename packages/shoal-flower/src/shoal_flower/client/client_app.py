@@ -79,7 +79,7 @@ def features(message: Message, context: Context) -> Message:
     """Store the server's feature map, or the frozen tensors of its models."""
 
     def keep(node: NodeSettings) -> RecordDict:
-        Policy.read(node.policy).check_question("features", "to keep a map of features, or frozen tensors")
+        Policy.read(node.policy).check_question("features", "to store a feature map or frozen tensors")
         return pack_kept_features(keep_features(node.folder, *unpack_features(message.content)))
 
     return _reply(message, context, keep)
@@ -110,7 +110,7 @@ def add_up(message: Message, context: Context) -> Message:
 
 
 def _stamped(message: Message, context: Context, answer: Callable[[Offer, NodeSettings], RecordDict]) -> Message:
-    """The reply to an offer outside secure sums, with the last charge of the client's ledger."""
+    """Return the reply to an offer outside secure sums, with the last charge of the client's ledger."""
 
     def reply(node: NodeSettings) -> RecordDict:
         return _with_stamp(answer(require_plain(unpack_offer(message.content), node), node), node)
@@ -126,13 +126,13 @@ def _with_stamp(reply: RecordDict, node: NodeSettings) -> RecordDict:
 def _reply(
     message: Message, context: Context, answer: Callable[[NodeSettings], RecordDict], *, of_leavers: bool = False
 ) -> Message:
-    """The reply by the node's settings, or a refusal that tells nothing about the client.
+    """Return the reply by the node's settings, or a refusal that reveals nothing about the client.
 
-    A client that left for good answers only questions ``of_leavers``.
+    A client that left for good answers only if ``of_leavers`` is true.
     """
     try:
         config = dict(context.node_config)
-        # Flower's simulation gives nodes a partition alone. Elsewhere a node's folders are not the server's business.
+        # The server may choose a node's folder only in Flower's simulation.
         if "num-partitions" in config and (folder := context.run_config.get("state-dir")):
             config.setdefault("state-dir", f"{folder}/partition-{config.get('partition-id')}")
         node = NodeSettings.read(config)
@@ -153,10 +153,10 @@ def _reply(
 
 
 _REMEMBERED = 1000
-"""Number of configurations, and of models, whose sums a node remembers; the server could repeat older sums."""
+"""The number of configurations and models whose sums a node remembers; the server could repeat older sums."""
 
 _OPEN = 20
-"""Largest number of open sums at a node; the oldest is deleted."""
+"""The largest number of open sums at a node; beyond this number, the oldest sum is deleted."""
 
 
 def secure_reply(records: RecordDict, settings: NodeSettings) -> RecordDict:
@@ -200,7 +200,7 @@ def secure_reply(records: RecordDict, settings: NodeSettings) -> RecordDict:
                     chosen, choice = node.choice(client.session)
                     block = histogram_block(histograms_reply(_of_one(offer, chosen), settings))
                     cluster = 2 * chosen + client.half(question)
-                # Sums of one choice are compared too: their counts tell the choice of a client that is in one only.
+                # Compare sums over the same choices too: counts would reveal the choice of a client in one sum only.
                 answers = (offer_digest(offer), cluster, block, node.key, (subject, choice))
                 client, answer, blocks = client.masked(question, *answers)
                 node.save(client)
@@ -227,7 +227,7 @@ class _Node:
 
     @property
     def key(self) -> NodeKey:
-        """The node's private key for signatures."""
+        """The node's private signature key."""
         if self.settings.node_key is not None:
             return NodeKey.load(self.settings.node_key)
         return NodeKey.load_or_make(self.folder / "node.key")
@@ -287,7 +287,7 @@ class _Node:
             raise RefusedError("no sum is open in this run")
         client = Participant.read(path.read_text(encoding="utf-8"))
         if client.session != session:
-            raise RefusedError("a question of another sum than the one that is open")
+            raise RefusedError("the question belongs to another sum than the open sum")
         return client
 
     def save(self, client: Participant) -> None:
@@ -322,19 +322,16 @@ class _Node:
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
     def _write(self, name: str, entries: Mapping[str, object]) -> None:
-        """Add entries to a file that keeps the newest ones."""
         known = {key: value for key, value in self._read(name).items() if key not in entries}
         newest = dict([*known.items(), *entries.items()][-_REMEMBERED:])
         write_text(self.folder / f"{name}.json", json.dumps(newest) + "\n", mode=PRIVATE)
 
 
 def _round_of(session: Session, config: str) -> str:
-    """The key of a sum's configuration and kind."""
     return f"{hashlib.sha256(config.encode()).hexdigest()} {session.kind}"
 
 
 def _of_one(offer: Offer, cluster: int) -> Offer:
-    """The offer of only the model ``cluster``."""
     one = torch.tensor([cluster])
     directives = {name: values[one] for name, values in offer.directives.items()}
     return replace(offer, models=offer.models[one], risks=offer.risks[one], directives=directives)

@@ -5,7 +5,7 @@ server knows the seed and could subtract the noise (`NodeSettings.noise`).
 
 An answer has a fixed order: the policy checks the offer, the node reads its data, and the ledger is charged. After a
 charge of finite epsilon, an error must not depend on the data, because such an error would reveal data without noise.
-If training overflows, the reply has the received model.
+If training overflows, the reply contains the received model.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ from shoal_flower.flower_config import NodeSettings
 from shoal_flower.messages import NotAllowedError, Offer, parts_of
 
 _KEPT = 2
-"""Number of rounds in a client's memory: the last, and the one before, in case the server resumes from it."""
+"""The number of rounds in a client's memory: the last round, and the round before in case the server resumes there."""
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,10 @@ class ClientMemory:
         write_text(self.folder / "choice.json", json.dumps([rounds, chosen]), mode=PRIVATE)
 
     def _files(self) -> list[Path]:
-        """The files of the client's tensors, newest first."""
         return sorted(self.folder.glob("round-*.safetensors"), reverse=True)
 
     def _last(self, number: int) -> Tensors:
-        """The tensors of the last round up to ``number`` with an intact file; otherwise none."""
+        """Return the tensors in the newest intact file up to round ``number``; empty without such a file."""
         for path in self._files():
             if int(path.stem.rpartition("-")[2]) <= number:
                 try:
@@ -129,7 +128,7 @@ def training_reply(offer: Offer, settings: NodeSettings, *, in_sum: bool = False
     config, clusters, training = run.config, len(offer.models), _training(run, settings)
     offered = State(offer.round - 1, offer.models, offer.risks, torch.full((1,), -1), directives=dict(offer.directives))
     phases = client_trainings(training.algorithm, training.local).rounds
-    # The charge comes before the choice, so it is that of the most expensive model.
+    # The charge comes before the choice, so it covers the most expensive model.
     trainings = [[training.local_of(offered, k, phase) for phase in phases] for k in range(clusters)]
     everything = [local for of_model in trainings for local in of_model]
     with FileLock(private_folder(settings.folder) / "lock"):
@@ -223,7 +222,7 @@ def vote_reply(offer: Offer, settings: NodeSettings) -> bool:
 def _charge_answer(
     kind: Literal["histogram", "vote"], epsilon: float | None, offer: Offer, policy: Policy, settings: NodeSettings
 ) -> None:
-    """Charge an answer beside training in advance; raises `NotAllowedError`."""
+    """Charge the ledger for a histogram or vote in advance, or raise `NotAllowedError`."""
     with FileLock(private_folder(settings.folder) / "lock"):
         ledger = Ledger.newest(settings.folder, offer.ledger)
         policy.check_answer(kind, epsilon, ledger)
@@ -231,7 +230,7 @@ def _charge_answer(
 
 
 def _charge(before: Ledger, after: Ledger, policy: Policy, settings: NodeSettings, what: str) -> None:
-    """Write the ledger ``after`` an answer; raises `NotAllowedError` above the budget."""
+    """Write the ledger ``after`` an answer, or raise `NotAllowedError` if it exceeds the budget."""
     epsilon, spent = after.epsilon(policy.delta), before.epsilon(policy.delta)
     if math.isinf(epsilon) and settings.epsilon_budget < math.inf:
         raise NotAllowedError(
@@ -247,18 +246,18 @@ def _charge(before: Ledger, after: Ledger, policy: Policy, settings: NodeSetting
 
 
 def _safe_answer(answer: Callable[[], _Answer], otherwise: _Answer, *, finite: bool) -> _Answer:
-    """The ``answer``; ``otherwise`` if it fails after a charge of ``finite`` epsilon."""
+    """Return the ``answer``, or ``otherwise`` if the answer fails after a charge of ``finite`` epsilon."""
     try:
         return answer()
     except Exception:
         if not finite:
             raise
-        LOG.exception("an answer failed after its charge; the server gets one that tells nothing")
+        LOG.exception("an answer failed after its charge; the server receives a neutral answer")
         return otherwise
 
 
 def _choice(training: Training, state: State, offer: Offer, settings: NodeSettings) -> int:
-    """The algorithm's choice among K models, by the client's own estimates of risk if it makes them."""
+    """Return the algorithm's choice of a model; with ``risk = "client"``, the client estimates the risks."""
     if settings.risk == "client":
         risks = own_risks(state.models, training.federation.clients, training.federation.holdout, training.engine)
         _write_risks(settings.folder, offer, risks.tolist())
@@ -268,21 +267,20 @@ def _choice(training: Training, state: State, offer: Offer, settings: NodeSettin
 
 
 def _finite_round(training: Training, state: State, *, count_best: bool) -> tuple[ClientUpdate, State]:
-    """`client_round`, whose model must be finite."""
     update, after = client_round(training, state, count_best=count_best)
     require(bool(torch.isfinite(update.end).all()), "the trained model has NaN or infinite numbers")
     return update, after
 
 
 def _with_one_model(state: State, chosen: int) -> State:
-    """``state`` with copies of the model ``chosen`` as all its models."""
+    """Return ``state`` with all models replaced by the model ``chosen``."""
     same = torch.full((len(state.models),), chosen)
     directives = {name: values[same] for name, values in state.directives.items()}
     return replace(state, models=state.models[same], risks=state.risks[same], directives=directives)
 
 
 def randomised_response(choice: int, choices: int, epsilon: float, coins: np.random.Generator) -> int:
-    """Return the choice with probability ``e^epsilon / (e^epsilon + K - 1)``, otherwise another one of K ``choices``.
+    """Return the choice with probability ``e^epsilon / (e^epsilon + K - 1)``, otherwise another of K ``choices``.
 
     >>> randomised_response(1, 3, 50.0, np.random.default_rng(0))
     1
@@ -293,7 +291,6 @@ def randomised_response(choice: int, choices: int, epsilon: float, coins: np.ran
 
 
 def _requested_run(offer: Offer, settings: NodeSettings, policy: Policy) -> AskedRun:
-    """The run of an offer, after the policy's checks of the offer."""
     numbers = (offer.models, offer.risks, *offer.directives.values())
     require(all(bool(torch.isfinite(part).all()) for part in numbers), "the server's offer has NaN or infinite numbers")
     run = asked_run(offer.config, settings, offer.classes, offer.scale, offer.features, offer.frozen)
@@ -307,7 +304,6 @@ def _requested_run(offer: Offer, settings: NodeSettings, policy: Policy) -> Aske
 
 
 def _training(run: AskedRun, settings: NodeSettings) -> Training:
-    """A node's training, before it opens its data and an engine."""
     config, setup = run.config, run.setup
     steered = () if config.coordinator is None else (config.coordinator.coordinator(),)
     later: Any = None
@@ -324,7 +320,7 @@ def _training(run: AskedRun, settings: NodeSettings) -> Training:
 
 @contextmanager
 def _open_training(run: AskedRun, training: Training, number: int, policy: Policy) -> Iterator[tuple[Client, Training]]:
-    """The node's client with the id ``number``, and its ``training`` on an engine that is closed afterwards."""
+    """Yield the node's client with the id ``number``, and its ``training`` with an open engine."""
     client = open_client(run, columns=policy.columns, own_classes=policy.classes)
     config = client.config
     backend = None if config.engine.backend == "auto" else config.engine.backend
@@ -336,23 +332,22 @@ def _open_training(run: AskedRun, training: Training, number: int, policy: Polic
 
 
 def _noise_stream(config: Config, settings: NodeSettings) -> Stream:
-    """The stream of a client's noise (`NodeSettings.noise`)."""
     return Stream(secrets.randbits(128) if settings.noise == "secret" else config.seed)
 
 
 def _has_noise(run: AskedRun) -> bool:
-    """Whether the client's training or update may have noise; batches are then secret too."""
+    """Return whether the client's training or update may have noise; batches are then secret too."""
     coordinator, setup = run.config.coordinator, run.setup
     steered = coordinator is not None and coordinator.dp_sgd is not None
     return steered or setup.client_filter is not None or any(isinstance(rule, DPSGD) for rule in setup.defenses)
 
 
 def _state(training: Training, offer: Offer, seed: int) -> State:
-    """The state before the round of a federation of this client alone, without its memory."""
+    """Return the state before the round for this client alone, without the client's memory."""
     clusters = len(offer.models)
-    # Algorithms need as many clients as models to begin, so the crowd is copies of this client.
+    # Algorithms need at least as many clients as models, so the crowd consists of copies of this client.
     crowd = training.federation.take(torch.zeros(clusters, dtype=torch.int64))
-    # All clients begin by the run's seed; the client's own stream is for batches and noise.
+    # Initial values come from the run's seed; the client's own stream is for batches and noise.
     first = replace(training, federation=crowd, stream=Stream(seed)).start()
     one = torch.zeros(1, dtype=torch.int64)
     return replace(

@@ -173,7 +173,6 @@ def open_client(run: AskedRun, *, columns: Columns | None = None, own_classes: t
 def _partition(
     config: Config, settings: NodeSettings, classes: tuple[str, ...], scale: Standardizer | None
 ) -> AskedRun:
-    """The run of the simulation's client at this partition."""
     require(
         config.data.partition is not None,
         f"'partition-id' needs a data set with partitions (got '{config.data.source}'); use 'data-path'",
@@ -191,12 +190,12 @@ def _partition(
 
 
 def _own_shards(shards: Shards) -> Shards:
-    """The ``shards`` of one client, without the other clients' examples in the same tensors."""
+    """Return the ``shards`` of one client, without other clients' examples in the same tensors."""
     return Shards.from_contiguous(gather(shards.x, shards.indices), shards.y[shards.indices], shards.sizes)
 
 
 def _own(config: Config, settings: NodeSettings, classes: tuple[str, ...], scale: Standardizer | None) -> AskedRun:
-    """The run of a client with a folder or table, in the server's shape."""
+    """Return the run of a client with a folder or table, in the shape of the server's data."""
     section, columns, pictures = config.data, config.data.columns, config.data.pictures
     require(
         reading_of(section) is not None and section.split is not None,
@@ -225,7 +224,7 @@ def _own(config: Config, settings: NodeSettings, classes: tuple[str, ...], scale
     if network.features is not None:
         shape = VectorShape(network.features.width(inputs), network.classes)
     model = fit_features(network, shape)
-    # The server's own check again: the client's epsilon must not rest on the server's word.
+    # Repeat the server's check, because the client's epsilon must not depend on an honest server.
     kind = "features" if network.features is not None else "images" if columns is None else "rows"
     algorithm, section, coordinator = config.algorithm.value, config.coordinator, None
     if section is not None:
@@ -256,7 +255,6 @@ def _require_usable(scale: Standardizer | None, columns: Columns) -> None:
 
 
 def _own_data(run: AskedRun, columns: Columns | None, own_classes: Sequence[str] | None) -> ClientDataset:
-    """The data of the node: one client, and classes that the server or the policy has."""
     section = run.config.data
     reading = reading_of(section) if columns is None else replace(columns, one_hot=True, impute="median")
     data = load_source(section.source, str(run.node.data_path), reading=reading)
@@ -272,12 +270,12 @@ def _own_data(run: AskedRun, columns: Columns | None, own_classes: Sequence[str]
 
 
 def _copies(data: ClientDataset, path: Path | None) -> int:
-    """The count of the most frequent record in all ``data``: a row of the policy's columns, or a picture's file.
+    """Return the count of the most frequent record: a row of the policy's columns, or a picture's file.
 
-    It must not depend on the server's questions, since the budget's refusal tells how much a record was charged.
+    The count must not depend on the server's questions, because a refusal over the budget reveals a record's charge.
     """
     if isinstance(data.examples, pd.DataFrame):
-        # Including held-out rows; 0.0 and -0.0 are one number.
+        # Held-out rows count too, and 0.0 equals -0.0.
         return int(data.examples.groupby([*data.examples, data.labels.numpy()], dropna=False).size().max())
     assert path is not None
     folder = path if path.is_dir() else path.parent
@@ -286,17 +284,17 @@ def _copies(data: ClientDataset, path: Path | None) -> int:
 
 
 def _with_columns_of(data: ClientDataset, scale: Standardizer) -> ClientDataset:
-    """The columns of ``data`` in ``scale``, in its order, such that it can transform each row.
+    """Return ``data`` with the columns of ``scale``, such that ``scale`` can transform each row.
 
-    An empty cell without a fill gets the mean of numbers, or no word. So does each cell of a column with numbers where
-    the scale has words, or with words where it has numbers.
+    An empty cell without a fill value gets the column's mean, or no word. If only one side has numbers in a column, all
+    cells of the column count as empty.
     """
     assert isinstance(data.examples, pd.DataFrame)
     rows = data.examples[[*scale.inputs]].copy()
     for name, mean, words in zip(scale.inputs, scale.mean, scale.words or ((),) * len(scale.inputs), strict=True):
         kind = np.dtype(object if words else np.float64)
         if pd.api.types.is_numeric_dtype(rows[name]) == bool(words):
-            LOG.warning("%s: the column '%s' has another type than at the server and counts as empty", data.name, name)
+            LOG.warning("%s: the column '%s' has another type at the server and counts as empty", data.name, name)
             rows[name] = pd.Series(np.nan, rows.index, kind)
         if not scale.fill:
             rows[name] = rows[name].fillna("" if words else mean)
@@ -304,14 +302,14 @@ def _with_columns_of(data: ClientDataset, scale: Standardizer) -> ClientDataset:
 
 
 def _federation(run: AskedRun, data: ClientDataset) -> Federation:
-    """The federation of the client with these ``data``, whose classes are numbered as the server's."""
+    """Return the federation of a client with these ``data`` and the server's numbers of classes."""
     section = run.config.data
     assert section.split is not None
     number = torch.tensor([run.classes.index(label) for label in data.class_names])
     # The server has the test and shadow set, so the client holds out none.
     least = 1 / max(2, len(data.labels))
     split = replace(section.split, shadow_fraction=0.0, test_fraction=min(section.split.test_fraction, least))
-    # Without labels: a stratified split by the server's seed would tell how rare a class is.
+    # A split by labels with the server's seed would reveal how rare a class is.
     unlabelled = replace(data, labels=torch.zeros_like(data.labels), class_names=data.class_names[:1])
     indices = split.draw(unlabelled, Stream(run.config.seed, ("data",)))
     numbered = replace(data, labels=number[data.labels], class_names=run.classes)
@@ -320,7 +318,7 @@ def _federation(run: AskedRun, data: ClientDataset) -> Federation:
         return federation_of_clients(numbered, indices, run.preferences, run.scale)
 
 
-_KINDS = {"features": "a map of features", "frozen": "frozen tensors"}
+_KINDS = {"features": "a feature map", "frozen": "frozen tensors"}
 """The content of a client's folders."""
 
 
@@ -356,7 +354,7 @@ def load_features(folder: Path, digest: str) -> FeatureMap:
     """
     path = _path(folder, "features", digest)
     if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
-        raise NotAllowedError(f"{path}: the run's map of features is missing or damaged", NO_FEATURES)
+        raise NotAllowedError(f"{path}: the run's feature map is missing or damaged", NO_FEATURES)
     return _read(path)
 
 

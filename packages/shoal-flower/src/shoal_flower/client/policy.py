@@ -31,16 +31,16 @@ from shoal_flower.flower_config import NodeSettings
 from shoal_flower.messages import NotAllowedError, Stamp
 
 LEDGER = "ledger.json"
-"""The file in the client's folder."""
+"""The ledger's file in the client's folder."""
 
 Steps = tuple[NonNegativeFloat, Annotated[float, Field(gt=0, le=1, strict=True)], Count]
 """A noise multiplier (0: no differential privacy), a sampling rate, and the number of such steps."""
 
 LedgerEntry = Literal["choice", "histogram", "vote", "leave"]
-"""A kind of answer beside updates; "leave", the last entry when a client leaves for good, costs nothing."""
+"""A kind of answer besides updates; "leave" is the last entry of a client that leaves for good, and costs nothing."""
 
 Answers = tuple[LedgerEntry, NonNegativeFloat, Count]
-"""A kind, the epsilon of each answer (0: no noise, so infinite), and the number of answers."""
+"""A kind, the epsilon of each answer (0 means no noise), and the number of answers."""
 
 
 @settings
@@ -77,8 +77,9 @@ class Ledger:
     def epsilon(self, delta: float) -> float:
         """Return the spent epsilon, which is infinite after an answer without noise.
 
-        The "rdp" accountant composes the local steps. The answers are composed as a sum of epsilons, and as Gaussian
-        mechanisms with noise multipliers 1 / epsilon; the smaller total counts.
+        The "rdp" accountant composes the local steps. The answers' epsilons are added,
+        or the answers are composed with the steps as Gaussian mechanisms of noise multiplier 1 / epsilon; the smaller
+        total counts.
 
         Source: Bun and Steinke 2016, arXiv:1605.02065, Proposition 1.4.
         """
@@ -116,7 +117,7 @@ class Ledger:
     def noise_of(local: LocalSGD, *, in_sum: bool = False) -> float:
         """Return the noise multiplier of a client's local steps, or 0 without DP-SGD.
 
-        If secure sums share the noise, the result is one client's noise, or with ``in_sum`` the total noise of
+        If secure sums share the noise, this is one client's noise; with ``in_sum``, it is the total noise of
         ``min_clients`` - 1 other clients.
         """
         rule, steps = accounting.private_rule(local), local.gradient_privacy
@@ -154,7 +155,7 @@ class Ledger:
         return replace(salted, chain=(*self.chain, salted._link(self.chain)))
 
     def _link(self, chain: tuple[str, ...]) -> str:
-        """The hash of these charges after the links of ``chain``."""
+        """Return the hash of these charges after the links of ``chain``."""
         text = json.dumps([chain[-1:], self.salt, self.steps, self.answers, self.rounds])
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -178,7 +179,7 @@ class Ledger:
                 raise ValueError(f"its keys are {sorted(table)}")
             ledger = Ledger(**table)
             if ledger.chain[-1:] != (ledger._link(ledger.chain[:-1]),):
-                raise ValueError("its last hash is not that of its numbers")
+                raise ValueError("its last hash does not match its charges")
             return ledger
         except (OSError, ValueError, AttributeError) as error:
             raise InputError(f"{path}: is not a privacy ledger: {error}; restore the newest copy") from error
@@ -308,15 +309,15 @@ class Policy:
         own, asked = self.columns, config.data.columns
         _allow(
             math.isinf(node.epsilon_budget) or (self.classes is not None and (own is not None or asked is None)),
-            "with 'epsilon-budget' and its own data a node's policy needs 'classes', and [columns] for a table; else "
-            "refusals would tell values without a charge",
+            "with 'epsilon-budget' and its own data, a node's policy needs 'classes', and [columns] for a table; "
+            "otherwise refusals would reveal values without a charge",
         )
         missing = quote(sorted({*(self.classes or ())} - {*classes}))
         _allow(not missing, f"the policy's 'classes' have {missing}, which the server's classes lack")
         if own is None:
             return
         if asked is None or asked.inputs is None:
-            raise NotAllowedError("the policy has [columns]; the server names no inputs, which is all, or no table")
+            raise NotAllowedError("the policy has [columns]; the server must name a table's inputs")
         for role in ("client", "label", "group"):
             named, given = getattr(own, role), getattr(asked, role)
             fits = given == named or (role == "group" and given is None)
@@ -337,7 +338,7 @@ class Policy:
             self._check_trust(self.choice_epsilon, "a choice without the policy's 'choice_epsilon'")
         _allow(
             self.rounds is None or ledger.rounds < self.rounds,
-            f"the policy's 'rounds' is {self.rounds}, which the ledger has",
+            f"the policy's 'rounds' is {self.rounds}; the ledger already has {ledger.rounds}",
         )
         for local in trainings:
             rule, noise = accounting.private_rule(local), ledger.noise_of(local, in_sum=in_sum)
@@ -345,7 +346,7 @@ class Policy:
                 noise >= self.min_noise_multiplier,
                 f"the policy's 'min_noise_multiplier' is {self.min_noise_multiplier:g}; the server asks for {noise:g}",
             )
-            self._check_trust(noise, "training without noise of DP-SGD, in shares or the client's own")
+            self._check_trust(noise, "training without DP-SGD noise")
             if rule is None:
                 continue
             _allow(
@@ -371,9 +372,7 @@ class Policy:
             )
 
     def check_answer(self, kind: Literal["histogram", "vote"], epsilon: float | None, ledger: Ledger) -> None:
-        """Raise `NotAllowedError` unless one more histogram or vote with this ``epsilon`` (None for no noise) is
-        allowed.
-        """
+        """Raise `NotAllowedError` if one more histogram or vote with ``epsilon`` (None: no noise) is not allowed."""
         self.check_question(kind, f"for a {kind}")
         largest, most = getattr(self, f"{kind}_epsilon"), getattr(self, f"{kind}s")
         asked = "without noise" if epsilon is None else f"with epsilon {epsilon:g}"
@@ -386,17 +385,13 @@ class Policy:
         _allow(given < most, f"the policy's '{kind}s' is {most}, and the ledger has {given}")
 
     def _check_trust(self, noise: float | None, words: str) -> None:
-        """Raise `NotAllowedError` without ``noise``, unless the server is trusted."""
         _allow(self.trusts_server or bool(noise), f"the policy's 'trusts_server' is false; the server asks for {words}")
 
     def check_question(self, kind: _Question, words: str) -> None:
-        """Raise `NotAllowedError` unless the policy has this kind of question; ``words`` describe the question in the
-        error.
-        """
+        """Raise `NotAllowedError` with ``words`` if the policy does not allow this kind of question."""
         _allow(kind in self.questions, f"the policy's 'questions' are {quote(self.questions)}; the server asks {words}")
 
 
 def _allow(condition: bool, sentence: str) -> None:
-    """Raise `NotAllowedError` with ``sentence`` unless ``condition`` holds."""
     if not condition:
         raise NotAllowedError(sentence)

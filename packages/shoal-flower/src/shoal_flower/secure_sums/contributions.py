@@ -18,7 +18,7 @@ from shoal_flower.messages import Offer, parts_of
 from shoal_flower.secure_sums.protocol_messages import RefusedError
 
 _FINE = 2.0**-18
-"""The largest step for an error of a mean of at most 1.9e-6: half a step per client, by rounding."""
+"""The largest step for which rounding changes a mean by at most 1.9e-6, half a step."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class FixedPoint:
             integers: the largest integer that a client adds to the sum.
         """
         for bits in (32, 64):
-            # A thousandth is left for rounding, including floating point.
+            # Rounding, including floating point, may use a thousandth of the range.
             step = clients * bound / (0.999 * 2.0 ** (bits - 1))
             if bits == 64 or (step <= _FINE and clients * integers < 2**31):
                 break
@@ -74,7 +74,7 @@ class FixedPoint:
 
 
 HISTOGRAMS = np.dtype("<u4")
-"""The integers of histograms, modulo 2^32."""
+"""The type of a histogram's integers; sums are modulo 2^32."""
 
 
 def check_summable(config: Config) -> SecureAggregationSection:
@@ -168,7 +168,7 @@ def summed_update(block: NDArray, members: int, config: Config, clients: int) ->
             f"{members} clients must have 1 to {section.max_examples} examples each (got {examples} in total)"
         )
     mean = torch.from_numpy(numbers.decode(block[1:]) / weight)
-    # Rounding moves each number of the mean by at most half a step.
+    # Rounding changes each number of the mean by at most half a step.
     reachable, norm = section.max_update_norm + numbers.step * len(mean) ** 0.5, float(mean.norm())
     if not norm <= reachable:
         raise RefusedError(

@@ -35,12 +35,12 @@ from shoal_flower.secure_sums.protocol_messages import (
 )
 
 SendQuestions = Callable[[Mapping[str, Question]], Iterator[tuple[str, Answer, bytes]]]
-"""Sends clients their questions and yields the answers in time: name, answer, masked blocks."""
+"""A function that sends questions to clients, and yields name, answer and masked blocks of each client in time."""
 
 _Kind = TypeVar("_Kind", bound=Answer)
 
 _TRIES = 5000
-"""Largest number of subsets of shares to try if some are wrong: enough for three wrong of 30, or two of 100."""
+"""The largest number of subsets of shares to try, enough for three wrong shares of 30, or two of 100."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,6 @@ class CoordinatedSum:
         return ClusterSums(members, numbers, blocks)
 
     def _cards(self, names: Sequence[str], known: KnownKeys) -> dict[str, Card]:
-        """The valid cards by name, sorted."""
         cards = dict[str, Card]()
         for name, card, _ in self._answers(
             dict.fromkeys(names, Opening(self.session, self.config, self.clusters)), Card
@@ -134,9 +133,9 @@ class CoordinatedSum:
             signed = is_signed(card.key, card.signature, card.signed_part(self.session, self.config))
             others = [(other.name, other.key) for other in cards.values()]
             if card.name != name or not signed or len(card.seeds) != self.clusters + 1:
-                self.reject(name, "a card of keys that is not signed by its node, or of something else")
+                self.reject(name, "the card is not signed by its node, or has another name or number of seeds")
             elif not card.has_usable_keys:
-                self._accuse(name, "a key of small order, which no other client can use")
+                self._accuse(name, "other clients cannot use a key of small order")
             elif fault := known.fault([*others, (name, card.key)]):
                 self.reject(name, fault)
             else:
@@ -145,20 +144,20 @@ class CoordinatedSum:
         return dict(sorted(cards.items()))
 
     def _letters(self, cards: Mapping[str, Card]) -> dict[str, dict[str, bytes]]:
-        """The letters of each client that sent one to every other client."""
+        """Return the letters of each client that sent one letter to every other client."""
         letters = dict[str, dict[str, bytes]]()
         roster = SumMembers(self.session, tuple(cards.values()))
         for name, answer, _ in self._answers(dict.fromkeys(cards, roster), Letters):
             if answer.letters.keys() == cards.keys() - {name}:
                 letters[name] = answer.letters
             else:
-                self.reject(name, "not one letter for each other client")
+                self.reject(name, "the client must send one letter to each other client")
         return letters
 
     def _masked(
         self, cards: Mapping[str, Card], letters: Mapping[str, Mapping[str, bytes]], binding: bytes
     ) -> tuple[dict[str, Masked], NDArray]:
-        """The masked counts of each client that sent its numbers, and the sum of all blocks (K, L)."""
+        """Return the masked counts by client, and the sum of all blocks (K, L)."""
         deliveries: dict[str, Question] = {
             name: Delivery(self.session, {sender: sent[name] for sender, sent in letters.items() if sender != name})
             for name in letters
@@ -171,33 +170,31 @@ class CoordinatedSum:
                 counts[name] = answer
                 total += np.frombuffer(blocks, dtype).reshape(total.shape)
             else:
-                self.reject(name, "masked numbers of another length, or that are not signed by its node")
+                self.reject(name, "the masked numbers have another length, or are not signed by the node")
         return counts, total
 
     def _secrets(
         self, cards: Mapping[str, Card], members: Sequence[str], sharers: Sequence[str], threshold: int
     ) -> tuple[dict[str, bytes], list[str]]:
-        """The seed of the counts of each member and the mask key of each other client; and the holders of shares."""
+        """Return each member's seed for counts or other client's mask key, and the holders of shares."""
         questions = dict.fromkeys(members, Members(self.session, tuple(members)))
         given = {holder: answer.shares for holder, answer, _ in self._answers(questions, CountShares)}
-        # A member's first seed is that of the counts; None is the mask key.
         number = {name: 0 if name in members else None for name in sharers}
         return {name: self._secret(cards, name, given, threshold, which) for name, which in number.items()}, list(given)
 
     def _block_shares(
         self, transcript: Transcript, holders: Sequence[str], clusters: Sequence[int]
     ) -> dict[str, dict[int, dict[str, bytes]]]:
-        """Each holder's shares, by cluster and by the client whose seed they belong to."""
+        """Return each holder's shares, by cluster and by the client that owns the seed."""
         shares = dict[str, dict[int, dict[str, bytes]]]()
         for holder, answer, _ in self._answers(dict.fromkeys(holders, transcript), BlockShares):
             if answer.shares.keys() == set(clusters):
                 shares[holder] = answer.shares
             else:
-                self.reject(holder, "shares of other clusters than those that may be opened")
+                self.reject(holder, "the shares must belong to the requested clusters")
         return shares
 
     def _answers(self, questions: Mapping[str, Question], kind: type[_Kind]) -> Iterator[tuple[str, _Kind, bytes]]:
-        """The answers of this ``kind``, one per client."""
         asked = set(questions)
         for name, answer, blocks in self.ask(questions):
             if name not in asked:
@@ -206,7 +203,7 @@ class CoordinatedSum:
             if isinstance(answer, kind):
                 yield name, answer, blocks
             else:
-                self.reject(name, f"no {kind.__name__}")
+                self.reject(name, f"the answer is not a {kind.__name__}")
 
     def _secret(
         self,
@@ -216,28 +213,28 @@ class CoordinatedSum:
         threshold: int,
         number: int | None,
     ) -> bytes:
-        """The seed ``number`` (None: the mask key) of the client ``name``, from shares by holder, some perhaps wrong.
+        """Return the seed ``number`` (None: the mask key) of the client ``name``, although some shares may be wrong.
 
-        ``cards`` are in the order in which holders were numbered.
+        The order of ``cards`` numbers the holders.
         """
         card, holders = cards[name], [holder for holder in given if holder not in self.culprits]
         numbered = {x: holder for x, holder in enumerate(cards, start=1) if name in given.get(holder, {})}
         shares = {x: given[holder][name] for x, holder in numbered.items() if holder not in self.culprits}
-        # More clients lack a share than may help the server: the client sent them none.
+        # More clients lack a share than may help the server, so the client did not send the shares.
         if len(shares) < threshold and len(holders) - len(shares) > len(cards) - threshold:
-            self._accuse(name, "no right shares of its secrets for the others")
+            self._accuse(name, "the client sent no correct shares of its secrets to other clients")
         self._enough(shares, threshold, f"gave their shares of the secrets of '{name}'")
         for tried, right in enumerate(subsets(shares, threshold, _TRIES)):
             secret = secret_of(right, threshold)
             hashed = hashlib.sha256(secret).digest
             if public_of(secret) == card.mask if number is None else hashed() == card.seeds[number]:
-                # If the first subset fits, no holder is searched for a wrong share.
+                # If the first subset fits, wrong shares do not matter.
                 for x in wrong_shares(right, shares) if tried else ():
-                    self._accuse(numbered[x], f"a wrong share of a secret of '{name}'")
+                    self._accuse(numbered[x], f"the client sent a wrong share of a secret of '{name}'")
                 return secret
         if len(shares) > threshold:
-            self._accuse(name, "shares of a secret that do not give it back")
-        raise RefusedError(f"the shares of a secret of '{name}' do not give it back; nothing is opened")
+            self._accuse(name, "the client's shares do not reproduce its secret")
+        raise RefusedError(f"the shares do not reproduce a secret of '{name}'; nothing is opened")
 
     def _accuse(self, name: str, reason: str) -> None:
         self.culprits.add(name)

@@ -57,7 +57,7 @@ class Participant:
         seeds: the seeds of the client's self-masks, one for the counts and one per block.
         share: a fraction; more than this fraction of the clients must help to reveal a sum (`threshold_of`).
         stage: the number of questions that the client has answered.
-        cards: the cards of all clients, sorted by name.
+        cards: the public keys (`Card`) of all clients, sorted by name.
         sharers: the names of the clients that sent letters.
         held: secret shares of other clients, by name: the share of the mask key, and the shares of the seeds.
         binding: the digest of everything that clients must agree on; see `binding_of`.
@@ -108,10 +108,12 @@ class Participant:
         for card in cards:
             signed = is_signed(card.key, card.signature, card.signed_part(self.session, self.config))
             refuse_unless(signed, f"the card of '{card.name}' is not signed by its node for this sum")
-            refuse_unless(len(card.seeds) == len(self.seeds), f"the card of '{card.name}' is of other clusters")
+            refuse_unless(
+                len(card.seeds) == len(self.seeds), f"the card of '{card.name}' has another number of clusters"
+            )
             refuse_unless(card.has_usable_keys, f"the card of '{card.name}' has a key of small order")
         threshold = threshold_of(len(cards), self.share)
-        refuse_unless(threshold >= least, f"a sum that {threshold} clients can open, and at least {least} must")
+        refuse_unless(threshold >= least, f"{threshold} clients can open the sum; at least {least} must be required")
         split = [shares_of(secret, threshold, len(cards)) for secret in (self.mask_key, *self.seeds)]
         letters, held = dict[str, bytes](), dict[str, tuple[bytes, ...]]()
         digest = binding_of(self.session, self.config, cards, (), b"")
@@ -149,12 +151,14 @@ class Participant:
         self._require(delivery.session, 2)
         mine, cards = self.card.name, {card.name: card for card in self.cards}
         others = set(delivery.letters)
-        refuse_unless(others < set(cards) and mine not in others, "letters of clients that are not in the sum")
+        refuse_unless(others < set(cards) and mine not in others, "a letter comes from a client that is not in the sum")
         sharers = tuple(sorted({mine, *others}))
-        refuse_unless(len(sharers) >= self.threshold, f"letters of {len(sharers)} clients; {self.threshold} are needed")
+        refuse_unless(
+            len(sharers) >= self.threshold, f"{len(sharers)} clients sent letters; {self.threshold} are needed"
+        )
         held, digest = dict(self.held), binding_of(self.session, self.config, self.cards, (), b"")
         for name, letter in delivery.letters.items():
-            # A letter that does not open gives no share; enough other clients may have theirs.
+            # A damaged letter gives no share, but enough other clients may have shares.
             try:
                 text = unseal(self._letter_key(cards[name], name, digest), letter)
             except ValueError:
@@ -191,10 +195,12 @@ class Participant:
         """
         self._require(question.session, 3)
         members = tuple(sorted(question.names))
-        refuse_unless(len(set(members)) == len(members), "a client that is a member twice")
-        refuse_unless(set(members) <= set(self.sharers), "members that are not in the sum")
-        refuse_unless(self.card.name in members, "a sum that the client is not in, although it sent its numbers")
-        refuse_unless(len(members) >= self.threshold, f"{len(members)} members, not {self.threshold}")
+        refuse_unless(len(set(members)) == len(members), "a client is a member twice")
+        refuse_unless(set(members) <= set(self.sharers), "a member is not in the sum")
+        refuse_unless(self.card.name in members, "the sum excludes this client, although it sent its numbers")
+        refuse_unless(
+            len(members) >= self.threshold, f"the sum has {len(members)} members; {self.threshold} are needed"
+        )
         for others in earlier:
             refuse_unless(
                 may_be_compared(members, others, least),
@@ -212,7 +218,7 @@ class Participant:
                 transcript.
         """
         self._require(transcript.session, 4)
-        refuse_unless(transcript.counts.keys() == set(self.members), "other members than before")
+        refuse_unless(transcript.counts.keys() == set(self.members), "the members have changed")
         counts = opened_counts(transcript, {card.name: card for card in self.cards}, self.sharers, self.binding)
         shares = {
             k: {name: self.held[name][2 + k] for name in self.members if name in self.held}
@@ -240,12 +246,12 @@ class Participant:
         return _PARTICIPANTS.validate_json(text)
 
     def _letter_key(self, other: Card, sender: str, digest: bytes) -> bytes:
-        """The key of a letter from ``sender`` between this client and another; ``digest`` is of all cards."""
+        """Return the key of a letter from ``sender`` between this client and ``other``; ``digest`` covers all cards."""
         return shared_key(self.letters_key, other.letters, b"letter", sender.encode(), digest)
 
     def _require(self, session: Session, stage: int) -> None:
-        refuse_unless(session == self.session, "a question of another sum")
-        refuse_unless(self.stage == stage, "a question that was answered already, or comes too early")
+        refuse_unless(session == self.session, "the question belongs to another sum")
+        refuse_unless(self.stage == stage, "the question was answered already, or comes too early")
 
 
 _PARTICIPANTS: TypeAdapter[Participant] = TypeAdapter(Participant)

@@ -133,20 +133,18 @@ class KnownKeys:
         return KnownKeys(keys, path, fixed)
 
     def fault(self, presented: Iterable[tuple[str, str]]) -> str:
-        """Describe a contradiction between the ``presented`` keys and the known keys, or return "" without a
-        contradiction.
-        """
+        """Describe a contradiction between the ``presented`` and the known keys; "" if there is none."""
         names, keys = set[str](), set[str]()
         for name, key in presented:
             if name in names or key in keys:
-                return f"the client '{name}' or its key is there twice"
+                return f"the client '{name}' or its key is repeated"
             names.add(name)
             keys.add(key)
             known = self.keys.get(name)
             if known is None and self.fixed:
                 return f"the client '{name}' is not in {self.path}"
             if known is None and key in self.keys.values():
-                return f"the client '{name}' has the key of another"
+                return f"the client '{name}' has another client's key"
             if known not in (None, key):
                 return f"the client '{name}' has another key than in {self.path}"
         return ""
@@ -197,7 +195,7 @@ def mask_of(key: bytes, shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
 
 
 _ONCE = bytes(12)
-"""The nonce of every letter, since each has its own key."""
+"""The nonce of every letter; each letter has its own key."""
 
 
 def seal(key: bytes, letter: bytes) -> bytes:
@@ -210,12 +208,12 @@ def unseal(key: bytes, letter: bytes) -> bytes:
     try:
         return ChaCha20Poly1305(key).decrypt(_ONCE, letter, None)
     except InvalidTag:
-        raise ValueError("a letter that does not open") from None
+        raise ValueError("the letter cannot be decrypted") from None
 
 
 PRIME = 2**255 - 19
 BYTES = 32
-"""Length of a secret and of a share."""
+"""The length of a secret and of a share."""
 
 
 def draw_secret() -> bytes:
@@ -260,7 +258,7 @@ def wrong_shares(right: Mapping[int, bytes], shares: Mapping[int, bytes]) -> lis
 
 
 def _value_at(x: int, shares: Mapping[int, bytes]) -> bytes:
-    """The value at ``x`` of the polynomial through all ``shares``."""
+    """Return the value at ``x`` of the polynomial through all ``shares``."""
     values = (int.from_bytes(share, "little") for share in shares.values())
     total = sum(weight * value for weight, value in zip(_weights(x, tuple(shares)), values, strict=True))
     return (total % PRIME).to_bytes(BYTES, "little")
@@ -268,7 +266,6 @@ def _value_at(x: int, shares: Mapping[int, bytes]) -> bytes:
 
 @lru_cache(maxsize=4)
 def _weights(x: int, holders: tuple[int, ...]) -> list[int]:
-    """Lagrange's weights at ``x`` of the shares of these holders."""
     weights = []
     for holder in holders:
         above, below = 1, 1

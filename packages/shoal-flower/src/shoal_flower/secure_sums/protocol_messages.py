@@ -31,10 +31,10 @@ _BASE64 = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64", extra="fo
 Name = Annotated[str, Field(pattern=rf"^{CLIENT_NAME}$")]
 Key = Annotated[bytes, Field(min_length=32, max_length=32)]
 SumKind = Literal["train", "histograms"]
-"""The numbers of a sum: a round's updates, or histograms of losses after it."""
+"""The summed numbers: a round's updates, or histograms of losses after the round."""
 
 COUNTS = np.dtype("<u4")
-"""The integers of counts, modulo 2^32."""
+"""The type of a count; sums are modulo 2^32."""
 
 
 class RefusedError(ShoalError):
@@ -192,7 +192,7 @@ def read_question(text: str) -> Question:
     try:
         return _QUESTIONS.validate_json(text)
     except ValidationError as error:
-        raise RefusedError(f"not a question of a secure sum: {error.errors()[0]['msg']}") from error
+        raise RefusedError(f"the message is not a question of a secure sum: {error.errors()[0]['msg']}") from error
 
 
 def read_answer(kind: type[_Message], text: str) -> _Message:
@@ -200,7 +200,7 @@ def read_answer(kind: type[_Message], text: str) -> _Message:
     try:
         return TypeAdapter(kind).validate_json(text)
     except ValidationError as error:
-        raise RefusedError(f"not a {kind.__name__} of a secure sum: {error.errors()[0]['msg']}") from error
+        raise RefusedError(f"the answer must be a {kind.__name__}: {error.errors()[0]['msg']}") from error
 
 
 def threshold_of(clients: int, share: float) -> int:
@@ -277,26 +277,26 @@ def opened_counts(transcript: Transcript, cards: Mapping[str, Card], sharers: Se
         RefusedError: the transcript contradicts the clients' signatures, or the counts do not add up to the members.
     """
     members, left = list(transcript.counts), [name for name in sharers if name not in transcript.counts]
-    refuse_unless(set(members) <= set(sharers), "counts of a client that has sent no letters")
-    refuse_unless(transcript.secrets.keys() == set(sharers), "not one secret of each client")
+    refuse_unless(set(members) <= set(sharers), "a member has sent no letters")
+    refuse_unless(transcript.secrets.keys() == set(sharers), "the transcript must have one secret per client")
     total = np.zeros(len(cards[members[0]].seeds) - 1, COUNTS)
     for name in members:
         sent, card, seed = transcript.counts[name], cards[name], transcript.secrets[name]
         fits = len(sent.counts) == total.nbytes and is_signed(
             card.key, sent.signature, counts_part(binding, sent.counts)
         )
-        refuse_unless(fits, f"counts that '{name}' has not signed")
-        refuse_unless(hashlib.sha256(seed).digest() == card.seeds[0], f"another seed than that of '{name}'")
+        refuse_unless(fits, f"'{name}' has not signed the counts")
+        refuse_unless(hashlib.sha256(seed).digest() == card.seeds[0], f"the seed does not belong to '{name}'")
         total += np.frombuffer(sent.counts, COUNTS) - own_mask(seed, binding, total.shape, COUNTS)
     for name in left:
         private = transcript.secrets[name]
-        refuse_unless(public_of(private) == cards[name].mask, f"another mask key than that of '{name}'")
+        refuse_unless(public_of(private) == cards[name].mask, f"the mask key does not belong to '{name}'")
         for member in members:
             total -= pair_mask(private, cards[member], cards[name], binding, b"counts", total.shape, COUNTS)
     counts = total.astype(np.int64)
     refuse_unless(
         int(counts.sum()) == len(members),
-        f"counts that do not add up to {len(members)} clients: one was told other things, or breaks the protocol",
+        f"the counts do not add up to {len(members)} clients: a client received other messages, or breaks the protocol",
     )
     return counts
 
@@ -325,7 +325,7 @@ def pack_question(question: Question, offer: RecordDict | None = None) -> Record
 def unpack_question(records: RecordDict) -> Question:
     """Unpack a question, or raise `RefusedError`."""
     if _NAME not in records.config_records:
-        raise RefusedError("no question of a secure sum")
+        raise RefusedError("the message is not a question of a secure sum")
     return read_question(str(records.config_records[_NAME].get("text")))
 
 
@@ -340,14 +340,14 @@ def pack_answer(answer: Answer, blocks: NDArray | None = None) -> RecordDict:
 def unpack_answer(records: RecordDict, question: Question) -> tuple[Answer, bytes]:
     """Unpack the answer to ``question``, and its masked blocks, or raise `RefusedError`."""
     if _NAME not in records.config_records:
-        raise RefusedError("no answer of a secure sum")
+        raise RefusedError("the message is not an answer of a secure sum")
     answer = read_answer(_KINDS[question.stage], str(records.config_records[_NAME].get("text")))
     if not isinstance(answer, Masked):
         return answer, b""
     arrays = records.array_records.get(_BLOCKS, ArrayRecord())
     if list(arrays) != [_BLOCKS] or arrays[_BLOCKS].dtype not in ("int32", "int64"):
-        raise RefusedError("masked numbers without blocks of integers")
+        raise RefusedError("the masked blocks must be integers")
     try:
         return answer, arrays[_BLOCKS].numpy().astype(np.dtype(arrays[_BLOCKS].dtype).newbyteorder("<")).tobytes()
     except (ValueError, TypeError) as error:
-        raise RefusedError(f"blocks that cannot be read: {error}") from error
+        raise RefusedError(f"the masked blocks cannot be read: {error}") from error

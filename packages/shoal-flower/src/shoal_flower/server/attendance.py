@@ -18,19 +18,19 @@ from shoal_flower.server.roster import LOG, Events, LedgerStamps, LossKind, Memb
 from shoal_flower.wire_codec import pack_features, unpack_identity, unpack_kept_features, unpack_stamp
 
 _MAX_IDLE_ROUNDS = 3
-"""Rounds on end without any update, after which a run ends: one that asks few clients may meet those that refuse."""
+"""The number of consecutive rounds without an update that ends a run; one round may ask only clients that refuse."""
 
 _FIRST_WORD = 5.0
-"""Seconds of waiting for clients after which the log says so; then each time twice as many."""
+"""The seconds of waiting for clients before the first log line; the wait doubles before each later line."""
 
 _NAMED = 10
-"""Absent clients that a sentence names."""
+"""The largest number of absent clients that a message names."""
 
 _SAYS_SO = "its node says so"
-"""Why a client leaves whose node has ``leave = true``."""
+"""The reason if a client's node has ``leave = true``."""
 
 _LATE_REPLIES = 2
-"""Late replies in a row after which a node's SuperNode is said to send each reply with the next message."""
+"""The number of consecutive late replies after which an event advises to restart the node's SuperNode."""
 
 
 @dataclass
@@ -79,10 +79,9 @@ class Attendance:
             if waited >= word:
                 word = 2 * waited
                 LOG.warning(
-                    "round %d: waiting for %s: %d of 'min-nodes' = %d clients are there; 'wait-timeout' is %g s",
+                    "round %d: waiting for %s: %d of 'min-nodes' = %d clients are connected; 'wait-timeout' is %g s",
                     *(number, named or "clients", there, settings.min_nodes, settings.wait_timeout),
                 )
-            # Silent nodes are waited for again.
             self._silent.clear()
             self.exchange.pause()
 
@@ -151,7 +150,7 @@ class Attendance:
     def _answers(
         self, question: NodeRequest, messages: Mapping[int, RecordDict], awaited: set[int], seconds: float, number: int
     ) -> Iterator[NodeReply]:
-        """The answers in time; a node that answers, even late, is waited for again."""
+        """Yield the answers in time; rounds wait again for a node that answers, even late."""
         for answer in self.exchange.ask(question, messages, awaited, seconds, str(number)):
             if answer.gone:
                 continue
@@ -162,13 +161,13 @@ class Attendance:
             self._behind[answer.node] = self._behind[answer.node] + 1 if answer.late else 0
             if self._behind[answer.node] == _LATE_REPLIES:
                 name = "unknown" if member is None else member.name
-                reason = "each of its replies comes a message late, as after an outage: restart its SuperNode"
+                reason = "each of its replies is one message late, as after an outage; restart its SuperNode"
                 self.events.add(number, "missed", name, answer.node, reason)
             if not answer.late:
                 yield answer
 
     def _look(self, number: int) -> None:
-        """Ask new nodes for their clients, and note who is disconnected or leaves."""
+        """Ask new nodes for their clients, and record clients that disconnect or leave."""
         nodes = self.exchange.connected()
         while self._leavers:
             self.leave(number, self._leavers.pop(), _SAYS_SO)
@@ -177,14 +176,14 @@ class Attendance:
             if member.node is not None and member.node not in nodes:
                 self.events.add(number, "disconnected", member.name, member.node)
                 self.roster.disconnect(member)
-        # A node that was turned away may reconnect corrected, or after the other node of its client is gone.
+        # A rejected node may reconnect with correct settings, or after the other node of its client is gone.
         away = {node: name for node, name in self._strangers.items() if node in nodes}
         self._strangers = {node: name for node, name in away.items() if not name or self._is_taken(name)}
         unknown = [node for node in nodes if self.roster.by_node(node) is None and node not in self._strangers]
         new = [node for node in unknown if not self._has_left(number, node, nodes[node])]
         if not new:
             return
-        # A silent node is waited for once, and not in each round.
+        # Wait only once for a silent node.
         awaited = set(new) - self._silent
         self._silent.update(new)
         identities = list[tuple[int, str, int, bool, Stamp]]()
@@ -199,10 +198,10 @@ class Attendance:
             except RejectedReplyError as error:
                 self._turn_away(number, answer.node, str(error))
         for node in sorted(awaited & self._silent):
-            reason = f"is connected and did not say its client in {seconds:g} seconds: is its task worker running?"
+            reason = f"is connected, but did not name its client in {seconds:g} seconds: is its task worker running?"
             self.events.add(number, "missed", "unknown", node, reason)
         named = {registered.name: node for node, registered in nodes.items() if registered.name}
-        # In a fixed order, whoever answers first, so that a repeated run has the same order of clients.
+        # The order does not depend on arrival, so a repeated run has the same order of clients.
         for partition, name, node, leaves, stamp in sorted(identities):
             self._join(number, name, node, None if partition < 0 else partition, nodes[node], named.get(name))
             member = self.roster.by_node(node)
@@ -239,7 +238,7 @@ class Attendance:
         return None
 
     def _has_left(self, number: int, node: int, registered: Registration, name: str = "") -> bool:
-        """Turn away a node with the key or the name of a client that left for good; returns whether it has one."""
+        """Turn away a node with the key or name of a client that left for good; return whether it had one."""
         for member in (self.roster.by_key(registered.key), self.roster.by_name(name or registered.name)):
             if member is not None and member.last is not None:
                 self._turn_away(number, node, f"the client '{member.name}' left for good after round {member.last}")
@@ -247,7 +246,6 @@ class Attendance:
         return False
 
     def _may_move(self, member: Member, registered: Registration) -> bool:
-        """Whether a known client may move to another node."""
         if self.settings.names == "nodes":
             return member.node is None or not member.waits
         # The operator may register a name for a second key when the first is lost.
@@ -255,12 +253,12 @@ class Attendance:
         return member.node is None and same
 
     def _is_taken(self, name: str) -> bool:
-        """Whether the client ``name`` still has the node for which another one was turned away."""
+        """Return whether the client ``name`` still has a node, so that its other node stays turned away."""
         member = self.roster.by_name(name)
         return member is not None and member.node is not None and (self.settings.names == "keys" or member.waits)
 
     def _turn_away(self, number: int, node: int, reason: str, name: str = "") -> None:
-        """Ask a node no more; with ``name``, only until that client is disconnected from its other node."""
+        """Ignore a node; with ``name``, only until this client disconnects from its other node."""
         self._strangers[node] = name
         self.events.add(number, "rejected", "unknown", node, reason)
 
@@ -305,7 +303,7 @@ class SentFile:
         lacking = {i: client for i, client in there.items() if not self.has.get(client, self.built)}
         if not lacking:
             return
-        # One object, which is hashed and sent once.
+        # All clients share one object, which is hashed and sent once.
         message = pack_features(self.mark + self.digest, self.content())
         for i, answer in attendance.ask("features", dict.fromkeys(lacking, message), number):
             try:
@@ -318,5 +316,5 @@ class SentFile:
                 attendance.discard(number, members[i], "rejected", str(error))
 
     def forget(self, member: Member) -> None:
-        """Mark the file as missing at this client, which receives the file again before the next round."""
+        """Mark the file as missing at this client, so that the server sends the file again before the next round."""
         self.has[member.name, member.node] = False

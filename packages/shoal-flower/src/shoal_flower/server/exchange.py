@@ -29,10 +29,10 @@ from flwr.superlink.grid.http_grid import HttpGrid
 from shoal_flower.messages import RejectedReplyError, plain, reject_unless
 
 _HEADER_BYTES = 1 << 20
-"""Largest number of bytes of a reply beside its arrays' numbers: names, counts, reasons, headers."""
+"""The largest number of bytes in a reply besides its arrays' numbers: names, counts, reasons, headers."""
 
 _CHILDREN = 64
-"""Largest number of objects below an object; arrays may have one per `_CHUNK` bytes."""
+"""The largest number of objects below an object; an array may have one object per `_CHUNK` bytes."""
 
 _CHUNK = 1 << 20
 
@@ -94,7 +94,7 @@ def content_of(grid: Grid, reply: Reply, largest: int) -> RecordDict:
 
     def pull(object_id: str) -> bytes:
         response = client.PullObject(PullObjectRequest(node=grid.node, run_id=run, object_id=object_id))
-        reject_unless(response.object_found, "a reply with a missing object")
+        reject_unless(response.object_found, "an object of the reply is missing")
         if not response.object_available:
             raise NotUploadedError
         return response.object_content
@@ -105,7 +105,7 @@ def content_of(grid: Grid, reply: Reply, largest: int) -> RecordDict:
     except (NotUploadedError, RejectedReplyError):
         raise
     except Exception as error:  # Flower raises anything on a stranger's bytes.
-        raise RejectedReplyError(f"a reply that cannot be read: {type(error).__name__}: {error}") from error
+        raise RejectedReplyError(f"the reply cannot be read: {type(error).__name__}: {error}") from error
     assert isinstance(content, RecordDict)
     return content
 
@@ -119,9 +119,9 @@ def confirm(grid: Grid, reply: Reply) -> None:
 
 
 def _collect_objects(pull: Callable[[str], bytes], message: str, largest: int) -> tuple[str, dict[str, bytes]]:
-    """The id of a reply's records, and all objects below it.
+    """Return the id of a reply's records, and all objects below the reply.
 
-    The message is read first, since Flower uploads it last. Numbers count as often as an array names their chunk,
+    The message is read first, because Flower uploads the message last. A chunk counts each time an array names it,
     before the next chunk is read.
     """
     contents, beside, left = dict[str, bytes](), _HEADER_BYTES, largest
@@ -130,15 +130,15 @@ def _collect_objects(pull: Callable[[str], bytes], message: str, largest: int) -
         nonlocal beside
         content = contents.get(object_id) or pull(object_id)
         beside -= len(content)
-        reject_unless(beside >= 0, f"a reply with more than {_HEADER_BYTES} bytes beside its arrays")
+        reject_unless(beside >= 0, f"the reply has more than {_HEADER_BYTES} bytes besides its arrays")
         kind, children, _ = get_object_head_values_from_object_content(content)
-        reject_unless(kind in kinds, f"an object '{kind}' instead of {' or '.join(sorted(kinds))}")
-        reject_unless(len(children) <= most, f"an object '{kind}' of {len(children)} parts, above {most}")
+        reject_unless(kind in kinds, f"the reply has an object '{kind}' instead of {' or '.join(sorted(kinds))}")
+        reject_unless(len(children) <= most, f"an object '{kind}' has {len(children)} parts (at most {most})")
         contents[object_id] = content
         return kind, children
 
     _, parts = read(message, ("Message",))
-    reject_unless(len(parts) == 1, "a reply without content")
+    reject_unless(len(parts) == 1, "the reply has no content")
     for record in read(parts[0], ("RecordDict",))[1]:
         kind, arrays = read(record, ("ArrayRecord", "ConfigRecord", "MetricRecord"))
         for array in arrays if kind == "ArrayRecord" else ():
@@ -147,8 +147,8 @@ def _collect_objects(pull: Callable[[str], bytes], message: str, largest: int) -
             for index in dict.fromkeys(order):
                 content = pull(chunks[index])
                 left -= order.count(index) * (len(content) - content.index(HEAD_BODY_DIVIDER) - 1)
-                reject_unless(left >= 0, f"a reply whose arrays have more than {largest} bytes")
-                reject_unless(content.startswith(b"ArrayChunk "), "an array of other objects than chunks")
+                reject_unless(left >= 0, f"the reply's arrays have more than {largest} bytes")
+                reject_unless(content.startswith(b"ArrayChunk "), "an array must consist of chunks")
                 contents[chunks[index]] = content
     return parts[0], contents
 
@@ -203,13 +203,13 @@ class Registration:
 _UNAVAILABLE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
 
 _POLL = 0.25
-"""Seconds from one look for replies to the next. Flower's own loop takes three."""
+"""The seconds between two polls for replies. Flower's own loop waits three seconds."""
 
 _BATCH = 256
-"""Largest number of messages per look for replies; the SuperLink's work is in proportion."""
+"""The largest number of messages per poll; the SuperLink's work is proportional to this number."""
 
 _HEADERS = 1 << 16
-"""Bytes that a reply's arrays may have beyond those of its message."""
+"""The largest number of bytes of a reply's arrays beyond the message's arrays."""
 
 
 @dataclass
@@ -262,7 +262,7 @@ class Exchange:
                         left.discard(answer.node)
                     yield answer
                     if answer.content is not None:
-                        # Flower's records have reference cycles, so their arrays would wait for the collector.
+                        # Flower's records have reference cycles, which would keep the arrays in memory.
                         answer.content.clear()
                 if left and not came:
                     time.sleep(_POLL)
@@ -275,13 +275,12 @@ class Exchange:
 
     @property
     def _together(self) -> int:
-        """Messages per call; models that they share are hashed and sent once."""
-        # Flower's own simulation does not say which of several messages it rejected.
+        """The number of messages per call; a call hashes and sends shared models once."""
+        # Flower's simulation does not tell which of several messages it rejected.
         return 64 if isinstance(self.grid, HttpGrid) else 1
 
     def _answers(self, current: dict[str, int], largest: Mapping[int, int]) -> Iterator[NodeReply]:
-        """The new answers to some of the unanswered messages."""
-        # A message with a known reply is left out: the SuperLink has forgotten it, and would call it lost.
+        # Skip messages with a known reply, which the SuperLink has forgotten and would report as lost.
         known = {reply.answers for reply in (*self._arrived, *self._uploading)}
         pending = [message for message in (*current, *self._late) if message not in known]
         first = self._looked % max(len(pending), 1)
@@ -304,7 +303,6 @@ class Exchange:
             yield answer
 
     def _answer(self, reply: Reply, node: int, *, late: bool, largest: int) -> NodeReply:
-        """The outcome that a reply says; raises `NotUploadedError`."""
         if reply.error is not None:
             gone = reply.error.code in _UNAVAILABLE
             return NodeReply(node, None, plain(reply.error.reason), late, gone, failed=not gone)
@@ -319,6 +317,5 @@ class Exchange:
 
 
 def _bytes_of(content: RecordDict) -> int:
-    """The number of bytes of all arrays in ``content``."""
     records = (record for record in content.values() if isinstance(record, ArrayRecord))
     return sum(len(array.data) for record in records for array in record.values())

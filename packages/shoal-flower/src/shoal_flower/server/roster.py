@@ -139,7 +139,7 @@ class Roster:
         sizes = torch.tensor([member.examples for member in members], dtype=torch.int64)
         nobody = torch.zeros(count, dtype=torch.int64)
         return Federation(
-            # Clients state the sizes, so no memory is in proportion to them.
+            # Clients report the sizes, so the server must not allocate memory for them.
             clients=Shards.from_indices(x, y, torch.zeros(1, dtype=torch.int64).expand(int(sizes.sum())), sizes),
             holdout=Shards.from_indices(x, y, torch.zeros(0, dtype=torch.int64), nobody),
             ids=torch.tensor([member.id for member in members], dtype=torch.int64),
@@ -185,9 +185,8 @@ _STAMPS = TypeAdapter(dict[str, Stamp])
 class LedgerStamps:
     """The last charge of each client's ledger that the server has seen, in a file that several runs share.
 
-    An older copy of a ledger, or a new ledger, would undercount the spent privacy. Each offer has the client's last
-    charge, and a client refuses an offer whose charge is missing in the client's ledger
-    (`shoal_flower.client.policy.Ledger`).
+    Each offer has the client's last charge, and a client refuses an offer whose charge is missing in the client's
+    ledger, for example in an older copy (`shoal_flower.client.policy.Ledger`).
 
     Args:
         last: the last charge of each client, by name; empty without a file.

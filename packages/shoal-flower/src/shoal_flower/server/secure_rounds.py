@@ -126,7 +126,6 @@ class SecureRounds:
             attendance.events.add(number, "failed", "all", None, str(error))
         attendance.end_round(number, merged=summed, otherwise="too few clients took part for a sum")
         assignment = torch.repeat_interleave(torch.arange(clusters), torch.tensor(counts))
-        # A cluster's examples in nearly equal parts.
         totals = [(round(self.means[k] * count), count) for k, count in enumerate(counts) if count]
         sizes = torch.tensor([(total + i) // count for total, count in totals for i in range(count)], dtype=torch.int64)
         after, plan = summed_round(training, state, assignment, sizes, moves)
@@ -166,7 +165,7 @@ class SecureRounds:
         return {name: value for name, value in values.items() if isfinite(value)}
 
     def _sum(self, kind: SumKind, number: int, cohort: list[int], state: State, length: int) -> tuple[int, ClusterSums]:
-        """The sums over the clients at ``cohort``, and the number of clients that began; raises `RefusedError`."""
+        """Return the number of clients that began, and the sums over ``cohort``, or raise `RefusedError`."""
         server, section, began = self.server, check_summable(self.config), 0
         names = {server.members[i].name: i for i in cohort if not server.members[i].culprit}
         digest = models_digest(state.models)
@@ -186,7 +185,7 @@ class SecureRounds:
             server.attendance.discard(number, server.members[names[name]], "rejected", reason)
 
         if not names:
-            raise RefusedError("no client is there")
+            raise RefusedError("no client is connected")
         offered = offer_digest(next(iter(offers.values())))
         session, clusters = Session(self.run, number, kind), len(state.models) * (2 if kind == "histograms" else 1)
         ask = partial(self._ask, names, offers)
@@ -204,7 +203,7 @@ class SecureRounds:
     def _ask(
         self, names: Mapping[str, int], offers: Mapping[int, Offer], questions: Mapping[str, Question]
     ) -> Iterator[tuple[str, Answer, bytes]]:
-        """The answers in time to ``questions``, by name; a client without an answer is missed."""
+        """Yield the answers in time to ``questions``, by name, and record missing answers."""
         attendance, members, shared = self.server.attendance, self.server.members, next(iter(offers.values()))
         positions, number = {names[name]: question for name, question in questions.items()}, shared.round
         models = pack_models(shared.models)
@@ -214,7 +213,7 @@ class SecureRounds:
         }
         attendance.wait_for_some(positions)
         silent = set(positions)
-        # Nobody knows who trains which model, so a live view has only the clients that the server waits for.
+        # Nobody knows which model a client trains, so a live view shows only the clients without an answer.
         self.server.watch(Progress(number, len(positions), 0, tuple(sorted(questions)[:NAMES]), {}))
         for i, answer in attendance.ask("secure", messages, number):
             silent.discard(i)

@@ -49,7 +49,7 @@ LOG = logging.getLogger("shoal")
 app = ServerApp()
 
 _TIMED = ("train", "red_team", "total")
-"""The stages that a server can time: clients choose on their machines, and the end has no attacks."""
+"""The stages that a server can time; clients choose models themselves, and the server runs no final attacks."""
 
 
 @app.main()
@@ -61,7 +61,7 @@ def main(grid: Grid, context: Context) -> None:
     try:
         _serve(grid, RunSettings.read(context.run_config))
     except (ShoalError, OSError) as error:
-        # Flower logs the traceback of what it catches; here the sentence is enough.
+        # Flower logs the traceback of an error, but the message is enough.
         sys.tracebacklimit = 0
         if isinstance(error, ShoalError):
             raise
@@ -71,7 +71,6 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """The reason of a failure as one sentence."""
     if isinstance(error, OSError):
         return f"{error.filename or 'a file'}: {error.strerror}; fix this and resume by the same 'flwr run' command"
     return str(error)
@@ -89,7 +88,7 @@ def _serve(grid: Grid, settings: RunSettings) -> None:
     try:
         serve(Exchange(grid), settings, lambda progress: show(vars(progress)))
     except Exception as error:
-        # Until the first progress the directory may belong to another run. On a full disk this fails too.
+        # Before the first progress, the directory may belong to another run. On a full disk, this fails too.
         log = log_to_file(settings.out / "run.log") if is_open else contextlib.nullcontext()
         with contextlib.suppress(OSError), log:
             LOG.error("%s", _reason(error))
@@ -161,7 +160,7 @@ def serve(exchange: Exchange, settings: RunSettings, watch: Callable[[Progress],
 
 @dataclass(frozen=True, eq=False)
 class _Run:
-    """A run in progress; its ``federation`` gives the server's shadow and test set only."""
+    """A run in progress; its ``federation`` contains only the server's shadow set and test set."""
 
     server: Server
     config: Config
@@ -181,14 +180,14 @@ class _Run:
         everybody = replace(training, federation=roster.federation(self.federation, roster.clients))
         if progress is None:
             progress = SimulationState(everybody.start())
-        # Clients that left keep their rows of the state, and are nowhere else.
+        # Clients that left keep only their rows of the state.
         whole, present, seconds = everybody.with_newcomers(progress.state), roster.present, dict(progress.seconds)
         state = whole.take(present)
         began = time.perf_counter()
         state, plan = (self.sums or self.server).round(training, state)
         trained = time.perf_counter()
         training = self._training(state)
-        # Risks rest on numbers of examples, which are unknown until a client has trained.
+        # Risks need numbers of examples, which are unknown until a client has trained.
         state, due = training.with_risks(state) if training.federation.clients.sizes.any() else (state, False)
         seconds["train"] += trained - began
         seconds["red_team"] += time.perf_counter() - trained if due else 0.0
@@ -229,7 +228,6 @@ class _Run:
         LOG.info("done after %d rounds", state.round)
 
     def _training(self, state: State | None) -> Training:
-        """The server's training with the present members."""
         server, simulation = self.server, self.simulation
         team, law, defenses = simulation.red_team, simulation.coordinator, simulation.setup.defenses
         federation = server.attendance.roster.federation(self.federation)
@@ -305,11 +303,10 @@ def _require_supported(config: Config) -> None:
 
 
 def round_rows(training: Training, state: State, plan: RoundPlan, *, evaluated: bool) -> tuple[RoundRow, ...]:
-    """Return one row per cluster: its clients in this round, and its model's risk and accuracy on the server's test
-    set.
+    """Return one row per cluster: its clients in this round, and its model's risk and test accuracy.
 
-    ``accuracy.<group>`` is the accuracy on a group's test examples, and ``accuracy`` is the accuracy on all test
-    examples. Without ``evaluated``, all accuracies are NaN.
+    Accuracy is measured on the server's test set: ``accuracy.<group>`` on one group, and ``accuracy`` on all examples.
+    Without ``evaluated``, all accuracies are NaN.
     """
     federation, rows = training.federation, []
     present = torch.nonzero(state.trained == state.round)

@@ -94,7 +94,7 @@ class UpdateFile:
         return self._rows
 
     def __getitem__(self, positions: Tensor) -> Tensor:
-        """The rows (u, P) at ``positions`` (u,)."""
+        """Return the rows (u, P) at ``positions`` (u,)."""
         rows = np.empty((len(positions), self.parameters), dtype=np.float32)
         for row, position in zip(rows, positions.tolist(), strict=True):
             assert self._file is not None
@@ -109,10 +109,10 @@ class UpdateFile:
 
 
 NAMES = 100
-"""Largest number of clients that a live view names."""
+"""The largest number of clients that a live view names."""
 
 _SHOWN = 0.5
-"""Seconds from one `Progress` of a round to the next."""
+"""The seconds between two `Progress` reports of a round."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class Server:
 
     Args:
         config: the run's configuration for clients, as TOML.
-        choice: the party that chooses the model which a client trains (`RemoteRounds`).
+        choice: the party that chooses a client's model (`RemoteRounds`).
         watch: a function that is called at every change in a round.
         frozen: the file of the models' frozen tensors, for clients with different tensors, or ``None`` if unknown.
     """
@@ -210,7 +210,7 @@ class Server:
         return after, plan
 
     def _updates(self, training: Training, state: State, cohort: list[int], ends: UpdateFile) -> dict[int, _Update]:
-        """The updates to merge of the clients at ``cohort``, by position; their models go to ``ends``."""
+        """Return the updates of the clients at ``cohort``, by position, and write their models to ``ends``."""
         number, members, attendance = state.round + 1, self.members, self.attendance
         offered, messages = self._offers(training, state, cohort), {}
         # Offers of the same models share one object, which is packed and hashed once.
@@ -254,14 +254,14 @@ class Server:
         order, ratio = list(updates), self.attendance.settings.limits.max_norm_ratio
         norms = [sent.norm for sent in updates.values()]
         for at, limit in long_updates(norms, [sent.update.cluster for sent in updates.values()], ratio):
-            reason = f"an update of norm {norms[at]:.4g}, above {limit:.4g}, {ratio:g} times the median of the round"
+            reason = f"the update's norm {norms[at]:.4g} exceeds {limit:.4g}, {ratio:g} times the round's median"
             self.attendance.discard(number, self.members[order[at]], "rejected", reason)
             del updates[order[at]]
 
     def _accept(
         self, number: int, member: Member, answer: NodeReply, models: Tensor
     ) -> tuple[ClientUpdate, float] | None:
-        """The update in an answer to an offer of ``models``, and its norm; None: no update, as the events say."""
+        """Return the update in an answer to an offer of ``models``, and its norm; None if there is no valid update."""
         attendance = self.attendance
         if answer.content is None:
             attendance.discard(number, member, answer.kind, answer.error)
@@ -281,7 +281,7 @@ class Server:
         return reply
 
     def _offers(self, training: Training, state: State, cohort: list[int]) -> dict[int, tuple[Tensor, Tensor]]:
-        """The models (K, P) for each client and their clusters (K,), by the client's position."""
+        """Return the offered models (K, P) and their clusters (K,), by the client's position."""
         clusters = len(state.models)
         if self.choice != "server" or not cohort:
             return dict.fromkeys(cohort, (state.models, torch.arange(clusters)))
@@ -296,7 +296,6 @@ class Server:
         }
 
     def _received_updates(self, updates: Mapping[int, _Update], ends: UpdateFile, clusters: int) -> ReceivedUpdates:
-        """The updates of a cohort, in the order of the clients' ids."""
         order = sorted(updates, key=lambda i: self.members[i].id)
         replies, counts = [updates[i].update for i in order], torch.eye(clusters, dtype=torch.int64)
         best = [counts[update.cluster] * update.examples if update.best is None else update.best for update in replies]
@@ -382,12 +381,12 @@ def _replies(
     risks: Tensor,
     unpack: Callable[[int, RecordDict], _Reply],
 ) -> Iterator[tuple[int, _Reply]]:
-    """The replies of all connected clients that have a model, each about its own, by position."""
+    """Yield the replies of all connected clients about their own models, by position."""
     messages, attendance, packed = dict[int, RecordDict](), server.attendance, dict[int, ArrayRecord]()
     for i, (member, cluster) in enumerate(zip(server.members, state.assignment.tolist(), strict=True)):
         if member.node is not None and cluster >= 0:
             one = torch.tensor([cluster])
-            # A vote is about a number; the model stays at the server.
+            # A vote needs only a number, so the model stays at the server.
             models = state.models[one] if question == "histograms" else state.models[:0]
             if cluster not in packed:
                 packed[cluster] = pack_models(models)
