@@ -50,6 +50,8 @@ def _digest(data: object, feed_tensor: Callable[[Tensor], Iterable[bytes | memor
             digest.update(f"{len(value)} values".encode())
             for item in value:
                 feed(item)
+        elif callable(value):  # its address differs from process to process
+            raise TypeError(f"a function has no fingerprint (got {value!r})")
         else:
             digest.update(repr(value).encode())
 

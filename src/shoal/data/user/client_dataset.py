@@ -61,9 +61,10 @@ class ClientDataset:
     client_names: tuple[str, ...]
     group_names: tuple[str, ...]
     impute: Impute | None = None
-    warnings: tuple[str, ...] = ()
-    origin: NameOf = str
-    row_group: Tensor | None = field(default=None, compare=False)  # changes no model, so no fingerprint
+    # The last three change no model, so no fingerprint.
+    warnings: tuple[str, ...] = field(default=(), compare=False)
+    origin: NameOf = field(default=str, compare=False)
+    row_group: Tensor | None = field(default=None, compare=False)
 
     @property
     def kind(self) -> str:
