@@ -260,7 +260,7 @@ def test_redraw_gives_up_with_a_warning(mlp, build, caplog):
     federation = build()
     with Engine(mlp) as engine:
         IFCA(2, redraw=Redraw(share=0.5, clients=3, attempts=2)).init(engine, federation, LOCAL, Stream(5))
-    assert "no draw of initial models" in caplog.text
+    assert "none of 2 draws of initial models" in caplog.text
 
 
 def test_the_representation_of_an_algorithm_is_the_algorithm(algorithm):

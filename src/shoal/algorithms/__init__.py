@@ -1,7 +1,7 @@
 """Federated algorithms, one per file, as frozen dataclasses that implement `shoal.engine.Algorithm`.
 
 This package may import `engine` and the layers below it, never `attacks`. To add an algorithm, add a file to a
-subpackage, then import the class in this file and list it in `__all__`.
+subpackage. Import the class here and list it in `__all__`.
 """
 
 from collections.abc import Mapping

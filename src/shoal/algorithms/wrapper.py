@@ -20,7 +20,7 @@ from shoal.engine.protocols import with_bases
 
 
 class Derived:
-    """An algorithm that inherits every method that it does not override from another algorithm, `inner`.
+    """An algorithm that inherits the methods of another algorithm, `inner`.
 
     `inner` is a field, or a property computed from fields, such as ``IFCA(self.clusters)``.
     """
@@ -56,7 +56,7 @@ class Derived:
 
 
 class Wrapper(Derived):
-    """An algorithm around another algorithm, its field ``base`` (the table ``[algorithm.base]`` of a configuration).
+    """An algorithm that changes another algorithm, ``base`` (the table ``[algorithm.base]`` of a configuration).
 
     Example:
         >>> import shoal.toy
@@ -82,7 +82,7 @@ class Wrapper(Derived):
 
 
 def choice_noise(algorithm: object) -> float | None:
-    """Return the noise multiplier of the Gaussian mechanism that assigns clients, or None without such a mechanism."""
+    """Return the noise multiplier of the Gaussian mechanism that assigns clients to clusters, or None."""
     declared = (getattr(base, "choice_noise", None) for base in with_bases(algorithm))
     return next((noise for noise in declared if noise is not None), None)
 

@@ -10,6 +10,6 @@ from shoal.forgetting.fed_eraser import FedEraser
 from shoal.forgetting.gradient_ascent import ProjectedGradientAscent
 
 METHODS = {"continue": Continue, "exact": Exact, "fed-eraser": FedEraser, "gradient-ascent": ProjectedGradientAscent}
-"""The methods by their names in a file."""
+"""The methods by their names in a configuration."""
 
 __all__ = ["METHODS", "Continue", "Exact", "FedEraser", "ProjectedGradientAscent"]

@@ -1,4 +1,4 @@
-"""Exact forgetting: the models that the leaver trained are retrained without the leaver."""
+"""Exact forgetting: retraining of models without the leaver."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -16,19 +16,19 @@ from shoal.forgetting.past_rounds import BYTES, new_draws, same_draws, trains_cl
 class Exact:
     """The method that retrains, without the leaver, every model that the leaver trained.
 
-    **Retraining by cluster** is used if each model depends only on the clients that chose the model, and the run has
-    neither a coordinator nor a `shoal.engine.Release`. FedAvg, FedProx, IFCA, IFCA's variants and one model per group
-    qualify. In each past round, the remaining clients choose again, and the clients of retrained models train again. A
-    model is retrained from the first round in which a leaver trained the model, or in which another client's choice
-    changed. Models that are not retrained stay equal bit for bit. If clients choose by loss alone, the result equals a
-    run that never had the leaver. If clients choose by risk, the method uses the risks that the original run estimated.
+    **Retraining by cluster** is used if each model depends only on the clients that chose the model, as in FedAvg,
+    FedProx, IFCA, IFCA's variants and `shoal.ByGroup`. In each past round, the remaining clients choose again, and the
+    clients of retrained models train again. A model is retrained from the first round in which a leaver trained the
+    model, or in which another client's choice changed. Other models do not change. If clients choose by loss alone, the
+    result equals a run that never had the leaver. If clients choose by risk, the method uses the risks that the
+    original run estimated.
 
-    **Retraining of the whole federation** is used for other algorithms, and for runs with a coordinator or a release.
-    All past rounds run again without the leaver, with new choices and new random draws.
+    **Retraining of the whole federation** is used for other algorithms, and for runs with a coordinator or a
+    `shoal.engine.Release`. All past rounds run again without the leaver, with new choices and new random draws.
 
     If clients add noise, the noise is drawn again, because equal noise on two models would cancel in their difference.
-    The past, including earlier departures, is reconstructed by another training run (`Departure.history_seconds`). The
-    time therefore grows with the square of the number of departures.
+    Shoal reconstructs the past, including earlier departures, by training again (`Departure.history_seconds`). The time
+    therefore grows with the square of the number of departures.
 
     Source: retraining from scratch, as in Bourtoule et al. 2021, arXiv:1912.03817, with clusters instead of shards.
 
@@ -66,7 +66,7 @@ class Exact:
 
 
 def _whole(name: str, leaving: Leaving) -> tuple[State, Departure]:
-    """All past rounds without those who are gone."""
+    """Run all past rounds again without the clients that left."""
     training, now, presence = leaving.training, leaving.state, leaving.training.presence
     assert presence is not None
     without = replace(training, presence=presence.without(leaving.gone))
@@ -80,7 +80,7 @@ def _whole(name: str, leaving: Leaving) -> tuple[State, Departure]:
 
 
 def _by_cluster(name: str, leaving: Leaving) -> tuple[State, Departure]:
-    """The models that the leavers trained, and those whose members change for it, in lock-step with the past."""
+    """Retrain the models that the leavers trained, and the models whose clients change as a result."""
     now, several = leaving.state, len(leaving.state.models) > 1
     training = same_draws(replace(leaving.training, presence=None), now)
     again = torch.zeros(len(now.models), dtype=torch.bool)

@@ -16,13 +16,12 @@ from shoal.forgetting.past_rounds import BYTES, require_approximable, same_draws
 
 @settings
 class FedEraser:
-    """The method that rebuilds models from stored updates: the server stores all clients' updates in every D-th round.
+    """The method that rebuilds models from the updates of all clients, stored by the server in every D-th round.
 
     Each model is rebuilt from the initial parameters of the run. The first stored round adds the mean update of the
     remaining clients. In each later stored round, the remaining clients train the rebuilt model for a fraction of their
-    local epochs. With U the mean of the remaining clients' stored updates and V the mean of their new updates, each
-    tensor of a model changes by ``|U| V / |V|``, which has the new direction and the old length. A tensor with V = 0
-    does not change.
+    local epochs. Each tensor of a model changes by ``|U| V / |V|``, where U is the mean stored update and V the mean
+    new update of the remaining clients. A tensor with V = 0 does not change.
 
     The result is an approximation of a run that never had the leaver, because the lengths of U come from training with
     the leaver. The cost is about ``ratio / interval`` of a full retraining.
@@ -34,7 +33,7 @@ class FedEraser:
 
     Args:
         interval: the number D of rounds from one stored round to the next.
-        ratio: the fraction of local epochs (or steps) that clients train a rebuilt model per stored round, rounded up.
+        ratio: the fraction of local epochs (or steps) for training a rebuilt model per stored round, rounded up.
 
     Source: Liu, Ma, Yang, Wang, Liu 2021, IWQoS, "FedEraser", through a mirror of the authors' code
     (Karlywang/FedEraser-reproduce) and lecture notes on its section "Design of FedEraser" (vicw0ng-hk/feul, notebook
@@ -97,7 +96,7 @@ class FedEraser:
 
 
 def _shortened(local: LocalSGD, ratio: float) -> tuple[LocalSGD, float]:
-    """Local training of about ``ratio`` of the epochs or steps, and the share of them that it is."""
+    """Return local training with about ``ratio`` of the epochs or steps, and the exact ratio."""
     whole = local.steps or local.epochs or 1
     part = ceil(ratio * whole)
     short = replace(local, epochs=part) if local.steps is None else replace(local, steps=part)
@@ -105,7 +104,7 @@ def _shortened(local: LocalSGD, ratio: float) -> tuple[LocalSGD, float]:
 
 
 def _mean_update(report: RoundReport, cluster: int, here: Tensor) -> Tensor:
-    """(P,), the mean of a cluster's kept updates over its clients ``here`` (n,) bool, by the algorithm's weights."""
+    """Return the mean update (P,) of a cluster's clients in the mask ``here`` (n,), by the algorithm's weights."""
     (training,), updates = report.plan.trainings, report.updates
     assert training.weights is not None
     assert updates is not None
@@ -117,7 +116,7 @@ def _mean_update(report: RoundReport, cluster: int, here: Tensor) -> Tensor:
 
 
 def _calibrated(old: Tensor, new: Tensor, layout: Layout) -> Tensor:
-    """``|U| V / |V|`` for each trained tensor, from U = ``old`` (P,) and V = ``new`` (P,); V in buffers."""
+    """Return ``|U| V / |V|`` for each trained tensor, and V for buffers, with U = ``old`` (P,) and V = ``new`` (P,)."""
     step = new.clone()
     for slot in layout.slots:
         place = slice(slot.start, slot.start + slot.size)

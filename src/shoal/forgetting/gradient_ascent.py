@@ -1,4 +1,4 @@
-"""Projected gradient ascent on the leaver's loss, as a method of forgetting."""
+"""Forgetting by projected gradient ascent on the leaver's loss."""
 
 import logging
 from dataclasses import dataclass, replace
@@ -40,8 +40,7 @@ class ProjectedGradientAscent:
 
     The method is approximate and does not remove the influence of the leaver's earlier updates. The leaver must stay
     connected during the ascent. Extension: if several clients leave, they take turns, each in every cluster that the
-    client trained. Choose ``stop_distance`` for your network, because the default comes from the authors' code for a
-    network for MNIST.
+    client trained. Choose ``stop_distance`` for your network; the default suits the authors' network for MNIST.
 
     Args:
         epochs: the largest number of passes over the leaver's data.
@@ -107,11 +106,11 @@ class ProjectedGradientAscent:
         return after, leaving.departure(self.name, after, client_rounds=spent, megabytes=size / 1e6)
 
     def _local(self, training: Training) -> LocalSGD:
-        """The leaver's own steps, without the run's defences."""
+        """Return the settings of the leaver's ascent, without the run's defences."""
         return LocalSGD(epochs=self.epochs, batch_size=training.local.batch_size, learning_rate=self.learning_rate)
 
     def _ascended(self, leaving: Leaving, leaver: int, reference: Tensor, last: Tensor, cluster: int) -> Tensor:
-        """The model (P,) that a leaver reaches from the ``reference`` (P,); ``last`` (P,) is its own last one."""
+        """Return the model (P,) after the ascent from ``reference`` (P,); ``last`` (P,) is the leaver's last model."""
         training, state = leaving.training, leaving.state
         model, stream = training.engine.model, training.stream("forgetting", leaving.state.round)
         width = model.layout.trainable
@@ -135,7 +134,7 @@ class ProjectedGradientAscent:
 
 @dataclass(frozen=True)
 class AscentStep:
-    """An ascent step on u rows [w, velocity, w_ref, w_i, squared radius, stopped], (u, P + 3 T + 2).
+    """An ascent step on rows [w, velocity, w_ref, w_i, squared radius, stopped], (u, P + 3 T + 2).
 
     Args:
         size: the number P of elements of a model.

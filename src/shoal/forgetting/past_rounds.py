@@ -6,7 +6,7 @@ from shoal.core.errors import require
 from shoal.engine import Algorithm, LocalSGD, Release, State, Training, with_bases
 
 BYTES = 4
-"""Of a parameter that a server keeps."""
+"""Bytes per stored parameter."""
 
 
 def trains_clusters_alone(algorithm: Algorithm) -> bool:

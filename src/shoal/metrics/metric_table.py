@@ -97,7 +97,7 @@ def _table() -> dict[str, Metric]:
     for key, row in tomllib.loads((Path(__file__).parent / "metrics.toml").read_text(encoding="utf-8")).items():
         metric = table[key] = Metric(key, **row)
         for end, words in (("low", "lower end"), ("high", "upper end")) if metric.interval else ():
-            name, meaning = f"{metric.name}, {words}", f"The {words} of the metric's 95 % interval."
+            name, meaning = f"{metric.name}, {words}", f"The {words} of the 95 % interval."
             end_key = f"{key}.{end}" if "." in key else f"{key}_{end}"
             table[end_key] = replace(metric, key=end_key, name=name, meaning=meaning, of_model=meaning, interval=False)
     return table

@@ -1,4 +1,4 @@
-"""CFL: the server splits a cluster in two when the updates of its clients point in different directions."""
+"""CFL: the server splits clusters in which updates point in different directions."""
 
 import logging
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ LOG = logging.getLogger(__name__)
 
 @settings
 class CFL(Derived):
-    """FedAvg within clusters that the server splits in two when the updates of their clients disagree.
+    """FedAvg within clusters that the server splits in two if the clients' updates disagree.
 
     All clients start in one cluster. After each round the server tests every cluster:
 
@@ -41,9 +41,9 @@ class CFL(Derived):
     3. The cluster is split if ``gamma_max < sqrt((1 - a) / 2)``, where a is the largest cosine between updates of
        different parts.
 
-    A client that missed a split, or joined later, moves down the tree of splits, one split per round. At a split, the
-    late client trains the model from before the split, and joins the part with the most similar update. The server
-    sends each client only the model of its cluster.
+    A client that missed a split, or joined later, moves down the tree of splits, one split per round. This late client
+    trains the model from before the split, and joins the part with the most similar update. The server sends each
+    client only the model of its cluster.
 
     Unlike in the paper, a cluster of two clients may be split, and updates exclude batch norm's statistics. The paper's
     encryption of updates (Algorithm 5) is not implemented.
@@ -53,17 +53,17 @@ class CFL(Derived):
     Malicious clients that send long updates cause further splits (`shoal.attacks.ModelAcquisition`).
 
     Args:
-        eps1: the bound on the norm of a cluster's mean update, below which the cluster may be split; 0 disables splits.
-        eps2: the bound that the norm of at least one client's update must exceed for a split.
-        gamma_max: the bound on the noise of a client's update relative to its group's direction; 0 accepts every
+        eps1: the upper bound on the norm of the mean update of a cluster to split; 0 disables splits.
+        eps2: the lower bound on the largest norm of a client's update in a cluster to split.
+        gamma_max: the threshold of the split criterion, which bounds the relative noise of an update; 0 accepts every
             proposed split.
         linkage: the linkage of the hierarchical clustering: "single" (the paper) or "complete" (the authors' notebook).
         warm_up: the number of initial rounds without splits (20 in the authors' notebook).
         min_clients: the smallest number of this round's clients in each part of a split.
         min_examples: the smallest number of training examples in each part of a split, summed over this round's
             clients.
-        sketch: the length of the sketches of updates, from which cosines are computed. Cosines are exact for models
-            with at most ``sketch`` parameters.
+        sketch: the length of an update's `UpdateSketch`, used to compute cosines. Cosines are exact for models with at
+            most ``sketch`` parameters.
         walk: how a late client moves down the tree of splits. With "stepwise" (the paper) the client trains the model
             of one split per round. With "at-once" a single update of the client decides its whole path.
         admission: the smallest cosine at which a late client may join the part with the most similar update. A refused
@@ -172,13 +172,13 @@ class CFL(Derived):
         return arrived
 
     def _parts(self, sketches: Tensor, sizes: Tensor, average: float, number: int) -> Tensor | None:
-        """Return a mask (m,) of the cluster's clients in the second, smaller part; None: it is not divided.
+        """Return a mask (m,) of the clients in the second, smaller part, or None if the cluster is not divided.
 
         Args:
             sketches: (m, 1 + d), the norm and the sketch of each client's update.
-            sizes: (m,) int64, their numbers of examples.
-            average: norm of the cluster's average update.
-            number: the round.
+            sizes: the clients' numbers of examples, (m,) int64.
+            average: the norm of the cluster's mean update.
+            number: the round's number.
         """
         still = average < self.eps1 and number > self.warm_up
         if not still or len(sketches) < 2 or float(sketches[:, 0].max()) <= self.eps2:
@@ -207,7 +207,7 @@ class ParameterTree:
         split: the node that each split divided, (S,) int64.
         cluster: the model of each node, (2 S + 1,) int64. A divided node has the model of its first part.
         models: the model that the clients received in the round of each split, (S, P) float32.
-        updates: the updates that were used to compare the two parts, scaled to norm 1, (U, d) float32.
+        updates: the updates of clients in a split, scaled to norm 1, (U, d) float32.
         owner: the node of the client that sent each update, (U,) int64.
     """
 
@@ -241,8 +241,7 @@ class ParameterTree:
         Args:
             nodes: the divided nodes at which w clients are, (w,) int64.
             updates: the updates of these clients to the divided models, (w, d).
-            admission: the smallest cosine with the most similar update. A client with a smaller cosine stays at its
-                node; -1 admits every client.
+            admission: the smallest cosine with the most similar update for moving to a part; -1 admits every client.
         """
         reached = []
         for node, s, update in zip(nodes.tolist(), self.split_of(nodes).tolist(), unit(updates), strict=True):
@@ -322,7 +321,7 @@ def inherit_models(state: State, parents: Tensor) -> State:
 
 @dataclass(frozen=True, eq=False)
 class UpdateSketch:
-    """Random linear map of updates (u, P) to sketches (u, d), which approximately preserves inner products.
+    """Random linear map of updates (u, P) to sketches (u, d) with approximately the same inner products.
 
     Each entry of an update gets a random sign and is added to one of d buckets. For unit vectors the standard deviation
     of an inner product is about sqrt(2 / d), or 0.02 with d = 4,096.

@@ -1,4 +1,4 @@
-"""FedEM: each client's data are a mixture of a few distributions, and all clients train one model per distribution."""
+"""FedEM: each client's data are a mixture of distributions, with one model per distribution."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -28,14 +28,15 @@ class FedEM:
     """Every client trains all M models, and weights each example by the model's responsibility for the example.
 
     - E step: the responsibility of model m for example s of client i is ``q_sm = pi_im exp(-loss_sm) / sum_j pi_ij
-      exp(-loss_sj)``. The client's weight ``pi_im`` is the mean of ``q_sm`` over its examples, and starts at 1 / M.
+      exp(-loss_sj)``. The weight ``pi_im`` of model m is the mean of ``q_sm`` over the client's examples, at
+      first 1 / M.
     - M step: model m minimises the mean of ``q_sm * loss_sm`` over a batch. The server averages the clients' results,
       weighted by their numbers of examples.
 
     FedEM predicts with the mixture ``sum_m pi_im p_m(y | x)`` (see `mixture_outputs`). Shoal evaluates and attacks one
     model per client: the model with the highest weight ``pi_im``, which is also the client's assigned cluster. All
     clients are members of all M models, because each example trains every model. The weights ``pi_im`` are not sent,
-    but the norms of a client's updates reveal them. FedEM refuses DP-SGD and defences that change the objective.
+    but the norms of a client's updates reveal the weights. FedEM refuses DP-SGD and defences that change the objective.
 
     Args:
         clusters: M, the number of models in the mixture (3 in the paper).
@@ -95,7 +96,7 @@ _WEIGHTS = "fedem.weights"
 
 
 def plan_responsibilities(plan: RoundPlan) -> Tensor:
-    """Return the responsibilities of a plan, (m, M) float32, which weight the examples in training."""
+    """Return the weights of the examples in training, which are the responsibilities of a plan, (m, M) float32."""
     weights = [training.example_weights for training in plan.trainings if training.example_weights is not None]
     return torch.stack(weights, dim=1)
 

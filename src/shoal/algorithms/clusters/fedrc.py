@@ -1,4 +1,4 @@
-"""FedRC: FedEM with a correction for label frequencies, so that clusters form by concept and not by label."""
+"""FedRC: FedEM with a correction for label frequencies."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -22,9 +22,9 @@ class FedRC(FedEM):
     """FedEM with responsibilities in proportion to ``pi_im exp(-loss_sm) / P_m(y_s)``, where ``y_s`` is the example's
     label.
 
-    ``P_m(y)`` is the fraction of label y among the examples of cluster m, weighted by responsibility, in the last
-    round. A model that was trained on more examples of a label has a lower loss on that label for any input. The
-    division by ``P_m(y)`` removes this advantage, so clusters form by concept (the dependence of labels on inputs).
+    ``P_m(y)`` is the fraction of label y in cluster m in the last round, with examples weighted by responsibility. A
+    model that was trained on more examples of a label has a lower loss on that label for any input. The division by
+    ``P_m(y)`` removes this advantage, so clusters form by the dependence of labels on inputs.
 
     Each client sends its sums of responsibilities by label without protection, so the server learns how many examples
     of each label a client has.

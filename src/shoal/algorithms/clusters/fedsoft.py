@@ -1,4 +1,4 @@
-"""FedSoft: a client can belong to several clusters, and its personal model is pulled towards all of them."""
+"""FedSoft: each client's personal model is pulled towards the models of all clusters."""
 
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
@@ -37,7 +37,7 @@ class FedSoft:
 
     The importance ``u_ik`` is the fraction of client i's examples for which the model ``c_k`` of cluster k has the
     lowest loss. The server computes ``c_k`` as the mean of the clients' personal models, weighted by importance and
-    number of examples. Each client uses its personal model. The client's assigned cluster is the cluster of highest
+    number of examples. Each client uses its personal model. A client's assigned cluster is the cluster with the highest
     importance.
 
     With importances of 0 or 1, strength 0 and ``start`` = "clusters", the result equals that of `IFCA` weighted by
@@ -46,13 +46,13 @@ class FedSoft:
 
     Args:
         clusters: K, the number of clusters.
-        strength: the factor lambda of the pull to the clusters' models (0.01 to 1 in the authors' code, 0.1 on MNIST).
+        strength: the factor lambda of the penalty (0.01 to 1 in the authors' code, 0.1 on MNIST).
         smoother: the importance of a cluster whose model has the lowest loss on none of the client's examples.
         selection: the number of clients that the server draws per cluster without replacement; by default all clients
             train. A client's probability of being drawn is in proportion to its importance times its number of
             examples.
-        start: the initial parameters of local training: the client's own model with "personal", or the clusters' mean
-            weighted by importance with "clusters".
+        start: the initial parameters of local training: the client's "personal" model, or the mean of the "clusters"
+            models weighted by importance.
 
     Source: Ruan, Joe-Wong 2021, arXiv:2112.06053. The formulas follow the authors' code (ycruan/FedSoft), not the
     paper's text.
@@ -131,7 +131,7 @@ class FedSoft:
         return torch.where(won == 0, self.smoother, won)
 
     def _weights(self, importance: Tensor, cohort: Cohort) -> tuple[Tensor, Tensor | None]:
-        """Return W (K, n) float64 and the clients that train, (n,) bool; None: all."""
+        """Return the weights W (K, n) float64, and a mask (n,) of the clients that train, or None if all train."""
         points = (importance * cohort.sizes.double()[:, None]).T
         if self.selection is None:
             total = points.sum(dim=1, keepdim=True)

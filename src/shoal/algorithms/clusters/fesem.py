@@ -1,4 +1,4 @@
-"""FeSEM: each client belongs to the cluster with the nearest center in parameter space."""
+"""FeSEM: each client joins the cluster with the nearest center in parameter space."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -15,14 +15,14 @@ from shoal.engine import Aggregate, Cohort, DeployedModels, Engine, LocalSGD, Lo
 
 @settings
 class FeSEM:
-    """Clusters by distance between parameters: each client trains its cluster's center and joins the nearest center.
+    """Clusters by parameter distance: each client trains its cluster's center, then joins the nearest center.
 
     A center becomes the plain mean of its clients' trained parameters, including batch norm's statistics. A client that
-    changed its cluster is a member of both models.
+    changes its cluster is a member of both models.
 
     Unlike in the paper, all clients train one initial model in the first round, and k-means of the results gives the
-    first centers (as in `OneShotClustering`). A new client trains the initial model in its first round, and joins the
-    nearest center without changing it.
+    first centers (as in `OneShotClustering`). A new client trains the initial model in its first round and joins the
+    nearest center, but does not change the center.
 
     Args:
         clusters: K, the number of clusters.

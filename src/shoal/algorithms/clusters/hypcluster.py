@@ -1,4 +1,4 @@
-"""HypCluster: IFCA weighted by examples, with an optimizer at the server."""
+"""HypCluster: IFCA with a server optimizer."""
 
 from typing import ClassVar, Literal
 
@@ -21,14 +21,14 @@ class HypCluster(Derived):
     With optimizer "sgd", server learning rate 1 and clients of equal size, the result equals that of `IFCA`.
 
     The "farthest-first" start takes one round. Some clients train the first random model separately, and the server
-    selects K of their models. The first model is drawn at random. Each further model comes from the client whose lowest
-    loss over the selected models is the highest. The farthest-first start refuses DP-SGD, because clients send the
-    losses without noise. A selected model reveals one client's examples until other clients have trained the model.
+    selects K of the results. The first is drawn at random. Each further model comes from the client with the highest
+    minimum loss over the selected models. The farthest-first start refuses DP-SGD, because clients send the losses
+    without noise. A selected model reveals one client's examples until other clients have trained the model.
 
     Args:
         clusters: K, the number of models.
-        start: how the K initial models are obtained: K "random" models, or the "farthest-first" start.
-        candidates: the number of randomly drawn clients that train for the farthest-first start.
+        start: the K initial models, "random" or by "farthest-first".
+        candidates: the number of random clients that train in the farthest-first start.
         optimizer: the server's optimizer, "sgd", "adam" or "yogi".
         server_learning_rate: the learning rate of the server's optimizer.
         beta1: the decay rate of the first moment; with "sgd", the momentum.

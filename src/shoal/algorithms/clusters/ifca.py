@@ -37,13 +37,13 @@ _PARTS = ("base", "ifca")
 
 @settings
 class Redraw:
-    """Initial models that are redrawn until every model is chosen by enough clients, as in IFCA's official code.
+    """Draws of initial models until enough clients choose every model, as in IFCA's official code.
 
     Args:
         share: the fraction of sampled clients that must choose each model (0.35 for K = 2 and 0.1 for K = 4 in the
             official code).
         clients: the number of sampled clients (20 in the official code).
-        attempts: the largest number of draws. If no draw succeeds, a last draw is used with a warning.
+        attempts: the largest number of draws. If all fail, Shoal uses one more draw and logs a warning.
 
     Example:
         >>> import shoal
@@ -76,7 +76,7 @@ class Redraw:
             if float((torch.bincount(best, minlength=len(models)) / len(best)).min()) >= self.share:
                 return models
         LOG.warning(
-            "no draw of initial models in %d gave every model %g of the clients; the last draw is used",
+            "none of %d draws of initial models gave every model %g of the clients; using another draw",
             self.attempts, self.share,
         )  # fmt: skip
         return draw(self.attempts + 1)
@@ -84,27 +84,26 @@ class Redraw:
 
 @settings
 class IFCA:
-    """Each client trains the one of K models with the lowest loss on its examples; the server averages within clusters.
+    """Each client trains whichever of K models has the lowest loss on its examples; the server averages per cluster.
 
-    Every client receives all K models. The client sends its choice of a model without noise, so the epsilon of DP-SGD
-    does not cover the choice. With random initial models, a small group may join a large group's cluster. `Redraw`,
+    Every client receives all K models. Clients send their choices of a model without noise, so the epsilon of DP-SGD
+    does not cover the choices. With random initial models, a small group may join a large group's cluster. `Redraw`,
     `OneShotStart` and `FedAvgStart` are other ways to initialise the models.
 
-    With ``clusters`` = "auto" a simulation first trains with 1 to ``max_clusters`` models on some of the examples. The
-    simulation takes the smallest number of models that no larger number beats significantly on the remaining examples
-    (paired t tests at a total level of 5 %). If the chosen number is above 1, `OneShotStart` initialises the models,
-    unless another start wraps IFCA.
+    With ``clusters`` = "auto", a simulation first trains with 1 to ``max_clusters`` models on some of the examples. It
+    chooses the smallest number for which no larger number is significantly better on the remaining examples (paired t
+    tests at a total level of 5 %). If this number is above 1, `OneShotStart` initialises the models, unless another
+    start wraps IFCA.
 
     Args:
-        clusters: K, the number of models; "auto" chooses K before the run by losses on held-out examples.
+        clusters: K, the number of models, or "auto".
         max_clusters: the largest number of models that "auto" tries; 4 by default.
-        averaging: what the server averages in a cluster. "model" averages the clients' models (the paper's Option II).
-            "gradient" averages the gradients of one local step (Option I), divided by the number of all clients in the
-            round.
+        averaging: the averaged values: "model" (the paper's Option II), or "gradient" (Option I). With "gradient", the
+            sum of the gradients of one local step is divided by the number of all clients in the round.
         weighting: the weights of a cluster's clients in the average: "equal" (the paper), or by number of "examples".
         choose_by: the examples on which a client compares the models: "all" local examples, or the first "batch" of the
             round's training.
-        redraw: the rule for redrawing the initial models; by default the first draw is used.
+        redraw: the rule for redrawing the initial models; by default Shoal draws once.
 
     Source: Ghosh et al. 2020, arXiv:2006.04088, Algorithm 1.
 
@@ -133,7 +132,7 @@ class IFCA:
 
     @property
     def membership_barrier(self) -> str:
-        return "draws its first models by clients' losses where 'redraw' is set" if self.redraw else ""
+        return "draws its initial models by clients' losses if 'redraw' is set" if self.redraw else ""
 
     @property
     def trains_clusters_alone(self) -> bool:

@@ -28,11 +28,11 @@ from shoal.engine import (
 
 @settings
 class OneShotClustering:
-    """Clusters by k-means of the models that all clients train separately in the first round, then FedAvg per cluster.
+    """K-means clusters of models that clients train separately in the first round, then FedAvg per cluster.
 
     Each cluster's model starts at the mean of its clients' models, and the clusters do not change. A client that missed
-    the first round trains the initial model in its own first round, and joins the cluster with the nearest mean. Before
-    its first round, a new client is assigned to the first cluster.
+    the first round trains the initial model in its own first round, and joins the cluster with the nearest mean. Until
+    then, the client is assigned to the first cluster.
 
     The first round must be long enough for the clients' models to differ by group. If fewer than K clients take part in
     the first round, the remaining models stay random. Unlike in Ghosh et al. 2019, all clients start from one model,
@@ -102,7 +102,7 @@ _INITIAL, _MEANS, _CLUSTER = "one_shot.initial", "one_shot.means", "one_shot.clu
 
 
 def require_counted(first: LocalSGD | None, local: LocalSGD) -> None:
-    """Raise `InputError` if the first round has its own local training with DP-SGD, which epsilon would not count."""
+    """Raise `InputError` if the first round has its own settings under DP-SGD, which epsilon would not count."""
     require(
         first is None or not local.private,
         "'algorithm.local' cannot be combined with DP-SGD; remove 'algorithm.local'",
@@ -150,7 +150,7 @@ def group_updates(
 
 
 def k_means(vectors: Tensor, clusters: int, seed: int, starts: int) -> Tensor:
-    """Return the clusters (n,) int64 of vectors (n, P) as canonical labels: the best of ``starts`` runs of k-means."""
+    """Return `canonical_labels` (n,) int64 of vectors (n, P) from the best of ``starts`` runs of k-means."""
     from sklearn.cluster import KMeans  # noqa: PLC0415 - scikit-learn takes a second to import
 
     # scikit-learn warns if there are fewer different vectors than clusters.

@@ -1,4 +1,4 @@
-"""PACFL: clusters of clients whose data span similar subspaces, computed once before training."""
+"""PACFL: clusters of clients with similar data subspaces, computed once before training."""
 
 import logging
 from typing import ClassVar, Literal
@@ -34,11 +34,10 @@ class PACFL(FixedClusters):
     differ only in labels.
 
     Args:
-        threshold: the largest distance at which clusters are merged, in degrees; larger values give fewer clusters. A
-            suitable threshold is above the distances within groups and below the distances between groups. The log
-            reports the resulting number of clusters.
+        threshold: the largest distance at which clusters are merged, in degrees. A suitable threshold is above the
+            distances within groups and below the distances between groups.
         vectors: p, the number of singular vectors per client (3 to 5 in the authors' code).
-        distance: the distance of two clients: the "smallest" principal angle, or the "sum" of all principal angles.
+        distance: the "smallest" principal angle between two clients, or the "sum" of all angles.
         linkage: the linkage of the hierarchical clustering: "average", "complete" or "single".
 
     Source: Vahidian et al. 2022, arXiv:2209.10526. The implementation follows notes on the paper and the authors' code
@@ -100,7 +99,7 @@ def basis(examples: Tensor, vectors: int) -> Tensor:
 
 
 def principal_angles(first: Tensor, second: Tensor) -> Tensor:
-    """Compute the principal angles (min(p, q),) in ascending degrees between orthonormal bases (F, p) and (F, q).
+    """Compute the principal angles (min(p, q),) between orthonormal bases (F, p) and (F, q), in degrees, ascending.
 
     >>> quarter = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
     >>> rotated = torch.tensor([[0.0], [0.5**0.5], [0.5**0.5]])

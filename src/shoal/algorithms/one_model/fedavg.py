@@ -26,9 +26,9 @@ from shoal.engine import (
 class FedAvg:
     """Every client trains one shared model, and the server averages the results: ``sum_i n_i w_i / sum_i n_i``.
 
-    ``w_i`` is the result of client i's local training, and ``n_i`` is its number of examples. With `DPSGD`, the epsilon
-    covers everything that a client sends. FedAvg is inaccurate for clients whose data differ from the average.
-    `Scaffold` and `FedProx` reduce the drift of clients' models over many local epochs.
+    ``w_i`` is the result of client i's local training, and ``n_i`` is the client's number of examples. With `DPSGD`,
+    the epsilon covers everything that a client sends. FedAvg is inaccurate for clients whose data differ from the
+    average. `Scaffold` and `FedProx` reduce client drift.
 
     Args:
         weighting: the weights of clients in the average: by number of "examples" (the paper), or "equal".

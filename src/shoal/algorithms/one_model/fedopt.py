@@ -1,4 +1,4 @@
-"""FedOpt: an optimizer at the server, whose gradient is minus the clients' average update."""
+"""FedOpt: a server optimizer, with the negative mean update as its gradient."""
 
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
@@ -19,7 +19,7 @@ Beta = Annotated[float, Field(ge=0, lt=1, strict=True)]
 
 @settings
 class FedOpt(Wrapper):
-    """A server optimizer for each of the K models, whose gradient is ``-delta = model - average``.
+    """A server optimizer per model, with the gradient ``-delta = model - average``.
 
     - "sgd": ``m <- beta1 * m + delta``, ``model <- model + learning_rate * m``. Optimizer "sgd" with learning rate 1
       and beta1 = 0 reproduces ``base``.
@@ -27,16 +27,16 @@ class FedOpt(Wrapper):
       ``model <- model + learning_rate * m / (sqrt(v) + tau)``. The second moment ``v`` follows the rule of Adam or
       Yogi, without bias correction, as in the paper.
 
-    A model that no client trained in a round does not change, and neither do its moments. Batch norm's statistics are
-    averaged without the optimizer.
+    A round does not change models without clients, or the moments of such models. Batch norm's statistics are averaged
+    without the optimizer.
 
     Args:
-        base: the algorithm whose averages give the gradients.
+        base: the algorithm that trains the models.
         optimizer: the server's optimizer, "sgd", "adam" or "yogi".
         learning_rate: the learning rate of the server's optimizer.
         beta1: the decay rate of the first moment.
         beta2: the decay rate of the second moment.
-        tau: the adaptivity constant in the denominator of a step; the second moment starts at ``tau ** 2``.
+        tau: the constant in the denominator of a step; the second moment starts at ``tau ** 2``.
 
     Source: Reddi et al. 2021, arXiv:2003.00295, Algorithm 2. The optimizer "sgd" is server momentum: Hsu et al. 2019,
     arXiv:1909.06335, section 3.
@@ -85,7 +85,7 @@ class FedOpt(Wrapper):
         return replace(base, server=replace(self, base=base.server))
 
     def _step(self, delta: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The new moments, and the step before the learning rate: (K, P) each."""
+        """Return the new moments, and the steps without the learning rate, (K, P) each."""
         if self.optimizer == "sgd":
             m = self.beta1 * m + delta
             return m, v, m

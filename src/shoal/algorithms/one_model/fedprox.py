@@ -16,8 +16,7 @@ from shoal.engine import Algorithm, Cohort, LinearTerm, LocalTraining, RemoteRou
 class FedProx(Wrapper):
     """Client i minimises ``f_i(theta) + mu / 2 * |theta - w|^2``, where w is the initial model of its local training.
 
-    With mu = 0 the result equals that of ``base`` bit for bit. With few local steps per round the penalty has almost no
-    effect.
+    With mu = 0 the result equals that of ``base`` bit for bit. With few local steps, the penalty has almost no effect.
 
     Args:
         base: the algorithm whose local training gets the penalty.

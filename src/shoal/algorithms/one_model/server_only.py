@@ -31,11 +31,9 @@ def train_on_server(
 
 @settings
 class ServerOnly(Derived):
-    """One model, trained on the server's labelled examples before the first round; clients neither train nor send
-    anything.
+    """One model, trained on the server's labelled examples before the first round; clients send nothing.
 
-    The exposure of the clients is at chance level. A federation that is less accurate than `ServerOnly` has no
-    advantage over training without clients.
+    The exposure of the clients is at chance level. A federation less accurate than `ServerOnly` has no benefit.
 
     Args:
         epochs: the number of passes over the server's examples. Batch size and learning rate are those of local

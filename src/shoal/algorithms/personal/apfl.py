@@ -35,7 +35,7 @@ class APFL(Derived):
     A local step computes both gradients on one batch: ``w <- w - eta * g(w)`` and ``v_i <- v_i - eta * alpha_i *
     g(m_i)``. The server averages w, which equals the model of `FedAvg`. The personal model and ``alpha_i`` stay with
     the client. With ``alpha`` = 0 a client uses the model of `FedAvg`, and with ``alpha`` = 1 the model of `LocalOnly`.
-    Parameters are mixed as in the paper, whereas the authors' code mixes the outputs of the two models.
+    Parameters are mixed as in the paper; the authors' code mixes outputs.
 
     Args:
         alpha: the weight of the personal model in [0, 1] (0.5 in the authors' code). With ``adaptive``, ``alpha`` is
@@ -119,7 +119,7 @@ class APFL(Derived):
 
 @dataclass(frozen=True)
 class _Pair:
-    """A step of rows [w, v, alpha] (u, 2 P + 1)."""
+    """A local step of APFL on rows [w, v, alpha], (u, 2 P + 1)."""
 
     adaptive: bool
     batches: int = 1

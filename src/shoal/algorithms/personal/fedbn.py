@@ -1,4 +1,4 @@
-"""FedBN: clients average all layers except batch norm, which stays with each client."""
+"""FedBN: FedAvg with batch norm that stays with each client."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -24,9 +24,9 @@ class FedBN(OwnLayers):
     """FedAvg over all layers except batch norm; each client keeps its own scale, shift, running mean and running
     variance.
 
-    A client uses the averaged layers with the batch norm that it trained last. The server's model has the initial batch
-    norm, so its accuracy per round is not informative. FedBN suits clients whose inputs differ in brightness, contrast
-    or device.
+    A client uses the averaged layers with the batch norm that it trained last. The accuracy per round is not
+    informative, because the server's model has the initial batch norm. FedBN suits clients whose inputs differ in
+    brightness, contrast or device.
 
     Args:
         layers: the layers that each client keeps: "batch-norm" (all layers with running statistics), "last" (the last

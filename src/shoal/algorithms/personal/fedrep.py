@@ -22,8 +22,8 @@ class FedRep(OwnLayers):
     body with the head that it trained last. Batch norm's statistics belong to the body, and change in both phases. With
     DP-SGD the epsilon covers both phases.
 
-    Unlike in the authors' code, the momentum of an optimizer restarts with the body, and heads are not trained again
-    after the last round.
+    Unlike in the authors' code, momentum restarts at 0 before the body's epochs, and heads are not trained again after
+    the last round.
 
     Args:
         weighting: the weights of clients in the average of the bodies: by number of "examples" (the authors' code), or

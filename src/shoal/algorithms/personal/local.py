@@ -1,4 +1,4 @@
-"""Local training only: every client trains a personal model in all rounds, or after the last round."""
+"""Personal models by local training in all rounds, or after the last round."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -27,12 +27,11 @@ from shoal.engine import (
 
 @settings
 class LocalOnly(Derived):
-    """Every client trains a personal model on its own examples only, in each round in which the client takes part.
+    """Every client trains a personal model on its own examples only, the baseline without a federation.
 
-    Local training measures the accuracy of clients without a federation. Clients send nothing, so the server's filter,
-    malicious clients and attacks by the server have no effect. The server's model stays the initial model, so attacks
-    that are fitted on shadow models may understate the exposure. Attacks with ``reference_federations`` retrain the
-    clients' models instead.
+    Clients send nothing, so the server's filter, malicious clients and attacks by the server have no effect. The
+    server's model does not change, so attacks that are fitted on shadow models may understate the exposure. Attacks
+    with ``reference_federations`` retrain the clients' models instead.
 
     Source: the baseline "local" of Ghosh et al. 2020, arXiv:2006.04088, and of Liu et al. 2022, arXiv:2206.07902.
 
@@ -73,12 +72,11 @@ class LocalOnly(Derived):
 
 @settings
 class FineTuning(Wrapper):
-    """The rounds of ``base``, followed by one more local training of each client's model on all of the client's
-    examples.
+    """The rounds of ``base``, followed by one more local training of each client's model on the client's examples.
 
     Fine-tuning starts from the model that ``base`` assigns to the client, and uses the defences of the client's
     cluster. Clients send nothing after fine-tuning. The epsilon of DP-SGD covers fine-tuning. DP-SGD with noise in sums
-    is refused. The fine-tuned models are computed when they are needed, and are not stored in checkpoints.
+    is refused. Checkpoints do not store the fine-tuned models.
 
     Args:
         base: the algorithm that trains the shared models.

@@ -1,4 +1,4 @@
-"""MR-MTL: mean-regularised multi-task learning, with personal models that are pulled towards their mean."""
+"""MR-MTL: personal models that are pulled towards their mean (mean-regularised multi-task learning)."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -17,12 +17,12 @@ class MRMTL(Derived):
 
     The server's only model is m, the mean over all N clients, including clients that are absent from the round. All
     clients have equal weights. With strength 0 the personal models equal those of `LocalOnly` bit for bit. A client
-    trains only its personal model, so DP-SGD spends its budget on one model. If the server filters updates, the
+    trains only its personal model, so DP-SGD spends its privacy budget on one model. If the server filters updates, the
     filtered update also changes the client's personal model.
 
     Args:
-        strength: the factor lambda of the pull to the mean m (0.1 to 3 in the authors' code). More noise in DP-SGD
-            calls for a larger strength.
+        strength: the factor lambda of the penalty (0.1 to 3 in the authors' code); more noise in DP-SGD requires a
+            larger value.
 
     Source: Liu et al. 2022, arXiv:2206.07902; the authors' code (kenziyuliu/private-cross-silo-fl).
 

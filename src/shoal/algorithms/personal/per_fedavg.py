@@ -18,8 +18,8 @@ class PerFedAvg(Derived):
     """FedAvg with the local step ``w <- w - beta * g(w - alpha * g(w; D); D')`` on two batches D and D', without
     Hessian.
 
-    beta is the learning rate of local training. The two batches of a step are consecutive, so an epoch has half as many
-    steps as in `FedAvg`. After the last round every client takes the adaptation step ``w - alpha * g(w)`` on all its
+    beta is the learning rate of local training. An epoch has half as many steps as in `FedAvg`, because each step uses
+    two consecutive batches. After the last round every client takes the adaptation step ``w - alpha * g(w)`` on all its
     examples with the defences of local training. Clients do not send their adapted models.
 
     Args:
@@ -71,7 +71,7 @@ class PerFedAvg(Derived):
 
 @dataclass(frozen=True)
 class _AdaptedStep:
-    """A step of rows w (u, P) by the gradient where one step of adaptation leads."""
+    """A local step of Per-FedAvg on rows w (u, P), with the gradient after one adaptation step."""
 
     alpha: float
     batches: int = 2

@@ -1,4 +1,4 @@
-"""A lower bound on cluster sizes: random clients of larger clusters train the models of smaller clusters."""
+"""A minimum cluster size: random clients of larger clusters train the models of smaller clusters."""
 
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
@@ -21,19 +21,18 @@ class PlansAnyAssignment(Protocol):
 
 @settings
 class ClusterSizeFloor(Wrapper):
-    """A wrapper that moves random clients to models that fewer than ``min_clients`` clients of the round chose.
+    """A wrapper that moves random clients to models chosen by fewer than ``min_clients`` clients of the round.
 
     Clients are drawn uniformly from models with more than ``min_clients`` clients, until every model has enough clients
-    or no model has clients to spare. A move affects the training of one round only: the client uses the model that
-    ``base`` assigns, and chooses again in the next round. A lower bound on cluster sizes is not a guarantee of
-    differential privacy.
+    or no model has clients to spare. A move affects the training of one round only; the client still uses the model
+    that ``base`` assigns. A minimum cluster size is not a guarantee of differential privacy.
 
-    The directive "size_floor" of a cluster, in [0, 1], multiplies the lower bound on the cluster's size. If the
-    directive is 0 for all clusters, the result equals that of ``base`` bit for bit.
+    A coordinator's directive "size_floor" in [0, 1] multiplies a cluster's minimum size. With 0 for all clusters, the
+    result equals that of ``base`` bit for bit.
 
     Args:
-        base: an algorithm with a method ``plan_of``, such as IFCA, IFCA-MIR or IFCA within limits. Other wrappers must
-            wrap `ClusterSizeFloor`, never the reverse.
+        base: an algorithm with a method ``plan_of``, such as IFCA, IFCA-MIR or IFCA within limits. Put other wrappers
+            around `ClusterSizeFloor`, not inside.
         min_clients: the smallest number of clients that train each model in a round.
 
     Source: inspired by RR-Cluster (Yang et al. 2025, arXiv:2508.06183), which rebalances clusters at random.
@@ -78,11 +77,11 @@ class ClusterSizeFloor(Wrapper):
 
 
 def rebalance(assignment: Tensor, floors: Tensor, keep: int, order: Tensor) -> Tensor:
-    """Move clients until no model is below its lower bound while another model has more than ``keep`` clients.
+    """Move clients from models with more than ``keep`` clients to models below their minimum size.
 
     Args:
         assignment: the model that each client chose, (n,) int64.
-        floors: the lower bound on each model's number of clients, at most ``keep``, (K,) int64.
+        floors: the minimum number of clients per model, at most ``keep``, (K,) int64.
         keep: the number of clients that a model keeps when clients are moved away.
         order: a random permutation of the clients, (n,) int64.
 

@@ -1,4 +1,4 @@
-"""Group privacy: the server clusters the clients' obfuscated models by k-means."""
+"""Group privacy: the server clusters noisy models by k-means."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -18,12 +18,12 @@ class GroupPrivacy(Derived):
     """IFCA in which clients do not send their choice of a model; the server clusters the received models by k-means.
 
     The server starts k-means from the K models of the round, and each model becomes the mean of its cluster. With
-    `LaplaceNoise` at the clients, a received model may join another cluster than the client chose. Without noise, and
-    if the models are much farther apart than updates are long, the result equals that of `IFCA`.
+    `LaplaceNoise` at the clients, the server may put a model into another cluster than the client chose. Without noise,
+    the result equals that of `IFCA` if distances between models are much longer than updates.
 
-    Reports name the model that a client chose as the client's cluster. The members of a model (`State.trained`) follow
-    the server's clusters. Attacks by the server are too strong in this implementation, because recorded updates contain
-    the client's choice, which the server does not receive.
+    In reports, a client's cluster is the client's choice. A model's members (`State.trained`) follow the server's
+    clusters. Attacks by the server are too strong in this implementation, because recorded updates contain clients'
+    choices, which a real server does not receive.
 
     Args:
         clusters: K, the number of models.

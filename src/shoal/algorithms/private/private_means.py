@@ -1,4 +1,4 @@
-"""Clusters from noisy means of the clients' inputs; the assignment has an epsilon."""
+"""Clusters from noisy means of the clients' inputs, with an epsilon."""
 
 from typing import ClassVar
 
@@ -19,9 +19,9 @@ class PrivateMeans(FixedClusters):
     """FedAvg within clusters, found by k-means of the clients' noisy mean inputs.
 
     Client i with n_i inputs sends ``m_i = (sum_j x_j min(1, C / |x_j|) + N(0, (sigma C)^2 I)) / n_i`` once, before
-    training. For one added or removed record and a public number of records, the sent mean is a Gaussian mechanism with
-    noise multiplier sigma. A client's cluster depends only on the noisy means, so the reported epsilon covers the
-    assignment.
+    training. If the number of records is public, the mean is a Gaussian mechanism with noise multiplier sigma for
+    adding or removing one record. A client's cluster depends only on the noisy means, so the reported epsilon covers
+    the assignment.
 
     Means of `Features`, scaled to length 1, separate groups at a smaller epsilon than means of pixels.
 

@@ -1,4 +1,4 @@
-"""R-DPCFL: clusters from a Gaussian mixture of the first round's full-batch updates, later from losses."""
+"""R-DPCFL: clusters from a Gaussian mixture of full-batch updates, and later from losses."""
 
 import math
 from dataclasses import replace
@@ -28,7 +28,7 @@ from shoal.engine import (
 
 @settings
 class RDPCFL(Derived):
-    """Clusters from a Gaussian mixture of full-batch updates, where DP-SGD's noise is smallest, and later from losses.
+    """Clusters from full-batch updates, in which DP-SGD's noise is smallest, and later from losses.
 
     1. In the first round all clients train one model on full batches. The server fits a mixture of K spherical
        Gaussians with equal weights to the first two principal components of the updates. Each client's cluster is drawn
@@ -39,8 +39,8 @@ class RDPCFL(Derived):
        each client keeps the model that it chose last.
 
     The epsilon of DP-SGD covers the first round and the draws of phase 2, which depend only on sent updates. The
-    epsilon does not cover the choices by loss in phase 3, for which the paper uses an exponential mechanism. The
-    cluster of a client that missed the first round is drawn uniformly.
+    epsilon does not cover the choices by loss in phase 3; the paper uses an exponential mechanism for them. The cluster
+    of a client that missed the first round is drawn uniformly.
 
     Args:
         clusters: K, the number of clusters.
@@ -139,7 +139,7 @@ class RDPCFL(Derived):
         return bool(state.server[_FIRST])
 
     def _end_of_soft(self, state: State) -> int:
-        """The first round in which clients choose by loss."""
+        """Return the first round in which clients choose by loss."""
         return int(state.server[_FIRST]) + max(1, int(state.server[_SOFT]))
 
     def _soft(self, state: State, cohort: Cohort) -> bool:

@@ -1,1 +1,1 @@
-"""Wrappers of algorithms with clusters, which change the choice of a model, the start or the aggregation."""
+"""Wrappers that change the choice of a model, the start or the aggregation of an algorithm."""

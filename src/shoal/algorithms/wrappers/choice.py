@@ -1,4 +1,4 @@
-"""Rules of choice: clients choose a model by losses that include risks or prices."""
+"""Algorithms whose clients choose a model by losses that include risks or prices."""
 
 from abc import abstractmethod
 from dataclasses import replace
@@ -22,13 +22,12 @@ class ChoiceRule(Derived):
     """An algorithm whose clients choose models by the losses of `perceive_losses` instead of the true losses.
 
     Perceived losses replace the mean losses of clients, as in IFCA, and the losses of single examples, as in FedSoft
-    and FedEM. Training minimises the true losses, and the round's record contains the true losses. Losses of personal
-    models do not change.
+    and FedEM. Training and the round's record use the true losses. Losses of personal models do not change.
     """
 
     title: ClassVar[str]
     by_risk: ClassVar[bool] = True
-    """Whether `perceive_losses` needs estimates of the risks."""
+    """Whether `perceive_losses` needs risk estimates."""
 
     @abstractmethod
     def perceive_losses(self, losses: Tensor, state: State, preferences: Preferences) -> Tensor:
@@ -69,7 +68,7 @@ class PerceivedCohort:
         self.cohort = replace(cohort, scores=self._scores, example_scores=self._example_scores)
 
     def true_losses(self, losses: Tensor | None) -> Tensor | None:
-        """Return the true losses (n, K) for perceived losses; other losses are returned unchanged."""
+        """Return the true losses (n, K) for perceived losses, and other losses unchanged."""
         for true, perceived in self._scored:
             if perceived is losses:
                 return true
@@ -99,7 +98,7 @@ def _weigh_risk(losses: Tensor, state: State, preferences: Preferences) -> Tenso
 
 @settings
 class _ChoiceOverIFCA(ChoiceRule):
-    """A rule of choice over IFCA; a configuration has IFCA's keys beside the rule's own."""
+    """A choice rule for IFCA; its configuration also has IFCA's keys."""
 
     ifca: Annotated[IFCA, Inline()] = IFCA()
 
@@ -150,9 +149,9 @@ class IFCAMIR(_ChoiceOverIFCA):
 class IFCAWithinLimit(_ChoiceOverIFCA):
     """IFCA in which client i trains the model with the smallest loss among the models with ``risk_k <= threshold_i``.
 
-    If no model is within the client's limit, the client trains the model of smallest risk, and reports count the client
-    as above its limit. With limits of 1 for every client the result equals that of `IFCA` bit for bit. The clients'
-    preference beta has no effect.
+    If no model is within the limit, the client trains the model with the smallest risk, and counts as above its limit.
+    With limits of 1 for every client the result equals that of `IFCA` bit for bit. The clients' preference beta has no
+    effect.
 
     Source: the limits are the thresholds of Jung, Biswas, Palamidessi (IFCA-MIR).
 
@@ -183,10 +182,10 @@ class IFCAWithinLimit(_ChoiceOverIFCA):
 class RiskAwareChoice(Wrapper, ChoiceRule):
     """The rule of IFCA-MIR over any algorithm: clients of ``base`` choose by ``alpha_i * loss_ik + beta_i * risk_k``.
 
-    Over HypCluster a client trains the model with the smallest weighted sum of loss and risk. Over FedSoft each example
-    counts for the model with the smallest weighted sum. Over FedEM and FedRC the weighted sum replaces the loss in the
-    responsibilities. Over IFCA the result equals that of IFCA-MIR. With beta = 0 for every client, or if clients of
-    ``base`` do not choose a model, the result equals that of ``base`` bit for bit.
+    With HypCluster, a client trains the model with the smallest sum. With FedSoft, each example counts for the model
+    with the smallest sum. With FedEM and FedRC, the sum replaces the loss in the responsibilities. With IFCA, the
+    result equals that of IFCA-MIR. With beta = 0 for every client, or if clients of ``base`` do not choose a model, the
+    result equals that of ``base`` bit for bit.
 
     Args:
         base: an algorithm in which clients choose by their losses.
@@ -227,13 +226,13 @@ _Price = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 class PricedChoice(Wrapper, ChoiceRule):
     """Clients of ``base`` choose a model by ``loss_ik + price_k``, with prices that the server sets.
 
-    The directive "price" sets the price of each cluster's model in nats. Without this directive, the setting ``prices``
-    applies. With prices of 0, or if clients of ``base`` do not choose a model, the result equals that of ``base`` bit
-    for bit. If ``base`` is IFCA-MIR, alpha also multiplies the price.
+    A coordinator's directive "price" sets the price of each cluster's model in nats, and replaces ``prices``. With
+    prices of 0, or if clients of ``base`` do not choose a model, the result equals that of ``base`` bit for bit. If
+    ``base`` is IFCA-MIR, alpha also multiplies the price.
 
     Args:
         base: an algorithm in which clients choose by their losses.
-        prices: the prices of the K models in nats, if there is no directive "price"; 0 by default.
+        prices: the prices of the K models in nats; 0 by default.
 
     Example:
         >>> import shoal.toy

@@ -46,8 +46,8 @@ class TrimmedMean(RobustMerging):
 
     Args:
         base: the algorithm that trains the models and assigns clients to clusters.
-        trim: the fraction beta of a cluster's clients to remove at each end, in [0, 0.5). In a cluster of m clients,
-            ``floor(beta * m)`` values are removed at each end.
+        trim: the fraction beta in [0, 0.5). In a cluster of m clients, ``floor(beta * m)`` values are removed at each
+            end.
 
     Example:
         >>> import torch, shoal

@@ -14,18 +14,17 @@ from shoal.engine import Aggregate, Algorithm, Cohort, LocalTraining, RoundPlan,
 
 @settings
 class EarlyStopping(Wrapper):
-    """A wrapper that stops the training of clusters; clients still choose and use a stopped cluster's model.
+    """A wrapper that stops the training of clusters; clients can still choose a stopped cluster's model.
 
-    A cluster is stopped in rounds in which its directive "stop" is 1. Without this directive, all clusters stop after
+    A coordinator's directive "stop" = 1 stops a cluster for the round. Without this directive, all clusters stop after
     ``after`` rounds. Clients of a stopped cluster neither train nor send anything. A cluster that stops before the
     groups separate keeps clients of several groups.
 
     Args:
         base: the algorithm that trains the models.
-        after: the number of rounds after which all clusters stop, if there is no directive "stop"; by default no
-            cluster stops.
+        after: the number of rounds after which all clusters stop; by default no cluster stops.
 
-    Source: Song, Mittal 2021, arXiv:2003.10595, find that early stopping protects about as well as more expensive
+    Source: Song, Mittal 2021, arXiv:2003.10595, which finds that early stopping protects about as well as costlier
     defences.
 
     Example:

@@ -1,4 +1,4 @@
-"""Multi-Krum: the mean of the updates that are closest to their neighbours.
+"""Multi-Krum: robust merging by the mean of the most similar updates.
 
 Source: Blanchard et al. 2017, arXiv:1703.02757, sections 4 and 6 (Multi-Krum).
 """
@@ -18,9 +18,9 @@ from shoal.engine import Algorithm
 class MultiKrum(RobustMerging):
     """Robust merging by the mean of the m updates with the smallest scores.
 
-    The score of an update is the sum of its squared distances to its n - f - 2 nearest updates, where f of the n
-    clients in a cluster may be malicious. The paper's guarantee requires n >= 2 f + 3, so a cluster with fewer clients
-    uses f = ``(n - 3) // 2``. A cluster with fewer than three clients uses the plain mean. See `RobustMerging`.
+    The score of an update is the sum of squared distances to its n - f - 2 nearest updates. Of the n clients in a
+    cluster, f may be malicious. The paper's guarantee requires n >= 2 f + 3, so a cluster with fewer clients uses f =
+    ``(n - 3) // 2``. A cluster with fewer than three clients uses the plain mean. See `RobustMerging`.
 
     Args:
         base: the algorithm that trains the models and assigns clients to clusters.

@@ -1,4 +1,4 @@
-"""Pooling: after each round every cluster's model moves towards the average of all models."""
+"""Pooling: after each round, every cluster's model moves towards the mean of all models."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -17,12 +17,11 @@ class Pooling(Wrapper):
     """A wrapper that moves models towards their mean after each round: ``theta_k <- (1 - rho_k) * theta_k + rho_k *
     mean``.
 
-    The mean weights each model by the number of clients that trained it in the round. A single record has less
-    influence on a pooled model than on a model of one cluster. The members of a model are the clients that trained the
-    model, although pooling mixes in other models.
+    The mean weights each model by the number of clients that trained it in the round. Pooling reduces a single record's
+    influence on its cluster's model. The members of a model are only the clients that trained the model.
 
-    ``rho_k`` is the setting ``share`` times the directive "pooling" of the cluster, which is in [0, 1] and 1 by
-    default. With ``rho_k`` = 0 the model equals that of ``base`` bit for bit.
+    ``rho_k`` is ``share`` times the cluster's directive "pooling", which a coordinator sets in [0, 1] (1 by default).
+    With ``rho_k`` = 0 the model equals that of ``base`` bit for bit.
 
     Args:
         base: the algorithm that trains the models.
@@ -73,7 +72,7 @@ def pool_models(models: Tensor, rho: Tensor, weights: Tensor) -> Tensor:
 
 
 def trainers_per_model(after: State, cohort: Cohort, plan: RoundPlan) -> Tensor:
-    """Count the clients of ``cohort`` that trained each model of ``after``, the state after the round, as (K,) float64.
+    """Count the clients of ``cohort`` that trained each model of the state ``after`` the round, (K,) float64.
 
     A client counts for a model if its update has a weight in the model's average. If the number of models changed in
     the round, a client counts for the model to which it is assigned.

@@ -14,8 +14,8 @@ class RobustMerging(Wrapper):
     """A wrapper that merges the updates of each cluster by `merge` instead of the weighted mean of ``base``.
 
     All clients of a cluster have equal weights, because a malicious client could overstate its number of examples. The
-    server needs all individual updates of a round, so secure aggregation is refused. A client with unusual data
-    resembles a malicious client, so robust merging also ignores some honest clients (see docs/defenses.md).
+    server needs individual updates, so secure aggregation is refused. Robust merging also ignores some honest clients
+    with unusual data (see docs/defenses.md).
 
     Raises:
         InputError: a client's update has a weight in several models of ``base``, or ``base`` keeps the clients'

@@ -19,9 +19,8 @@ from shoal.engine import Aggregate, Algorithm, ClientVectors, Cohort, DeployedMo
 class SharedBody(Wrapper):
     """A wrapper that replaces all parameters outside the head by their mean over the models after each round.
 
-    The directive "shared_body" of a cluster, in [0, 1], is the weight of the mean in the cluster's body, and is 1 by
-    default. If the directive is 0, the model equals that of ``base`` bit for bit. The body includes batch norm's
-    statistics, contains most of the parameters, and is trained by all clients.
+    A coordinator's directive "shared_body" in [0, 1] is the weight of the mean in the cluster's body, 1 by default.
+    With 0, the model equals that of ``base`` bit for bit. The body includes batch norm's statistics.
 
     Args:
         base: the algorithm that trains the models.
@@ -88,7 +87,7 @@ class OwnLayers(Derived):
     """The key of the clients' layers in `State.personal`."""
 
     def own_mask(self, layout: Layout) -> Tensor:
-        """Return a mask (P,) bool of parameters that stay with clients; raise `InputError` if no parameter stays."""
+        """Return a mask (P,) bool of the parameters that stay with clients; raise `InputError` if there are none."""
         raise NotImplementedError
 
     def shared_tensors(self, layout: Layout) -> frozenset[str]:

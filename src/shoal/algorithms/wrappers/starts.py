@@ -1,8 +1,8 @@
 """Starts: rounds that find the initial models of an algorithm with clusters.
 
 IFCA needs initial models near the groups' optimal models (Ghosh et al. 2020, arXiv:2006.04088, Theorem 1). With
-independent random initial models, all clients often choose the same model. `Redraw` improves the initial models without
-rounds.
+independent random initial models, all clients often choose the same model. `Redraw` improves the initial models before
+the first round.
 """
 
 from abc import abstractmethod
@@ -42,7 +42,7 @@ class InitialisationPhase(Wrapper):
     models do not change.
     """
 
-    membership_barrier: ClassVar[str] = "finds its first models in rounds of their own"
+    membership_barrier: ClassVar[str] = "finds its initial models in separate rounds"
 
     @property
     def rounds(self) -> int:
@@ -82,9 +82,9 @@ class InitialisationPhase(Wrapper):
 class ServerStart(Wrapper):
     """Pretraining of each model of ``base`` on the server's labelled examples, before the first round.
 
-    No client takes part in the pretraining, so the pretraining exposes no client and spends no epsilon. Reference
-    federations start from the pretrained models. Attacks that use the server's examples as non-members are misled,
-    because the models were trained on these examples. `ServerOnly` is the baseline without clients.
+    Pretraining exposes no client and spends no epsilon. Reference federations start from the pretrained models. Attacks
+    fail if they use the server's examples as non-members, because the models were trained on these examples.
+    `ServerOnly` is the baseline without clients.
 
     Args:
         base: the algorithm that trains with the clients.
@@ -119,9 +119,9 @@ class ServerStart(Wrapper):
 
 @settings
 class OneShotStart(InitialisationPhase):
-    """A start of one round: ``base`` starts from the centers of k-means of the clients' separately trained models.
+    """A one-round start: the initial models are the k-means centers of models that clients train separately.
 
-    If fewer than K clients take part, the remaining models keep the initial values of ``base``. Other wrappers must be
+    If fewer than K clients take part, the remaining models keep the initial values of ``base``. Put other wrappers
     inside `OneShotStart`, because an outer wrapper would treat the new models as updates.
 
     Args:
@@ -159,10 +159,10 @@ class OneShotStart(InitialisationPhase):
 
 @settings
 class FedAvgStart(InitialisationPhase):
-    """A start with FedAvg on one model, followed by K copies of the model with independent Gaussian noise.
+    """A start with FedAvg on one model; the initial models are K copies with independent Gaussian noise.
 
-    All clients of the start rounds are members of every copy. Other wrappers must be inside `FedAvgStart`, because an
-    outer wrapper would treat the new models as updates.
+    All clients of the start rounds are members of every copy. Put other wrappers inside `FedAvgStart`, because an outer
+    wrapper would treat the new models as updates.
 
     Args:
         base: the algorithm that trains the K copies.
@@ -221,7 +221,7 @@ def noisy_copies(model: Tensor, count: int, noise: float, layout: Layout, stream
 
 @dataclass(frozen=True)
 class FarthestFirstStart(InitialisationPhase):
-    """A start of one round that selects K of the models that some clients train separately (see `HypCluster`).
+    """A one-round start that selects K of the models that some clients train separately (see `HypCluster`).
 
     Args:
         base: the algorithm that trains the K models.
