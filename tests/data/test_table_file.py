@@ -10,6 +10,7 @@ import pytest
 
 from refused_input import refused
 from shoal.data import Columns, PictureFormat, load_folder, load_table
+from shoal.data.content import fingerprint
 
 CSV = """who,area,ill,age,bmi,city
 NA,north,no,50,20.5,Rome
@@ -82,6 +83,11 @@ def test_inputs_are_numbers_also_where_cells_are_words_or_empty(tmp_path):
     columns = Columns(client="who", label="ill", inputs=["size", "colour"], one_hot=True, impute="mean")
     data = load_table(path, columns)
     assert data.x.nan_to_num(-7).tolist() == [[1, 1], [-7, 0], [3, -7], [4, 1]]
+    assert "impute = \"mean\" fills empty cells in 'size' (1) and 'colour' (1)" in data.warnings[-1]
+    # Neither where rows lie nor what a user is told changes a model, so sweeps find the runs of another process.
+    assert fingerprint(replace(data, origin=hex, warnings=())) == fingerprint(data)
+    with pytest.raises(TypeError):
+        fingerprint((hex,))
 
 
 @pytest.mark.parametrize(("labels", "names"), [(("10", "9"), ("9", "10")), (("1.0", "0"), ("0", "1"))])

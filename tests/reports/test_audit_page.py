@@ -368,7 +368,7 @@ def test_each_view_has_its_findings_and_the_limit_on_every_attack_or_the_way_to_
     assert "For the server differential privacy limits no attack noticeably." in page
     terminal = format_audit(audit_of(), bounds)
     assert limit in terminal
-    assert "Not asked: another client and the server." in terminal
+    assert "Not attacked: another client and the server." in terminal
 
 
 def test_the_first_screen_ends_with_the_command_that_does_something() -> None:
@@ -377,7 +377,7 @@ def test_the_first_screen_ends_with_the_command_that_does_something() -> None:
     assert (
         exposure_headlines(found, RUN)[-1].command == "shoal protect 'my runs/a/config.toml' --view server --limit 0.55"
     )
-    assert exposure_headlines(found, RUN, audited=False)[-1].command == "shoal audit 'my runs/a' --references 8"
+    assert exposure_headlines(found, RUN, audited=False)[-1].command == "shoal audit 'my runs/a' --references 4"
     assert exposure_headlines(found)[-1].command == ""
     said = exposure_headlines([Finding("outsider", "few", "", undecided)], RUN)
     assert said[-1].command == "shoal card 'my runs/a'"

@@ -112,7 +112,7 @@ def test_a_printed_audit_and_a_printed_run_give_the_answer_in_five_lines(made) -
     assert shown[-1] == exposure_summary(found)
     lines = str(read_tables(out)).splitlines()
     assert len(lines) <= 5
-    assert exposure_summary(found, unasked=False) in lines
+    assert exposure_summary(found) in lines
     assert sentence(most_exposed(found)[0]) in lines
 
 

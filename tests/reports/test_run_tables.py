@@ -24,7 +24,7 @@ from run_of_any_shape import (
 from shoal.control import LimitController
 from shoal.core.formats import DASH
 from shoal.metrics import Metric
-from shoal.metrics.summary import flatten, parse_summary
+from shoal.metrics.summary import Summary, flatten, parse_summary
 from shoal.reports.run import run_tables
 from shoal.reports.run.description import RecordedUpdates, RunDescription
 from shoal.reports.run.run_charts import violations
@@ -296,6 +296,18 @@ def test_canaries_recorded_updates_and_a_coordinator_are_on_the_page_of_a_run_th
 def said(clusters: int = 2, /, **more: float) -> str:
     named = {key.replace("__", "."): value for key, value in more.items()}
     return answer(parse_summary(summary_of(GROUPS, clusters) | named))
+
+
+def test_with_one_group_a_clients_own_examples_decide_whether_clusters_beat_guessing() -> None:
+    """Clusters of one group fit different clients, so each model fails on the others' examples."""
+    one = {"a": {"accuracy": 0.5, "most_frequent_class": 0.55, "test_examples": 400}}
+    overall = {"accuracy.overall": 0.5, "violations.total": 0}
+    own = overall | {"baseline.clusters.accuracy": 0.7}
+    assert "not shown to beat guessing" in answer(Summary({"view": "outsider"}, overall, one))
+    text = answer(Summary({"view": "outsider"}, own, one))
+    assert "guessing" not in text
+    assert "0.700 on each client's own test images, 0.500 on the test images of all clients" in text
+    assert "guessing" in answer(Summary({"view": "outsider"}, own | {"baseline.clusters.accuracy": 0.56}, one))
 
 
 def test_an_accuracy_that_is_the_share_of_the_most_frequent_class_is_not_below_it() -> None:

@@ -40,9 +40,9 @@ def test_a_run_that_nobody_attacked_claims_nothing_and_names_the_command(run: Pa
     document = json.loads((run / "card.json").read_text())
     assert list(document) == ["schema", "shoal", "run", "exposure", "promise", "questions"]
     assert document["promise"] is None
-    assert document["exposure"] == {"asked": False, "command": f"shoal audit {run} --references 8"}
+    assert document["exposure"] == {"asked": False, "command": f"shoal audit {run} --references 4"}
     said = answers(document)
-    assert said["Attacks asked"] == f"not covered: nothing was measured; run shoal audit {run} --references 8"
+    assert said["Attacks asked"] == f"not covered: nothing was measured; run shoal audit {run} --references 4"
     assert said["Epsilon and delta"].startswith("not covered: no epsilon is stated")
     page = " ".join(Page((run / "card.html").read_text()).words)
     assert "was not measured" in page
@@ -56,7 +56,7 @@ def test_the_card_says_who_is_exposed_to_whom(run: Path) -> None:
     assert document["exposure"]["references"] == audit.references
     page = " ".join(Page((run / "elsewhere" / "card.html").read_text()).words)
     said = "Exposed: minority to an outsider. At chance: majority to an outsider."
-    assert f"{said} Not asked: another client and the server." in page
+    assert f"{said} Not attacked: another client and the server." in page
 
 
 def test_an_audit_of_other_rounds_is_none(run: Path) -> None:

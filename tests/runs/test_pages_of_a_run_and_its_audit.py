@@ -43,10 +43,11 @@ def test_the_findings_of_an_audit_replace_those_of_the_run_s_own_attack(run: Pat
     assert "LiRA, view: outsider, on minority" in after
 
 
-def test_an_audit_of_other_rounds_or_a_damaged_one_has_none(run: Path) -> None:
+def test_an_audit_of_other_rounds_or_a_damaged_one_has_none(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     before = report_text(run)
     audited(run, run, ROUNDS - 1)
     assert report_text(run) == before
+    assert f"the audit of round {ROUNDS - 1} is not shown" in caplog.text
     audited(run, run)
     (run / "audit.csv").write_text("attack\nlira\n")
     assert report_text(run) == before
@@ -91,10 +92,8 @@ def test_a_simulation_in_memory_keeps_its_warnings(tmp_path: Path, capfd: pytest
 def test_a_lower_bound_of_0_is_never_shown_without_what_it_proves(run: Path) -> None:
     about = AboutAudited("title"), AuditRequest()
     text = write_audit(run / "none", audit_of(empirical_epsilon=0.0), *about).page.read_text()
-    assert '<dd class="value">0.00</dd><dd class="remark">nothing was proven; lower bound' in text
-    assert (
-        "nothing was proven" not in write_audit(run / "some", audit_of(empirical_epsilon=1.0), *about).page.read_text()
-    )
+    assert '<dd class="value">0.00</dd><dd class="remark">the attacks prove no lower bound above 0; ' in text
+    assert "no lower bound" not in write_audit(run / "some", audit_of(empirical_epsilon=1.0), *about).page.read_text()
 
 
 def test_a_page_has_the_data_s_own_name(tmp_path: Path) -> None:

@@ -332,7 +332,7 @@ def sentence(finding: Finding) -> str:
         "within the limit": f"The exposure of {finding.records} to {by} is within{limit}",
         "at chance": f"Attacks by {by} on {finding.records} are at chance",
     }[finding.verdict]
-    exact = "" if not finding.exact else f", exact for {decimal(finding.exact)} of its calls"
+    exact = "" if not finding.exact else f", certain of {decimal(finding.exact)} of its predicted members"
     text = f"{said}: {accuracy}, chance 0.5, by {finding.title}{exact}."
     tpr = finding.tpr[0.01]
     if not tpr.known:
@@ -363,7 +363,7 @@ def exposure_summary(found: Sequence[Finding], *, unasked: bool = True) -> str:
 
     >>> ends = {"few": Estimate(0.7, 0.6, 0.8), "many": Estimate(0.51, 0.49, 0.53)}
     >>> exposure_summary([Finding("client", name, "", accuracy) for name, accuracy in ends.items()])
-    'Exposed: few to another client. At chance: many to another client. Not asked: an outsider and the server.'
+    'Exposed: few to another client. At chance: many to another client. Not attacked: an outsider and the server.'
     """
     said = [
         f"{capitalize(verdict)}: {_to_whom([one for one in found if one.verdict == verdict])}."
@@ -371,7 +371,7 @@ def exposure_summary(found: Sequence[Finding], *, unasked: bool = True) -> str:
         if any(one.verdict == verdict for one in found)
     ]
     missing = [BY[view] for view in VIEWS if view not in {one.view for one in found}] if unasked else []
-    return " ".join([*said, *([f"Not asked: {join_words(missing)}."] if missing else [])])
+    return " ".join([*said, *([f"Not attacked: {join_words(missing)}."] if missing else [])])
 
 
 def _to_whom(found: Iterable[Finding]) -> str:

@@ -443,6 +443,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line, and return the exit code. Unexpected errors keep their traceback, with exit code 1."""
     warnings = logging.StreamHandler()
     warnings.setLevel(logging.WARNING)
+    said = set[str]()  # a sweep's runs have many warnings in common
+    warnings.addFilter(lambda record: record.getMessage() not in said and not said.add(record.getMessage()))
     logging.basicConfig(format="shoal: %(message)s", handlers=[warnings])
     try:
         returned = app(args=arguments, standalone_mode=False, prog_name="shoal")

@@ -40,7 +40,10 @@ SOURCES = {
         'path = "patients.csv"      # or .parquet\n'
         'client = "clinic"          # the column with the clients\' names\n'
         'label = "outcome"          # the column to predict: words or integers\n'
-        f'# group = "area"           # the column with groups of clients\n{_FRACTION}',
+        '# group = "area"           # the column with groups of clients\n'
+        '# inputs = ["age", "sex"]  # the columns to learn from; by default all other columns\n'
+        '# impute = "median"        # the replacement of empty cells; "most-frequent" for words\n'
+        f"# min_examples = 5         # leaves out clients with fewer rows\n{_FRACTION}",
         "mlp",
     ),
     **{

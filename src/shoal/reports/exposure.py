@@ -52,7 +52,7 @@ def exposure_headlines(
         return said
     run, config = (quote(str(path)) for path in (directory, directory / "config.toml"))
     if not audited:
-        text, command = "Run the strongest attacks of every view:", f"shoal audit {run} --references 8"
+        text, command = "Run the strongest attacks of every view:", f"shoal audit {run} --references 4"
     elif worst and worst[0].verdict == "exposed":
         text, command = "Search for a protection:", f"shoal protect {config} --view {worst[0].view} --limit 0.55"
     else:

@@ -75,7 +75,7 @@ def findings_section(found: Sequence[Finding], figure: Figure | None = None) -> 
 
 def _at_few_mistakes(finding: Finding) -> str:
     """Describe an attack's true positive rate with few mistakes, if measured."""
-    exact = "" if not finding.exact else f"{decimal(finding.exact)} of its calls are exact"
+    exact = "" if not finding.exact else f"certain of {decimal(finding.exact)} of its predicted members"
     tpr = finding.tpr[0.01]
     return exact or (f"TPR at 1 % FPR: {tpr.figure}" if tpr.known else "")
 

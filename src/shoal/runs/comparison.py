@@ -28,8 +28,8 @@ ROWS = (
 """The rows of a comparison: metrics of the run or of each group, and, after ``clusters.``, of the models."""
 
 CAVEAT = (
-    "Intervals are 95 % intervals over records, simultaneous for all differences of a sentence. A pair of runs is one "
-    "seed; shoal sweep compares several."
+    "Accuracy is measured on the test examples of a client's whole group. Intervals are 95 % intervals over records, "
+    "simultaneous for all differences of a sentence. A pair of runs is one seed; shoal sweep compares several."
 )
 """The last sentence of every comparison."""
 

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from html import escape
+from logging import getLogger
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,7 @@ from shoal.simulation.simulation import Simulation, WarmStart
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+LOG = getLogger("shoal")
 
 SAMPLES = 8
 """Images of each group in the report."""
@@ -313,8 +315,15 @@ def _audit_in(out: Path, summary: Summary) -> pd.DataFrame | None:
         attacks = from_cells(attacks, words)
     except (OSError, ValueError, AttributeError):
         return None
-    complete = {*ATTACK_COLUMNS} <= {*attacks} and rounds == summary.run["rounds"]
-    return attacks if complete else None
+    if rounds != (trained := summary.run["rounds"]):
+        LOG.warning(
+            "%s: the audit of round %s is not shown, because the run has %s rounds; audit the run again",
+            out,
+            rounds,
+            trained,
+        )
+        return None
+    return attacks if {*ATTACK_COLUMNS} <= {*attacks} else None
 
 
 def write_files(out: Path, result: Result) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import InputError, describe, quote, require, require_instance, suggest
+from shoal.core.formats import join_words
 from shoal.core.randomness import Stream
 from shoal.data.datasets import Standardizer
 from shoal.data.names import EVERYBODY, groups_of_clients, numbered, numbered_name, similar_names
@@ -254,6 +255,10 @@ def read_rows(
     else:
         x = pd.DataFrame({column: _cells(table[column]) for column in inputs})
         _require_values(name, x, empty=columns.impute is not None)
+        empty = {column: count for column, count in x.isna().sum().items() if count}
+        if empty:
+            filled = join_words([f"'{column}' ({count:,})" for column, count in empty.items()], most=5)
+            warnings.append(f'{name}: impute = "{columns.impute}" fills empty cells in {filled}')
     return TableRows(
         name=name,
         x=x,

@@ -152,11 +152,11 @@ def _key_metrics(
     audit: Audit, found: Sequence[Finding], groups: Mapping[str, Sequence[Finding]], stated: Mapping[str, float]
 ) -> Sequence[tuple[str, str, str]]:
     """Return the key metrics, as triples of name, value and remark."""
-    upper = f"stated: {_epsilon(stated['epsilon'])}" if "epsilon" in stated else "none stated"
-    proven = "nothing was proven; " if audit.empirical_epsilon == 0 else ""
+    upper = f"stated upper bound: {_epsilon(stated['epsilon'])}" if "epsilon" in stated else "no upper bound is stated"
+    lower = "lower bound from the attacks" if audit.empirical_epsilon else "the attacks prove no lower bound above 0"
     kinds = f"{count(audit.members)} members, {count(audit.non_members)} non-members"
     last = (
-        ("Empirical epsilon", _epsilon(audit.empirical_epsilon), f"{proven}lower bound; {upper}"),
+        ("Empirical epsilon", _epsilon(audit.empirical_epsilon), f"{lower}; {upper}"),
         ("Reference models", count(audit.references), "for comparison"),
         ("Records", count(audit.members + audit.non_members), kinds),
     )

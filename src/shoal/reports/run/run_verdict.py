@@ -1,7 +1,7 @@
 """A run's summary in sentences."""
 
 from collections.abc import Sequence
-from math import nan
+from math import isnan, nan
 
 from shoal.audit.finding import (
     BY,
@@ -40,7 +40,7 @@ def answer(summary: Summary, kind: str = "images", metric: str = ACCURACY, audit
         chance_sentence(summary, kind),
         " ".join(pays),
         accuracy_sentence(summary, kind, metric),
-        exposure_summary(found, unasked=False) or "No attack was measured.",
+        exposure_summary(found) if found else "No attack was measured.",
         *map(sentence, most_exposed(found)[:1]),
         *(f"{said}." for said in [*property_sentences(summary), *notes(summary, found=not audited)]),
         f"Clients by cluster: {', '.join(sizes)}." if len(sizes) > 1 and not pays else "",
@@ -69,7 +69,15 @@ def accuracy_sentence(summary: Summary, kind: str = "images", metric: str = ACCU
     overall, by_group = summary.overall, of_groups(summary, "accuracy")
     form, name = metric_format(metric), "Test accuracy" if metric == ACCURACY else f"Mean {metric} on held-out {kind}"
     groups = f" ({', '.join(f'{form(value)} for {group}' for group, value in by_group.items())})"
-    return f"{name}: {form(overall['accuracy.overall'])}{groups * (len(by_group) > 1)}."
+    mean, own = form(overall["accuracy.overall"]), form(_own_accuracy(summary))
+    if own != mean and metric == ACCURACY and not isnan(_own_accuracy(summary)):
+        return f"{name}: {own} on each client's own test {kind}, {mean} on the test {kind} of all clients."
+    return f"{name}: {mean}{groups * (len(by_group) > 1)}."
+
+
+def _own_accuracy(summary: Summary) -> float:
+    """The accuracy on each client's own test examples, if there is one group and baselines were trained, else NaN."""
+    return summary.overall.get("baseline.clusters.accuracy", nan) if len(summary.by_group) == 1 else nan
 
 
 MOST_GROUPS = 3
@@ -137,6 +145,8 @@ def chance_sentence(summary: Summary, kind: str = "images") -> str:
     shares, accuracies, examples = (
         of_groups(summary, name) for name in ("most_frequent_class", "accuracy", "test_examples")
     )
+    if not isnan(own := _own_accuracy(summary)):
+        accuracies = dict.fromkeys(accuracies, own)
     # The exact interval of a share of a group's test examples, as if one model served the group.
     measured = {name: Estimate.of_rate(accuracies[name], examples.get(name, 0)).among(len(shares)) for name in shares}
     near = {name: one for name, one in measured.items() if one.low <= shares[name]}

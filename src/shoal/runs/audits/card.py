@@ -84,7 +84,7 @@ def privacy_card(run: Path, result: Result) -> dict[str, Any]:
 
 def _exposure(run: Path, result: Result) -> dict[str, Any]:
     """The audit's findings by view, group and model; without an audit, the command for one."""
-    command = f"shoal audit {run} --references 8"
+    command = f"shoal audit {run} --references 4"
     audit = result.audit_in_directory
     if audit is None:
         return {"asked": False, "command": command}
