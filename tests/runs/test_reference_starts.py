@@ -96,7 +96,7 @@ def test_a_start_of_which_the_training_is_not_known_is_refused(tmp_path):
         more.audit(references=2)
     audit = more.audit(references=0)
     assert audit.members > 0
-    assert any("may have been trained on there" in note for note in audit.notes)
+    assert any("the training of the models in 'start' is unknown" in note for note in audit.notes)
     further = simulated(rounds=1, start=more)
     with pytest.raises(InputError, match=r"retrain (a )?'start'"):
         further.audit(references=2)

@@ -73,7 +73,7 @@ def of_copies(noise_multiplier: float, rate: float, copies: int) -> tuple[float,
 
 
 Counted = tuple[LocalSGD, Tensor, Tensor]
-"""A local training, the number of examples of each client (N,) int64, and its number of repetitions (N,) int64."""
+"""A local training, with each client's number of examples and number of repetitions, both (N,) int64."""
 
 
 def client_epsilons(
@@ -83,16 +83,15 @@ def client_epsilons(
     copies: Tensor | None = None,
     of: Callable[[History], float] | None = None,
 ) -> Tensor:
-    """Compute the epsilon of each of N clients over all local training runs of the client.
+    """Compute the epsilon of each of N clients over all its local training runs.
 
     Args:
-        counted: the local training runs, each with the clients' numbers of examples and numbers of repetitions.
+        counted: the local training runs and their repetitions; see `Counted`.
         rule: the DP-SGD defence of the local steps.
-        choice_noise: the noise multiplier of the Gaussian mechanism that chose a client's cluster, or None without such
-            a mechanism.
+        choice_noise: the noise multiplier of the Gaussian mechanism that chose a client's cluster, or None.
         copies: the number of rows of each client's most frequent record, (N,) int64, or None for one row.
-        of: a function of a client's steps to compute instead of epsilon. With ``of``, shuffled batches are treated
-            exactly, because each record is in one batch per pass.
+        of: a function of a client's steps that replaces epsilon. With ``of``, shuffled batches are treated exactly,
+            because each record is in one batch per pass.
 
     Returns:
         The epsilons, (N,) float64, at least 0, and infinite without noise.
@@ -118,11 +117,11 @@ def client_epsilons(
 
 @dataclass(frozen=True, eq=False)
 class PrivateTrainings:
-    """The private local training runs of N clients in a range of rounds and after the last of these rounds.
+    """The private local training runs of N clients in a range of rounds and after its last round.
 
     Args:
-        federation: the clients. If a schedule splits a client's examples between two kinds of rounds, the client's
-            epsilon is the larger of the epsilons for the two kinds.
+        federation: the clients. If a schedule splits a client's examples between two kinds of rounds, the larger
+            epsilon counts.
         cohorts: the positions of the clients in each round.
         trainings: every client's local training, with all defences.
         rule: the DP-SGD defence of the local steps.
@@ -141,7 +140,7 @@ class PrivateTrainings:
     copies: Tensor | None = None
 
     def epsilons(self, of: Callable[[History], float] | None = None) -> Tensor:
-        """Compute the epsilon (N,) float64 of each client, or ``of`` the client's steps, as in `client_epsilons`."""
+        """Compute each client's epsilon (N,) float64, or ``of`` each client's steps, as in `client_epsilons`."""
         federation, trainings = self.federation, self.trainings
         copies = most_copies(federation.clients) if self.copies is None else self.copies
         attended = torch.zeros(len(self.cohorts), len(federation), dtype=torch.int64)
@@ -174,7 +173,7 @@ class PrivateTrainings:
         return epsilons
 
     def bound(self) -> AttackBound:
-        """Compute the limit on every attack against any client's records, for all views, with noise at clients."""
+        """Compute the limit, for all views, on every attack against any client's records, with noise at clients."""
 
         def largest(index: int) -> float:
             return float(self.epsilons(lambda history: compose_bound(history)[index]).max())
@@ -233,10 +232,10 @@ def epsilons_by_view(
         rule: the DP-SGD defence, with ``noise = "sum"``.
         rounds: the number of rounds in which each client took part, (N,) int64.
         choice_noise: the noise multiplier of the mechanism that chose a client's cluster, or None.
-        secure: whether the server sees only sums. A server that sees only sums may know one client's noise, and
-            therefore gets the client's epsilon.
+        secure: whether the server sees only sums. The server may know one client's noise, so its epsilon then equals a
+            client's.
         copies: the number of rows of each client's most frequent record, (N,) int64.
-        of: a function of ``mu`` (see `gaussian_epsilon`) to compute instead of epsilon.
+        of: a function of ``mu`` (see `gaussian_epsilon`) that replaces epsilon.
     """
     counted = torch.stack([rounds, torch.ones_like(rounds) if copies is None else copies])
     least, (kinds, index) = rule.min_clients or 1, counted.unique(dim=1, return_inverse=True)
@@ -304,7 +303,7 @@ def _epsilon_of_history(used: History, delta: float, accountant: Accountant) -> 
 
 _TOO_MUCH = '\'accountant\' must be "rdp" (got "prv"), because "prv" would need too much memory for these steps'
 _POINTS = 3e7
-"""The largest mesh of "prv"; larger meshes take minutes and gigabytes."""
+"""The largest number of grid points of "prv"; more points take minutes and gigabytes."""
 
 
 def check_accountable(federation: Federation, rounds: int, trainings: ClientTrainings) -> None:

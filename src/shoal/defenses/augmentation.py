@@ -57,9 +57,7 @@ class Augmentation(Scaled):
     title: ClassVar[str] = "Augmentation"
 
     def apply(self, setup: TrainingSetup) -> TrainingSetup:
-        """Return the setup with augmentation; raise `InputError` for examples other than images, or a second
-        augmentation.
-        """
+        """Return the setup with augmentation; raise `InputError` without images or with a second augmentation."""
         require(
             setup.kind in (None, "images"),
             f"'augmentation' needs images (got {setup.kind}); remove 'augmentation'",
@@ -120,5 +118,5 @@ class Augmentation(Scaled):
 
 
 def _centres(pixels: int) -> Tensor:
-    """Return the centres (pixels,) of pixels in [-1, 1]."""
+    """Return the positions (pixels,) of pixel centres along a side, from -1 to 1."""
     return (2 * torch.arange(pixels) + 1) / pixels - 1

@@ -25,8 +25,8 @@ class CCL(LossDefense):
         variant: the concave term of the loss: ``ccel`` (exponential) or ``ccql`` (quadratic).
         alpha: the weight of the cross-entropy, in [0, 1]; the concave term has the weight 1 - alpha.
         beta: the factor on the total loss.
-        strength: the weight of this loss in [0, 1], set by `with_strength`; the remaining weight is on plain
-            cross-entropy.
+        strength: the weight of this loss in [0, 1], set by `with_strength`; plain cross-entropy has the remaining
+            weight.
 
     Source: Liu et al. 2024, arXiv:2402.05453.
 

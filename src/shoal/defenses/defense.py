@@ -45,9 +45,7 @@ class TrainingSetup:
     client_filter: UpdateFilter | None = None
 
     def first_local(self) -> LocalSGD:
-        """Return the local training of cluster 0 in the first round, which determines the backend and the privacy
-        account.
-        """
+        """Return cluster 0's local training in round 1, which determines the backend and the privacy account."""
         local = self.local
         for defense in self.defenses:
             local = defense.local(local, ClusterRound(round=1, cluster=0))
@@ -108,7 +106,7 @@ def apply_defenses(setup: TrainingSetup, defenses: Sequence[Defense]) -> Trainin
 
 
 class Scaled:
-    """A defence whose field named in `scales` is multiplied by a strength; strength 0 disables the defence."""
+    """A defence with a strength, a factor on the field named in `scales`; strength 0 disables the defence."""
 
     scales: ClassVar[str] = "strength"
 

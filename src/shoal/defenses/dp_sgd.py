@@ -141,7 +141,7 @@ class DPSGD:
         return replace(local, gradient_privacy=NoiseShare(self) if self.noise == "sum" else self)
 
     def adjust_plan(self, plan: RoundPlan, sizes: Tensor) -> RoundPlan:
-        """Remove models that fewer than ``min_clients`` clients train from a round's plan.
+        """Remove models with fewer than ``min_clients`` clients from a round's plan.
 
         Raises:
             InputError: updates are not sums of clipped gradients with equal weights.

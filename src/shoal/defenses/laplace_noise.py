@@ -34,7 +34,7 @@ class LaplaceNoise:
         epsilon: the epsilon of every update, in 1 / (unit of L2 distance).
 
     Raises:
-        InputError: both scales are set, or no scale is set.
+        InputError: both scales are set, or neither.
 
     Source: Galli et al. 2023, arXiv:2206.03396; noise in the plane: Andres et al. 2013, arXiv:1212.1984.
 

@@ -81,7 +81,7 @@ class ShorterTraining:
         return local if self.share == 1 else replace(local, share=self.share * local.share)
 
     def with_strength(self, strength: float) -> Self:
-        """Return the defence with ``strength`` times the fraction of omitted steps."""
+        """Multiply the fraction of omitted steps by ``strength``."""
         require_strength(strength)
         return replace(self, share=1 - strength * (1 - self.share)) if strength < 1 else self
 
@@ -124,7 +124,7 @@ class Dropout:
 
 
 def _linear(network: nn.Module) -> list[nn.Linear]:
-    """The linear layers, except one that is the first of all layers with parameters."""
+    """Return the linear layers, except the network's first layer with parameters."""
     layers = [module for module in network.modules() if any(True for _ in module.parameters(recurse=False))]
     # Subclasses are used by their weights only and never called, so that a hook on them would do nothing.
     return [layer for layer in layers[1:] if type(layer) is nn.Linear]

@@ -58,7 +58,7 @@ class RelaxLoss(LossDefense):
         return functional.cross_entropy(outputs, self._flat(outputs.detach(), y))
 
     def _flat(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return posteriors (B, C) of outputs (B, C), with all but the label's probability spread evenly."""
+        """Return flattened posteriors (B, C) of outputs (B, C)."""
         of_label = outputs.softmax(dim=1).gather(1, y[:, None]).clamp(max=self.upper)
         rest = (1 - of_label) / max(1, outputs.shape[1] - 1)
         return rest.expand_as(outputs).scatter(1, y[:, None], of_label)

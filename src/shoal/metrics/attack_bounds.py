@@ -5,8 +5,8 @@ at most ``(1 + TV) / 2``, where TV is the total variation distance between the o
 AUC is at most the area above the trade-off curve. Both limits also hold for an attack on many records with one
 threshold.
 
-The limits of differential privacy do not apply to an attacker who knows that exactly one of two records was used.
-Replacing a record counts as two changes: a Gaussian mechanism then has the limit of ``2 mu``.
+These limits do not apply to an attacker who knows that exactly one of two records was used. Replacing a record counts
+as two changes: a Gaussian mechanism then has the limit of ``2 mu``.
 
 The measured success of an attack gives a lower bound on epsilon.
 
@@ -31,10 +31,10 @@ History = tuple[tuple[float, float, int], ...]
 """Steps of training, as triples (noise multiplier, sampling rate, number of steps)."""
 
 _LOSS, _MASS = 0.01, 1e-6
-"""The error of the discretised privacy loss, and the probability of a larger one; both are added to the limit."""
+"""The error of the discretised privacy loss, and the probability of a larger error; both are added to the limit."""
 
 _CELLS = 1e7
-"""Cells, at most, of the discretised privacy loss."""
+"""The largest number of cells of the discretised privacy loss."""
 
 
 class AttackBound(NamedTuple):
@@ -60,9 +60,8 @@ def compose_bound(history: History) -> AttackBound:
     """Return the bound for a composition of sampled Gaussian mechanisms.
 
     Args:
-        history: the training steps, as triples (noise multiplier, sampling rate, number of steps). A sampling rate
-            below 1 means Poisson sampling, whose bound uses the privacy loss distribution of Gopi, Lee and Wutschitz,
-            arXiv:2106.02848.
+        history: the training steps. A sampling rate below 1 means Poisson sampling; its bound uses the privacy loss
+            distribution of Gopi, Lee and Wutschitz, arXiv:2106.02848.
 
     >>> [round(value, 2) for value in compose_bound(((1.0, 0.05, 100), (1.0, 0.1, 50)))]
     [0.7, 0.77]
@@ -78,7 +77,7 @@ def compose_bound(history: History) -> AttackBound:
 
 
 def _subsampling_bound(used: list[tuple[float, float, int]]) -> AttackBound:
-    """The limit by the discretised privacy loss; no limit where that takes too much memory."""
+    """Return the limit by the discretised privacy loss, or 1 if the computation needs too much memory."""
     # Imported here because it takes seconds.
     from opacus.accountants.analysis.prv import (  # noqa: PLC0415
         Domain,
@@ -139,9 +138,9 @@ def epsilon_lower_bound(predictions: Bools, is_member: Bools, *, delta: float) -
 def empirical_epsilon(scores: Floats, is_member: Bools, stream: Stream, *, delta: float) -> float:
     """Return a lower bound on epsilon from an attack's scores.
 
-    Members and non-members are halved at random. The threshold has the largest bound on the first half, and
-    `epsilon_lower_bound` evaluates the threshold on the second half. With n members and n non-members per half, the
-    bound is at most about log(n / 3.7).
+    Members and non-members are halved at random. The threshold maximises the bound on the first half, and
+    `epsilon_lower_bound` uses the second half. With n members and n non-members per half, the bound is at most about
+    log(n / 3.7).
 
     Args:
         scores: the attack's scores, higher for members, (M,).
@@ -184,7 +183,7 @@ def empirical_epsilon(scores: Floats, is_member: Bools, stream: Stream, *, delta
 
 
 def _bounds(hits: Ints, mistakes: Ints, members: int, non_members: int, delta: float) -> Floats:
-    """The bound (T,) of each number of true and of false positives (T,)."""
+    """Return the bounds (T,) for T numbers of true positives and of false positives."""
     tpr, _ = clopper_pearson(hits, np.full(len(hits), members))
     _, fpr = clopper_pearson(mistakes, np.full(len(mistakes), non_members))
     with np.errstate(divide="ignore", invalid="ignore"):

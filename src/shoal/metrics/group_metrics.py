@@ -17,7 +17,7 @@ class Fairness:
     Args:
         demographic_parity: the difference of P(prediction = c | group), Definition 1.
         equal_opportunity: the difference of P(prediction = c | label = c, group), Definition 2.
-        equalized_odds: the larger difference of the true positive rates or of the false positive rates, Definition 3.
+        equalized_odds: the larger difference, of true positive rates or of false positive rates, Definition 3.
     """
 
     demographic_parity: float
@@ -28,7 +28,7 @@ class Fairness:
 def fairness(predictions: Ints, labels: Ints, group: Ints, weights: Floats) -> Fairness:
     """Compute the fairness of predictions between groups, equal to fairlearn's metrics.
 
-    A rate ignores groups without examples for the rate. A difference is 0 if fewer than two groups have the rate.
+    A rate ignores groups without examples for it. A difference between fewer than two groups is 0.
 
     Args:
         weights: the number of clients that each example represents, (M,).
@@ -100,7 +100,7 @@ def adjusted_rand_index(assignment: Ints, group: Ints) -> float:
 
 
 def is_migrated(assignment: Ints, group: Ints) -> Bools:
-    """Return a mask (N,) of the clients whose group has fewer clients in their cluster than a different group.
+    """Return a mask (N,) of the clients in a cluster where a different group has more clients than their own.
 
     Example:
         >>> import numpy as np

@@ -1,6 +1,6 @@
 """Two-sided confidence intervals of rates, of the balanced accuracy and of the area under a ROC curve.
 
-The number of weighted examples is their `effective_size`; intervals for weighted examples are approximate.
+Weighted examples count with their `effective_size`, and have approximate intervals.
 """
 
 import math
@@ -22,7 +22,7 @@ Ints = NDArray[np.int64]
 Verdict = Literal["exposed", "above the limit", "not decided", "within the limit", "at chance"]
 
 AT_CHANCE = 0.6
-"""Records are at chance if their interval covers 0.5 and nothing above this balanced accuracy."""
+"""The largest upper end of an interval with the verdict "at chance"."""
 
 
 class Estimate(NamedTuple):

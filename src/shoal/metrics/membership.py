@@ -188,7 +188,7 @@ def _pair_outcomes(is_member: Bools, pair: Ints | None) -> tuple[Ints, Ints] | N
 
 
 def _in_pairs(scores: Floats, predicted: Bools, inside: Ints, outside: Ints) -> tuple[float, float]:
-    """Return the correlation of right answers on the two examples of a pair, and `auc_design_effect`."""
+    """Return the correlation of correct predictions within pairs, and `auc_design_effect`."""
     first, second = predicted[inside], ~predicted[outside]
     varies = 0 < first.sum() < len(first) and 0 < second.sum() < len(second)
     correlation = float(np.corrcoef(first, second)[0, 1]) if varies else 0.0
@@ -198,9 +198,8 @@ def _in_pairs(scores: Floats, predicted: Bools, inside: Ints, outside: Ints) -> 
 def _null_high(predicted: Bools, is_member: Bools, weights: Floats, paired: tuple[Ints, Ints] | None) -> float:
     """Return `MembershipMetrics.null_high`, by the normal approximation.
 
-    With d of Q pairs answered differently, each right with probability 1/2, the standard deviation is sqrt(d) / (2 Q).
-    With independent examples and a share p of predicted members it is
-    sqrt(p (1 - p) (1 / members + 1 / non-members)) / 2.
+    If predictions differ within d of Q pairs, the standard deviation is sqrt(d) / (2 Q). For independent examples and a
+    fraction p of predicted members, it is sqrt(p (1 - p) (1 / members + 1 / non-members)) / 2.
     """
     if paired is not None:
         std = math.sqrt((predicted[paired[0]] != predicted[paired[1]]).sum()) / (2 * len(paired[0]))
@@ -254,7 +253,7 @@ def roc_with_auc(scores: Floats, is_member: Bools, weights: Floats | None = None
 
 
 def _area(false: Floats, true: Floats) -> float:
-    """Return the area under the curve through these positives, with some of each kind."""
+    """Return the area under the ROC curve of false and true positives, both with a total above 0."""
     if len(false) > 2:
         # Points on a straight piece of the curve do not change the area.
         corner = np.concatenate([[True], (np.diff(false, 2) != 0) | (np.diff(true, 2) != 0), [True]])
@@ -286,6 +285,6 @@ def _positives(scores: Floats, is_member: Bools, weights: Floats | None) -> tupl
 
 
 def _rates(positives: Floats) -> Floats:
-    """Return counts at falling thresholds as shares of the last, from 0."""
+    """Return 0 and the counts at falling thresholds, as fractions of the last count."""
     with_zero = np.concatenate([[0.0], positives])
     return with_zero / with_zero[-1] if with_zero[-1] > 0 else np.full(len(with_zero), np.nan)

@@ -29,7 +29,7 @@ class Metric:
     """A metric that a run reports.
 
     Args:
-        key: the key in `summary.json`, without the group or the model. If Shoal has a metric with the key, this name
+        key: the key in `summary.json`, without the group or the model. If Shoal has a metric with this key, this name
             and format replace Shoal's.
         name: the name within a sentence.
         meaning: the meaning, in one or two sentences.
@@ -92,7 +92,7 @@ class Metric:
 
 
 def _table() -> dict[str, Metric]:
-    """The rows of `metrics.toml`; after one with an interval, the ends of it."""
+    """Return the metrics of `metrics.toml`, each followed by the ends of its interval if it has one."""
     table = {}
     for key, row in tomllib.loads((Path(__file__).parent / "metrics.toml").read_text(encoding="utf-8")).items():
         metric = table[key] = Metric(key, **row)
@@ -104,7 +104,7 @@ def _table() -> dict[str, Metric]:
 
 
 METRICS: Mapping[str, Metric] = _table()
-"""Every metric that Shoal itself reports, by key; in the order of pages."""
+"""Shoal's own metrics by key, in the order of pages."""
 
 _FAMILIES: Mapping[str, tuple[str, Format]] = {
     "mia_by_": ("MIA accuracy, {}", "decimal"), "mia_against_": ("MIA accuracy against {}", "decimal"),
@@ -115,8 +115,7 @@ _FAMILIES: Mapping[str, tuple[str, Format]] = {
     "forgetting.": ("forgetting, {}", "number"),
     "seconds.share.": ("share of the time, {}", "percent"), "seconds.round.": ("time of a round, {}", "seconds"),
 }  # fmt: skip
-"""Metrics that each attack, group, knob, view or part of the time has one of: the beginning of their keys, their names
-and formats."""
+"""Names and formats of metrics per attack, group, setting, view or phase, by the prefix of their keys."""
 
 
 def metric_of(
@@ -163,15 +162,15 @@ def is_declared(key: str) -> bool:
 
 
 def _family(key: str) -> str:
-    """A key without the end that says that the metric is of all clients."""
+    """Return a key without the suffix ``.overall`` or ``.total``."""
     return key if key in METRICS else key.removesuffix(".overall").removesuffix(".total")
 
 
 def _measuring_classes(metric: Metric, measured: str) -> Metric:
-    """A metric of accuracy as that of a run with another metric: its own name, and a number of any size."""
+    """Return an accuracy metric with the name ``measured`` and the format "number"."""
     if measured == ACCURACY or metric.key not in ("accuracy", "train_accuracy"):
         return metric
     name, meaning = measured, "Mean over held-out examples of a client's own group; higher is better."
     if metric.key == "train_accuracy":
-        name, meaning = f"train {measured}", "On the examples that the clients trained on."
+        name, meaning = f"train {measured}", "Mean over the clients' training examples."
     return replace(metric, name=name, meaning=meaning, of_model=meaning, format="number")

@@ -40,5 +40,5 @@ def auc_over_runs(*parts: tuple[Floats, Floats], confidence: float = 0.95) -> Es
 
 
 def _variance(components: Sequence[float] | Floats) -> float:
-    """Of their mean."""
+    """Return the variance of the components' mean."""
     return float(np.var(components, ddof=1) / len(components))

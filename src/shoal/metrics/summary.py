@@ -27,7 +27,7 @@ _Owner = TypeVar("_Owner", bound=Hashable)
 class Summary(dict[str, float | int | str]):
     """The metrics of a run, as a dict with the keys of `summary.json`.
 
-    The operator ``|`` merges two summaries. Metrics that are NaN are omitted.
+    The operator ``|`` merges two summaries. NaN metrics are omitted.
 
     Args:
         run: the run's identity, with the keys `RUN_KEYS`; a simulation in memory has no "algorithm" and no "dataset".
@@ -115,7 +115,7 @@ _ORDER: tuple[tuple[Literal["overall", "group", "cluster"], str], ...] = (
     ("group", r".*"),
     ("overall", r".*"),
 )
-"""The order of `summary.json`, in blocks: owner and names of metrics. A metric stands in the first block that fits."""
+"""The blocks of `summary.json`: owner and pattern of names. A metric is in the first block that matches."""
 
 
 def flatten(summary: Summary) -> dict[str, float | int | str]:

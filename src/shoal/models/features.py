@@ -1,6 +1,6 @@
 """Features: a fixed map of inputs before the trained network.
 
-The map uses no client's examples, and a head on few features has fewer parameters than a network on pixels. Source:
+The map uses no client's examples, and a network on few features has fewer parameters than a network on pixels. Source:
 Tramèr and Boneh, "Differentially private learning needs better features (or much more data)", ICLR 2021,
 arXiv:2011.11660.
 """
@@ -28,13 +28,13 @@ from shoal.core.foreign_files import parse_json
 from shoal.core.settings import Internal, Positive, settings
 
 SCALE = 2
-"""J of the scattering transform: averages over 4 x 4 pixels."""
+"""The scale J of the scattering transform, which averages over 4 x 4 pixels."""
 
 GROUPS = 27
-"""Groups of channels, of an image's channel, that are normalised together (Tramèr and Boneh: 27 of 81)."""
+"""The number of normalisation groups of the 81 scattering channels per image channel, as in Tramèr and Boneh."""
 
 MAPPED_TOGETHER = 256
-"""Inputs that are mapped at once."""
+"""The number of inputs in a batch."""
 
 
 class NormalizedScattering(nn.Module):
@@ -165,11 +165,11 @@ class FeatureMap(nn.Sequential):
 
 
 _NAMES: dict[type, str] = {NormalizedScattering: "scattering", PrincipalComponents: "pca"}
-"""The names of the modules that a file can say how to make."""
+"""The names by which a file identifies Shoal's own maps."""
 
 
 def _map(name: str) -> str:
-    """The name of a map."""
+    """Validate the name of a map."""
     if name not in ("scattering", "pca") and ":" not in name:
         raise ValueError("'scattering', 'pca' or 'module:Name'")
     return name
@@ -276,10 +276,10 @@ def _require_images(shape: Sequence[int]) -> None:
 
 
 ANGLES = 8
-"""Orientations of a wavelet, L."""
+"""The number L of a wavelet's orientations."""
 
 _TOGETHER = 32
-"""Images that are transformed at once."""
+"""The number of images in a batch."""
 
 
 class Scattering(nn.Module):
@@ -340,18 +340,18 @@ class Scattering(nn.Module):
         return torch.cat([*averages, *deeper], dim=1)
 
     def _average_blocks(self, images: Tensor, bank: dict[str, Tensor], level: int) -> Tensor:
-        """Images (B, c, h, w) at 2^level, averaged by phi, at every 2^J-th pixel, without margins."""
+        """Average images (B, c, h, w), subsampled by 2^level, around every 2^J-th original pixel, without margins."""
         return bank[f"rows {level}"] @ images @ bank[f"columns {level}"].T
 
 
 def _margins(side: int, window: int) -> tuple[int, int]:
-    """Pixels to add on either side, so that the whole is a multiple of the window with one to spare at each end."""
+    """Return the pixels to add at both ends for a multiple of the window, with a spare average at each end."""
     padded = ((side + window) // window + 1) * window
     return (padded - side) // 2, padded - side - (padded - side) // 2
 
 
 def _subsample(spectrum: Tensor, step: int) -> Tensor:
-    """The spectrum of every ``step``-th pixel: the mean over the frequencies that it cannot tell apart."""
+    """Return the spectrum of every ``step``-th pixel, the mean over aliased frequencies."""
     while step > 1:
         # Sums of halves: PyTorch's mean over such dimensions took three quarters of the whole transform.
         height, width = (side // 2 for side in spectrum.shape[-2:])
@@ -363,9 +363,7 @@ def _subsample(spectrum: Tensor, step: int) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _bank(height: int, width: int, scale: int, device: torch.device) -> dict[str, Tensor]:
-    """The filters: spectra "psi scale level" (L, h, w) at the size of each level, and phi, which is a product, as a
-    matrix of averages for "rows level" and for "columns level".
-    """
+    """Return wavelet spectra "psi scale level" (L, h, w), and phi's matrices "rows level" and "columns level"."""
     size = tuple(sum(_margins(side, 2**scale)) + side for side in (height, width))
     bank = {}
     for level in range(scale):
@@ -379,7 +377,7 @@ def _bank(height: int, width: int, scale: int, device: torch.device) -> dict[str
 
 
 def _averages(side: int, scale: int, level: int) -> Tensor:
-    """(m, side / 2^level): the weights of pixels in each of the m averages along one side, without margins."""
+    """Return the weights of pixels in m averages along a side without margins, (m, side / 2^level)."""
     sigma = 0.8 * 2 ** (scale - 1)
     pixels = torch.arange(-2 * side, 3 * side, dtype=torch.float64)
     periodic = torch.exp(-(pixels**2) / (2 * sigma**2)).view(5, side).sum(dim=0) / (math.sqrt(2 * math.pi) * sigma)
@@ -392,7 +390,7 @@ def _averages(side: int, scale: int, level: int) -> Tensor:
 
 
 def _morlet(size: tuple[int, ...], scale: float, angle: float) -> Tensor:
-    """The spectrum of a wavelet of mean zero: a Gaussian times a wave of 3 pi / (4 scale) a pixel, less a Gaussian."""
+    """Return a Morlet wavelet's spectrum: a Gaussian times a wave of 3 pi / (4 scale) per pixel, minus a Gaussian."""
     slant = 4 / ANGLES
     wave = _spectrum(size, scale, angle, 0.75 * math.pi / scale, slant)
     envelope = _spectrum(size, scale, angle, 0.0, slant)
@@ -400,9 +398,7 @@ def _morlet(size: tuple[int, ...], scale: float, angle: float) -> Tensor:
 
 
 def _spectrum(size: tuple[int, ...], scale: float, angle: float, frequency: float, slant: float) -> Tensor:
-    """(h, w) float64: the real spectrum of a periodic Gaussian of standard deviation 0.8 ``scale`` along the wave, and
-    1 / ``slant`` times that across.
-    """
+    """Return the spectrum (h, w) of a periodic Gaussian times a wave; across the wave, it is 1 / ``slant`` as wide."""
     height, width = size
     sigma = 0.8 * scale
     # The plane is covered by shifted copies; beyond two of them the Gaussian is nothing.
@@ -417,7 +413,7 @@ def _spectrum(size: tuple[int, ...], scale: float, angle: float, frequency: floa
 
 
 def _low_frequencies(spectrum: Tensor, level: int) -> Tensor:
-    """A filter's spectrum for images of every 2^level-th pixel: its low frequencies."""
+    """Return the low frequencies of a filter's spectrum, for every 2^level-th pixel."""
     if level == 0:
         return spectrum
     for dim in (0, 1):

@@ -90,7 +90,7 @@ def require_torch_settings() -> None:
 
 
 def require_trainable(network: nn.Module) -> None:
-    """Raise `InputError` if a network cannot be trained as vectors of float32 in threads, for any input.
+    """Raise `InputError` if a network cannot be trained in threads with a float32 parameter vector.
 
     Raises:
         InputError: the network is from torch.jit; a layer draws from PyTorch's global generator, has no size yet, or is
@@ -135,7 +135,7 @@ def require_trainable(network: nn.Module) -> None:
 
 
 def _instead_of_randomness(module: nn.Module) -> str | None:
-    """Advice on a layer of PyTorch that draws from its global generator in training; None: it does not."""
+    """Return advice on a layer that draws from PyTorch's global generator in training, or None for other layers."""
     if isinstance(module, nn.RNNBase | nn.MultiheadAttention) and module.dropout > 0:
         return f"set the layer's dropout to 0 (got {module.dropout:g}) and add torch.nn.Dropout, which Shoal seeds"
     dropping = isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
@@ -156,7 +156,7 @@ class OrderedAdapter:
         self._needed: bool | None = None
 
     def __call__(self, network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """The arguments to be passed; the signature is PyTorch's."""
+        """Return the arguments for the network."""
         if self._needed is None:
             self._needed = _fails(network, args, kwargs)
             if self._needed:

@@ -51,7 +51,7 @@ def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def accuracy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return 1 per example (B,) whose largest output is the label's, else 0, from outputs (B, C) and labels (B,)."""
+    """Return 1 for correct and 0 for wrong predictions, (B,), from outputs (B, C) and labels (B,)."""
     return (outputs.argmax(dim=1) == labels).float()
 
 
@@ -68,7 +68,7 @@ class NegativeLoss:
 
 @dataclass(frozen=True)
 class Model:
-    """A network factory whose networks' trained parameters are one flat vector (P,).
+    """A network factory; each network's trained parameters form one flat vector (P,).
 
     Networks of one model share frozen parameters (``requires_grad_(False)``) and float buffers that training does not
     change; flat vectors exclude these tensors. Buffers that training changes are averaged like parameters: the
@@ -169,9 +169,7 @@ class Model:
         return network
 
     def _prepare(self, network: nn.Module, shared: Mapping[int, Tensor]) -> nn.Module:
-        """Prepare a network for the engine; copy one with frozen parameters, which may share modules, except
-        ``shared``.
-        """
+        """Prepare a network for the engine; copy a network with frozen parameters, except ``shared``."""
         if any(not parameter.requires_grad for parameter in network.parameters()):
             network = _copy_network(network, shared)
         if self.outputs is not None:
@@ -182,7 +180,7 @@ class Model:
         return take_images(_with_seeded_dropout(network))
 
     def _require_unchanged(self, network: nn.Module) -> None:
-        """Raise `InputError` if ``build`` makes another network than at the model's first use."""
+        """Raise `InputError` if ``build`` returns a different structure than at the model's first use."""
         if "_parts" not in vars(self):
             return
         tensors = (*network.named_parameters(), *network.named_buffers())
@@ -197,7 +195,7 @@ class Model:
 
     @cached_property
     def _parts(self) -> tuple[Layout, dict[str, Tensor], nn.Module | None]:
-        """The layout, the frozen tensors, and a network with them, if any."""
+        """The layout, the frozen tensors, and a network with these tensors (None without any)."""
         first, second = self._build(_STRUCTURE), self._build(_STRUCTURE)
         second_ids = {id(p) for p in second.parameters() if p.requires_grad}
         require(
@@ -244,7 +242,7 @@ class Model:
 
     @cached_property
     def _copies(self) -> dict[tuple[torch.device, torch.dtype], tuple[dict[str, int], dict[str, Tensor]]]:
-        """The frozen tensors by device and type, with their initial counts of writes."""
+        """The initial version numbers and the frozen tensors, by device and type."""
         return {}
 
     def require_frozen(self) -> None:
@@ -338,13 +336,13 @@ def metric_name(metric: ModelMetric) -> str:
 def changes_frozen(name: str) -> str:
     """Return the error message about a changed frozen tensor."""
     return (
-        f"the network's frozen tensor '{name}' was changed; name buffers that training changes in a module's "
-        f"attribute, changing_buffers = ('{name.rpartition('.')[2]}',)"
+        f"the network's frozen tensor '{name}' was changed; if training may change this buffer, set "
+        f"changing_buffers = ('{name.rpartition('.')[2]}',) in its module"
     )
 
 
 def _copy_network(network: nn.Module, shared: Mapping[int, Tensor]) -> nn.Module:
-    """Copy a network, with other tensors for those whose ids are in ``shared``."""
+    """Copy a network, but use ``shared`` for tensors whose ids are keys of ``shared``."""
     try:
         return deepcopy(network, dict(shared))
     except (RuntimeError, TypeError) as error:
@@ -364,7 +362,7 @@ def _eager_module(network: nn.Module) -> nn.Module:
 
 
 def _with_tensors(build: Callable[[], nn.Module], tensors: Mapping[str, Tensor]) -> nn.Module:
-    """Build a network with other tensors under some names."""
+    """Build a network, and replace its tensors named in ``tensors``."""
     network = _eager_module(build())
     named: dict[str, Tensor] = dict(network.named_parameters()) | dict(network.named_buffers())
     return _copy_network(

@@ -23,20 +23,20 @@ MODELS: tuple[str, ...] = get_args(Shipped)
 
 _VECTOR_MODELS = ("mlp", "logistic")
 _HIDDEN = {"mlp": 200, "faces-cnn": 256}
-"""Default hidden neurons of the networks that let one choose."""
+"""The default numbers of hidden neurons, for networks with the key ``hidden``."""
 _FILTERS = {"faces-cnn": (32, 64, 128)}
-"""Default filters of the convolutions of the networks that let one choose."""
+"""The default numbers of filters, for networks with the key ``filters``."""
 _SQUARE: dict[str, tuple[type[nn.Module], int]] = {
     "mnist-cnn": (MnistCNN, 4),
     "femnist-cnn": (FemnistCNN, 6),
     "digits-cnn": (DigitsCNN, 2),
     **dict.fromkeys(("vgg11", "vgg13", "vgg16"), (VGG, 32)),
 }
-"""The networks that take square images alone, and the pixels of the smallest ones."""
+"""The networks for square images only, with their smallest number of pixels per side."""
 
 
 def _own(name: str) -> str:
-    """The name of a user's own network."""
+    """Validate the name of a user's own network."""
     if ":" not in name:
         raise ValueError("'module:Name'")
     return name
@@ -53,7 +53,7 @@ def lacking_keys(name: str) -> list[str]:
 
 
 class _Sizes:
-    """Sizes that a network must fit, integers from 1."""
+    """The sizes of a network's inputs and outputs, integers of at least 1."""
 
     def __post_init__(self) -> None:
         for name, size in vars(self).items():
@@ -136,7 +136,7 @@ class Network:
             require(unset, f"model '{self.name}' has no key '{key}'; remove '{key}'")
 
     def sized(self, classes: int) -> "Network":
-        """Return the network with all sizes set, and without sizes that the network does not have."""
+        """Return the network with default sizes, and without sizes that the network does not have."""
         hidden = (self.hidden or _HIDDEN[self.name]) if self.name in _HIDDEN else None
         filters = (self.filters or _FILTERS[self.name]) if self.name in _FILTERS else None
         return replace(self, classes=classes, hidden=hidden, filters=filters)
@@ -168,7 +168,7 @@ class Network:
         return Model(NamedBuild(self.sized(shape.classes), self._build(shape)))
 
     def _build(self, shape: Shape) -> Callable[[], nn.Module]:
-        """The builder of the network, which is one of images."""
+        """Return the builder of a network for images."""
         name, size = self.name, f"{shape.height}x{shape.width}"
         hidden = self.hidden or _HIDDEN.get(name, 1)
         if name == "mlp":
@@ -212,8 +212,7 @@ def create_model(
     norm: Literal["batch", "group"] = "batch",
     padding: int = 0,
 ) -> Model:
-    """Create the model of the network ``name``, one of `MODELS`, with input and output layers for ``shape``; see
-    `Network`.
+    """Create the model of the network ``name``, one of `MODELS`, for ``shape``; see `Network`.
 
     Raises:
         InputError: the name is unknown, or the network cannot take images, vectors or texts.

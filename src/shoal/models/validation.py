@@ -104,7 +104,7 @@ def _require_per_example(name: str, function: Loss | ModelMetric, outputs: Tenso
 
 
 def _require_trains(model: Model, x: Tensor, y: Tensor) -> None:
-    """Raise unless a step can be computed that depends on the examples, the parameters and the seeds alone."""
+    """Raise `InputError` unless a training step depends only on examples, parameters and seeds."""
     network, inputs = model.structure().train(), x.clone()
     generator = torch.Generator().manual_seed(0)
     for layer in seeded_dropouts(network):
@@ -165,7 +165,7 @@ def _changes_inputs(who: str) -> str:
 
 
 def _watch(network: nn.Module, state: Callable[[], object]) -> list[str]:
-    """A list to which running ``network`` adds the layers whose call changes ``state()``, the innermost ones first."""
+    """Return a list to which running ``network`` adds the layers that change ``state()``, innermost first."""
     before: list[object] = []
     changing: list[str] = []
 
