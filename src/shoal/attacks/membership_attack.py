@@ -18,7 +18,7 @@ from shoal.metrics.intervals import Floats
 from shoal.models.model import Loss, cross_entropy
 
 Needs = Literal["nothing", "records", "reference models"]
-"""The shadow-model data of an attack's fit; "reference models" adds `Records.reference` and reference outputs in
+"""The shadow-model data that an attack needs; "reference models" adds `Records.reference` and reference outputs in
 queries."""
 
 

@@ -15,7 +15,7 @@ ROUNDING = 2.0**-24
 """The rounding error of float32 parameters: half the distance from 1 to the next float32."""
 
 GAP = 8.0
-"""The smallest ratio of consecutive singular values that ends the spectrum of the inputs, far below the first value."""
+"""A small singular value that is this many times smaller than the preceding value ends the rank."""
 
 _FAR_BELOW = 1e-3
 
