@@ -118,9 +118,9 @@ def test_limits_that_cannot_be_kept_are_said_once(mlp, terminal):
         # Stored ones took no time, and say nothing of it.
         (
             [(20, 32), (26, 32), (32, 32)],
-            ["20 of 32 reference federations are there already", "26 of 32; about 10 s left", "32 of 32"],
+            ["20 of 32 reference federations are already trained", "26 of 32; about 10 s left", "32 of 32"],
         ),
-        ([(16, 16)], ["16 of 16 reference federations are there already"]),
+        ([(16, 16)], ["16 of 16 reference federations are already trained"]),
     ],
     ids=["none stored", "some stored", "all stored"],
 )

@@ -113,7 +113,8 @@ def test_exposures_of_different_views_are_not_compared(build, mlp, tmp_path):
     compared = shoal.compare(results)
     assert compared.metrics.loc["view of exposure"].tolist() == [*VIEWS]
     for sentence, whose in zip(compared.sentences, ("another client", "the server"), strict=False):
-        assert f"has the exposure to {whose} (against an outsider), so exposure and limits are not compared" in sentence
+        said = f"measures the exposure to {whose} (against an outsider), so exposure and limits are not compared"
+        assert said in sentence
         assert "MIA accuracy" not in sentence
         assert "exceeds the limits" not in sentence
     same = shoal.compare([results[1], results[1]]).sentences[0]

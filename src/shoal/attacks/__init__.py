@@ -1,4 +1,4 @@
-"""Attacks on the models of a federation, one file per paper, each a frozen dataclass.
+"""Attacks on a federation's models, with one file per paper and one frozen dataclass per attack.
 
 This package may import `engine` and below, never `algorithms` or `defenses`. A membership-inference attack implements
 `MembershipAttack`. An attack on the scores of reference models implements `ReferenceAttack`. To add a
@@ -40,7 +40,7 @@ from shoal.attacks.updates.update_membership import FedMIACosine, FedMIALoss, Gr
 from shoal.attacks.updates.update_scores import OwnedRecords, UpdateAttack, UpdateScores, update_scores
 
 MEMBERSHIP_ATTACKS = {cls.name: cls for cls in (ShadowModelAttack, LossThreshold, Gap)}
-"""The membership-inference attacks that a configuration can name, by their names."""
+"""The membership-inference attacks by their names in a configuration."""
 
 __all__ = [
     "MEMBERSHIP_ATTACKS", "RMIA", "Acquisition", "BaVarIA", "Candidates", "ClusterIdentity", "DifficultyCalibration",

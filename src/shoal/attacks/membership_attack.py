@@ -18,8 +18,8 @@ from shoal.metrics.intervals import Floats
 from shoal.models.model import Loss, cross_entropy
 
 Needs = Literal["nothing", "records", "reference models"]
-"""Input of an attack's fit: nothing, the shadow models' records, or those with `Records.reference`, whose queries have
-the reference models' outputs too."""
+"""The shadow-model data that an attack needs; "reference models" adds `Records.reference` and reference outputs in
+queries."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +156,7 @@ class MembershipAttack(Protocol):
     """A membership-inference attack before fitting, as a frozen dataclass of hyper-parameters.
 
     An attack on posteriors or predicted classes sets the class variable ``needs_classes = True`` and is refused in a
-    regression. To add an attack, add the attack's class to `shoal.attacks.MEMBERSHIP_ATTACKS`.
+    regression.
 
     Example:
         >>> from dataclasses import dataclass
@@ -210,8 +210,8 @@ def losses(outputs: Tensor, labels: Tensor, loss: Loss = cross_entropy) -> Float
 def logit_confidence(outputs: Tensor, labels: Tensor, loss: Loss = cross_entropy) -> Tensor:
     """Return the logit-scaled confidence in the true class, log(p / (1 - p)), of outputs (M, C) and labels (M,).
 
-    The value is computed from logits z as z_y - log sum_{j != y} exp(z_j), which is finite even if p rounds to 1. For
-    losses other than cross-entropy the confidence is minus the loss.
+    For logits z, this is z_y - log sum_{j != y} exp(z_j), which is finite even if p rounds to 1. For losses other than
+    cross-entropy the confidence is minus the loss.
 
     Returns:
         One confidence per output, (M,) float64.

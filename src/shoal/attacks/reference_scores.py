@@ -17,13 +17,13 @@ from shoal.data.preferences import View
 from shoal.metrics.intervals import Bools, Floats, Ints
 
 _REAL, _INTEGER, _TRUTH = "fiu", "iu", "b"
-"""Kinds of number, in numpy's letters."""
+"""The codes of numpy's `dtype.kind` for real numbers, integers and booleans."""
 
 _RECORDS = {"score": _REAL, "member": _TRUTH, "reference": _REAL, "reference_member": _TRUTH, "model": _INTEGER}
-"""The fields of `ReferenceScores` with one row per record, and the kind of number in each."""
+"""The fields of `ReferenceScores` with one row per record, and their allowed kinds of number."""
 
 _TYPES = {_REAL: (np.float64, "numbers"), _INTEGER: (np.int64, "integers"), _TRUTH: (np.bool_, "true and false")}
-"""The type that a kind of number becomes, and its name in an error."""
+"""The data type of each kind of number, and the kind's name in an error."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,8 +174,7 @@ class ReferenceAttack(Protocol):
     def scores(self, records: ReferenceScores) -> Floats:
         """Return one finite score per record, (M,); a higher score means more likely a member.
 
-        The attack reads every field except ``records.member``. If all or none of the reference models trained on a
-        record, the record has a neutral score.
+        The attack reads every field except ``records.member``.
 
         Raises:
             InputError: the reference models are too few, or lack the IN or OUT scores that the attack needs.
@@ -184,9 +183,9 @@ class ReferenceAttack(Protocol):
 
 
 def _check(value: Any, prefix: str, kinds: dict[str, str]) -> None:  # noqa: ANN401
-    """Check the fields of a value by the kinds of number that each may hold, and give them their types.
+    """Check the shapes and kinds of number of a value's fields, and convert the fields to their data types.
 
-    The first field sets the number of records; fields that begin with "reference" have a column for each model.
+    The first field sets the number of records. Fields whose names begin with "reference" have one column per model.
     """
     shape: tuple[int, ...] = np.shape(getattr(value, next(iter(kinds))))
     require(len(shape) == 1, f"'{prefix}score' must have the shape (records,) (got {shape})")

@@ -22,7 +22,7 @@ from shoal.simulation.play import SimulationState
 LOG = logging.getLogger(__name__)
 
 _BY_NAME = ("server", "clients", "directives", "adversary", "control")
-"""The fields of a state that are tensors by name."""
+"""The fields of a state that map names to tensors."""
 
 _FIGURES = tuple(
     field.name for field in fields(Departure) if field.name not in ("clients", "before", "after", "cohorts")
@@ -142,7 +142,7 @@ def _remove_observations(folder: Path, number: int) -> None:
 
 
 def _read(path: Path) -> tuple[SimulationState | None, str]:
-    """Read a checkpoint and the hash of its models' frozen tensors; None where it is damaged."""
+    """Read a checkpoint and the hash of its models' frozen tensors; return None if the checkpoint is damaged."""
     content = path.read_bytes()
     if path.stem.rpartition("-")[2] != _digest(content):
         return None, ""

@@ -25,7 +25,7 @@ ROWS = (
     "gap", "exposure", "exceeded.total", "violations.total", "violations", "migrated", "clusters.clients",
     "clusters.mia", "clusters.over_limit", "clusters.limit_unmet", "adjusted_rand_index", "epsilon", "seconds.total",
 )  # fmt: skip
-"""The rows of a comparison: metrics of the run or of each group, and, after ``clusters.``, of the models."""
+"""The rows of a comparison: metrics of the run or of each group; ``clusters.`` marks metrics of the models."""
 
 CAVEAT = (
     "Accuracy is measured on the test examples of a client's whole group. Intervals are 95 % intervals over records, "
@@ -136,9 +136,9 @@ def _read(out: Path, *, allow_code: bool) -> Result:
 
 
 def _accuracy(result: Result) -> Estimate:
-    """A run's accuracy over all clients, with an interval.
+    """Return a run's accuracy over all clients, with an interval.
 
-    Each group's test examples count by its share of the clients; the effective number is ``1 / sum(share^2 / n)``.
+    A group's weight is its share of the clients. The effective number of test examples is ``1 / sum(share^2 / n)``.
     """
     shares, effective = result.clients["group"].value_counts(normalize=True), 0.0
     examples = of_groups(result.summary, "test_examples")
@@ -148,7 +148,7 @@ def _accuracy(result: Result) -> Estimate:
 
 
 def _differences(configurations: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """The keys whose values differ, with the value in each configuration."""
+    """Return the keys with different values, and the value in each configuration."""
 
     def cell(value: object) -> str:
         return ABSENT if value is None else value if isinstance(value, str) else json.dumps(value)
@@ -159,7 +159,7 @@ def _differences(configurations: Sequence[Mapping[str, Any]]) -> dict[str, list[
 
 
 def _metrics(summaries: Sequence[Summary], measured: str, declared: Mapping[str, Metric]) -> dict[str, list[str]]:
-    """The cells by label; ``measured`` is the runs' metric, such as accuracy."""
+    """Return the cells by row label; ``measured`` is the runs' metric, such as accuracy."""
     models = sorted({k for summary in summaries for k in summary.by_cluster})
     table: dict[str, list[str]] = {}
     of_models = [
@@ -185,7 +185,7 @@ def _metrics(summaries: Sequence[Summary], measured: str, declared: Mapping[str,
 
 
 def _verdicts(results: Sequence[Result]) -> dict[str, list[str]]:
-    """The cells on exposure by view and group, from each run's audit, or without one from its own attack."""
+    """Return the exposure cells by view and group, from each run's audit or, without an audit, from its own attack."""
     columns: list[dict[str, str]] = []
     for result in results:
         audit = result.audit_in_directory
@@ -221,7 +221,7 @@ def describe_difference(
     counts = ("references", "exceeded.total", "migrated")
     before, after = ([int(summary.overall.get(key, 0)) for key in counts] for summary in (first, other))
     if not same_view:
-        whose = f"has the exposure to {BY[other.view]} (against {BY[first.view]})"
+        whose = f"measures the exposure to {BY[other.view]} (against {BY[first.view]})"
         parts.append(f"{whose}, so exposure and limits are not compared")
     elif before[0] != after[0]:
         federations = f"has {after[0]} reference federations (against {before[0]})"

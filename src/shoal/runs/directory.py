@@ -32,7 +32,7 @@ RESULT_FILES = (
     "summary.json", "clients.csv", "rounds.csv", "roc.csv", "canaries.csv", "presence.csv", "models.safetensors",
     "samples.safetensors", "report.html",
 )  # fmt: skip
-"""Files that a run writes at its end. The summary, the mark of a finished run, is removed first."""
+"""The files that a run writes at its end. The summary is removed first because it marks a finished run."""
 
 
 def is_finished(out: Path) -> bool:
@@ -82,7 +82,7 @@ def lock_folder(out: Path) -> Iterator[None]:
             raise InputError(f"{out}: is in use by another run; wait for its end, or choose another --out") from error
         except OSError as error:
             # Some network file systems have no locks; runs there are allowed.
-            LOG.warning("%s: cannot be locked (%s); start no second run in it", out, error.strerror)
+            LOG.warning("%s: cannot be locked (%s); do not start a second run there", out, error.strerror)
         yield
 
 
@@ -123,8 +123,8 @@ def open_run_dir(
 def rounds_before(out: Path, description: RunDescription, rounds: int) -> int:
     """Return the configured number of rounds of the run in ``out``, or ``rounds`` if ``out`` has no config.toml.
 
-    The run in ``out`` may differ from ``description`` in the number of rounds, if smaller, the path of the data, and
-    settings that only change the speed.
+    The run in ``out`` may have fewer rounds than ``description``, another path of the data, and other settings that
+    only change the speed.
 
     Raises:
         InputError: ``out`` has a different run than ``description``, or a finished run with changed files.
@@ -150,8 +150,8 @@ def rounds_before(out: Path, description: RunDescription, rounds: int) -> int:
 
 
 def _concerns_later_rounds(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether a key only affects rounds after those of the run ``before``: later events, or the forgetting method where
-    no client has left.
+    """Return whether a key only affects rounds after the run ``before``: later events, or the forgetting method if no
+    client left.
     """
     done = before["algorithm"]["rounds"]
     old, new = ([event for event in table.get("events", ()) if event["round"] <= done] for table in (before, now))
@@ -190,7 +190,7 @@ def extend_rounds(
 
 
 class _RunLog(logging.FileHandler):
-    """A log file whose write errors end the run, where `logging` would print a traceback."""
+    """A log file that ends the run on a write error; `logging` would only print a traceback."""
 
     def _open(self) -> TextIOWrapper:
         return cast("TextIOWrapper", open_to_append(self.baseFilename))
@@ -238,7 +238,7 @@ def collect_warnings() -> Iterator[list[str]]:
 
 @contextmanager
 def drop_repeated_warnings() -> Iterator[None]:
-    """Print a warning that several runs repeat only once, ignoring numbers in the warning's text."""
+    """Print each warning only once, even if several runs repeat the warning with other numbers."""
     filters = [(handler, _NewWarnings()) for handler in logging.getLogger().handlers]
     for handler, new in filters:
         handler.addFilter(new)
@@ -250,7 +250,7 @@ def drop_repeated_warnings() -> Iterator[None]:
 
 
 class _NewWarnings(logging.Filter):
-    """A filter of warnings that differ from an earlier one in numbers alone."""
+    """A filter that drops warnings that differ from an earlier warning only in numbers."""
 
     def __init__(self) -> None:
         super().__init__()

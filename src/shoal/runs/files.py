@@ -1,7 +1,7 @@
 """Readers of a run's files, and hashes.json with SHA-256 hashes of the run's examples and files.
 
 In hashes.json ``examples`` is `shoal.data.fingerprint` of the federation: every client's inputs, labels, group and
-limit. For a finished run, ``files`` maps the path of each file that later steps read to the file's hash. The hash of
+limit. For a finished run, ``files`` contains the hashes of the files that later steps read, by path. The hash of
 config.toml covers the keys that decide the result, except the path of the data.
 """
 
@@ -39,20 +39,20 @@ REQUIRED_KEYS = (
 """Keys that every summary has."""
 
 TEXT_COLUMNS = ("group", "non_members", "attack", "name", "view", "method")
-"""Columns of text; all others hold numbers."""
+"""The columns of text; all other columns hold numbers."""
 
 FROZEN = "frozen"
-"""The prefix in models.safetensors of tensors that all models share; others have their cluster's number."""
+"""The prefix in models.safetensors of tensors that all models share; other tensors have their cluster's number."""
 
 HASHES = "hashes.json"
 
 _UNHASHED = (
     "report.html", "run.log", "audit.json", "audit.csv", "audit.html", "scores.csv", "card.json", "card.html", HASHES,
 )  # fmt: skip
-"""Files that grow or are written after a run, or that no later step reads."""
+"""The files that change after a run or that no later step reads."""
 
 COMPLETE = ("round", "cluster", "clients", "present", "group", "non_members")
-"""Columns without gaps."""
+"""The columns without empty cells."""
 
 
 def read_run(out: Path) -> FlatSummary:
@@ -171,7 +171,7 @@ def write_hashes(out: Path, examples: str, summary: str | None = None) -> None:
 
 
 def stored_examples(out: Path) -> str:
-    """Return the stored hash of the examples of the run in ``out``, or "" without a hash."""
+    """Return the stored hash of the run's examples, or "" without a hash."""
     return _read_hashes(out)["examples"]
 
 
@@ -181,7 +181,7 @@ def stored_files(out: Path) -> Mapping[str, str]:
 
 
 def require_same_examples(out: Path, examples: str) -> None:
-    """Raise `InputError` unless ``examples`` is the hash of the examples of the run in ``out``."""
+    """Raise `InputError` if ``examples`` differs from the hash of the run's examples."""
     before = stored_examples(out)
     require(
         before in ("", examples),
@@ -225,7 +225,7 @@ def _hash(path: Path) -> str:
 def decisive_settings(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a config.toml by dotted key, without the keys that change no result.
 
-    ``evaluation.baselines = false`` is omitted too, because older files lack the key.
+    ``evaluation.baselines = false`` is omitted too, because files of older versions lack the key.
     """
     free = (
         "engine.threads", "record.max_megabytes", "checkpoint.every", "simulation.unnamed", "evaluation.min_clients",

@@ -79,7 +79,7 @@ class LiveBar:
             self._references = True
             self.begin("reference federation", done, count)
             if done and not self._console.is_terminal:
-                self.say(f"{done} of {count} reference federations are there already")
+                self.say(f"{done} of {count} reference federations are already trained")
         self.show(done, count)
 
 
@@ -112,7 +112,7 @@ class Display(LiveBar):
 
 
 def _mean_accuracy(rows: tuple[RoundRow, ...]) -> str:
-    """The mean over the clients of all clusters after the last round; a dash where it was not measured."""
+    """Return the mean accuracy over clients after the last round, or a dash if the accuracy was not measured."""
     measured = [row for row in rows if row["accuracy"] == row["accuracy"] and row["clients"]]
     clients = sum(row["clients"] for row in measured)
     return decimal(sum(row["accuracy"] * row["clients"] for row in measured) / clients) if clients else "-"

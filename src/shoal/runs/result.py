@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 LOG = getLogger("shoal")
 
 SAMPLES = 8
-"""Images of each group in the report."""
+"""The number of images per group in the report."""
 
 FEATURES = "features.safetensors"
 """The file of the feature map before the models."""
@@ -77,8 +77,8 @@ class Result:
         canaries: one row per canary, as in `canaries.csv`, or ``None`` without canaries.
         presence: one row per client that left or joined, as in `presence.csv`, or ``None`` without events.
         recorded: the rounds and size of recorded updates in the run's directory, or ``None`` without recorded updates.
-        features: the fitted feature map before the models, or ``None`` without a feature map, or after `load` if the
-            map has a user's module.
+        features: the fitted feature map before the models; ``None`` without a feature map, or after `load` of a map
+            with a user's module.
         audit_in_directory: the audit in the run's directory, or ``None`` without an audit.
         simulation: the simulation with its examples, or ``None`` after `load` or unpickling.
         engine: the engine of the simulation, which may be closed, or ``None`` after `load` or unpickling.
@@ -116,7 +116,7 @@ class Result:
     frozen: Collection[str] = ()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes without simulation and engine, since pickle cannot store their functions."""
+        """Return the attributes for pickle, which cannot store the functions of the simulation and the engine."""
         return vars(self) | {"simulation": None, "engine": None}
 
     def __copy__(self) -> "Result":
@@ -147,7 +147,7 @@ class Result:
         return [{str(name): value for name, value in row.items()} for row in self.rounds.to_dict("records")]
 
     def __str__(self) -> str:
-        """Return the answer in at most five lines, with the exposure of the directory's audit if it has one."""
+        """Return the result in at most five lines, with the exposure from an audit in the directory."""
         from shoal.reports.run.run_verdict import answer  # noqa: PLC0415
 
         about, audit = self.description, self.audit_in_directory
@@ -307,7 +307,7 @@ def report_of(out: Path, *, allow_code: bool = False) -> Path:
 
 
 def _audit_in(out: Path, summary: Summary) -> pd.DataFrame | None:
-    """The rows of audit.csv in a run's directory, or None without an audit after the same rounds."""
+    """Return the rows of audit.csv in a run's directory; None without an audit of the last round."""
     try:
         rounds = read_json(out / "audit.json").get("rounds")
         words = dict.fromkeys(("view", "attack", "scope", "name", "title"), str)

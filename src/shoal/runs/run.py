@@ -49,7 +49,7 @@ from shoal.simulation.simulation import DEFAULT_RED_TEAM, Simulation, apply_feat
 LOG = logging.getLogger("shoal")
 
 CLUSTER_NUMBER_FILE = "auto.json"
-"""The file in the run's directory about the choice of the number of clusters."""
+"""The file in the run's directory with the automatically chosen number of clusters."""
 
 CPU_ENGINE = EngineSettings()
 
@@ -64,8 +64,7 @@ class Run:
         engine: the engine's settings; the default uses the CPU with one thread per core.
         watch: a function that is called before the first round and after each round, a tracker such as `TensorBoard`,
             or a list of functions and trackers. Without a function, a terminal or a notebook shows the progress.
-        watch_references: a function of two counts: finished federations and all federations. The run calls the function
-            before the first reference federation and after each federation.
+        watch_references: the function ``watch`` of `shoal.audit_run`, for the run's reference federations.
         workers: the processes that train reference federations, such as ``Workers(jobs=2)``.
         checkpoint_every: the number of rounds between checkpoints.
         max_megabytes: the limit on the size of recorded updates, in 10^6 bytes.
@@ -152,7 +151,7 @@ class Run:
                 return self._train_and_measure(engine, description, None, warnings)
 
     def _with_clusters(self, settings: EngineSettings) -> "Run":
-        """This run with the number of clusters from its directory, or chosen now."""
+        """Return this run with the number of clusters from its directory, or choose the number."""
         path = None if self.out is None else Path(self.out) / CLUSTER_NUMBER_FILE
         if path is not None and path.exists():
             number = ClusterNumber.of_metrics(read_json(path))
@@ -194,11 +193,11 @@ class Run:
 
     @cached_property
     def _with_features(self) -> Simulation:
-        """The simulation with its features, cached since they take a while to compute."""
+        """The simulation with its features, cached because their computation is slow."""
         return apply_feature_map(self.simulation, self.engine.threads)
 
     def _load_finished(self, out: Path, engine: Engine) -> Result:
-        """The result in ``out`` with its state, simulation and engine, so that audits and warm starts work."""
+        """Return the result in ``out`` with the state, simulation and engine, which audits and warm starts need."""
         simulation = move_to_engine(self._with_features, engine)
         progress = load_checkpoint(out / "checkpoint", self.simulation.setup.model.frozen_hash)
         state = None if progress is None else progress.state
@@ -260,7 +259,7 @@ class Run:
     def _first_state(
         self, simulation: Simulation, engine: Engine, description: RunDescription, checkpoints: Path | None
     ) -> SimulationState:
-        """The state of the last checkpoint, or the initial one."""
+        """Return the state of the last checkpoint, or the initial state."""
         if checkpoints is not None:
             out, progress = checkpoints.parent, load_checkpoint(checkpoints, engine.model.frozen_hash)
             before = rounds_before(out, description, simulation.last_round)
@@ -369,7 +368,7 @@ def run(
         ...
         2
     """
-    require_instance("config", config, Config, "such as read_config('run.toml') gives")
+    require_instance("config", config, Config, "such as read_config('run.toml')")
     out = path_of("out", out)
     fits = dataset is None or isinstance(dataset, SourceData)
     require(fits, f"'dataset' must come from load_dataset (got {type(dataset).__name__})")

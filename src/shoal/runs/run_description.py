@@ -1,7 +1,7 @@
 """The config.toml of a run, from a configuration or from a simulation in Python.
 
-The file of a simulation in Python has a table ``[simulation]`` with facts for reports and hashes of the parts that a
-file cannot name. The key ``unnamed`` lists the configuration keys that are missing in the file.
+The file of a simulation in Python has a table ``[simulation]`` with facts for reports, and with hashes of the parts
+that a file cannot describe. The key ``unnamed`` lists the configuration keys that are missing in the file.
 """
 
 import re
@@ -112,14 +112,14 @@ def describe_simulation(simulation: Simulation, engine: EngineSettings) -> RunDe
 
 
 _MODEL_FIELDS = ("loss", "metric", "outputs", "inputs")
-"""Fields that identify a model beside its network's layers."""
+"""The fields that identify a model in addition to its network's layers."""
 
 _EVALUATION_FIELDS = ("member_rounds", "baselines", "min_clients", "reference_federations", "duplicates", "view")
 """Keys of [evaluation] that are fields of a simulation."""
 
 
 def _table(make: Callable[[], object]) -> dict[str, Any] | None:
-    """The table of a part of a configuration; None where a file cannot describe the part."""
+    """Return a part's configuration table; None if a file cannot describe the part."""
     try:
         part = make()
         if part is None:
@@ -231,13 +231,13 @@ def _parse_description(table: Mapping[str, Any], text: str) -> RunDescription:
 
 
 def _class_table(value: object) -> dict[str, Any]:
-    """A table with the class of an algorithm or attack, which may be other than a dataclass."""
+    """Return the table of an algorithm or attack of any class."""
     table = _to_toml(value)
     return table if isinstance(table, dict) else {"name": name_of(type(value)), "value": table}
 
 
 def _to_toml(value: Any) -> Any:  # noqa: ANN401
-    """The same TOML value in every process: dataclasses become tables of all fields, and no memory address appears."""
+    """Convert a value to TOML, equal in every process; dataclasses become tables, and memory addresses are removed."""
     if is_dataclass(value) and not isinstance(value, type):
         inside = {field.name: getattr(value, field.name) for field in fields(value)}
         return _to_toml(inside) | {"name": name_of(type(value))}

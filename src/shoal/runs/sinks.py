@@ -1,7 +1,7 @@
 """Experiment trackers, such as TensorBoard, that log a run after each round and at its end.
 
 A round's figures have the column names of `rounds.csv` and a suffix: ``/cluster K``, or ``/all`` and ``/GROUP`` for
-means over clients. NaN figures and the risks of rounds without an estimate are omitted.
+means over clients. Figures that are NaN, and risks in rounds without a risk estimate, are not logged.
 """
 
 import logging
@@ -121,7 +121,7 @@ class OpenSinks:
         self._waiting.clear()
 
     def _try(self, name: str, action: Callable[[], _Value]) -> _Value | None:
-        """Call a tracker; one that fails is dropped, and training continues."""
+        """Call a tracker; drop a tracker that fails, and continue training."""
         try:
             return action()
         except InputError:
@@ -155,7 +155,7 @@ def round_figures(rows: Sequence[RoundRow], groups: Sequence[str], report: Round
 
 
 def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
-    """The mean of models' values over their clients; NaN where a value is unknown or no client is left."""
+    """Return the mean of the models' values over their clients; NaN if a value is unknown or no client is left."""
     pairs = [(value, weight) for value, weight in zip(values, weights, strict=True) if weight > 0]
     total = sum(weight for _, weight in pairs)
     return sum(value * weight for value, weight in pairs) / total if total else math.nan
@@ -207,7 +207,7 @@ class TensorBoard:
 
 
 class _EventFile:
-    """An event file, opened for each write only, so that a failure leaves no file open."""
+    """An event file, which is open only during writes, so that a failure leaves no open file."""
 
     def __init__(self, path: Path, run: LoggedRun) -> None:
         # Here, since these imports take half a second.

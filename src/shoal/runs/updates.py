@@ -26,7 +26,7 @@ _FIELDS = ("clients", "assignment", "models", "updates")
 
 
 def megabytes(simulation: Simulation) -> float:
-    """Return the size of a simulation's recorded updates in 10^6 bytes, without the K models before each round."""
+    """Return the size of a simulation's recorded updates in 10^6 bytes, excluding the models before each round."""
     every = simulation.record_updates
     rounds = 0 if every == 0 else simulation.last_round // every - (simulation.first_round - 1) // every
     clients = simulation.federation.cohort_size(simulation.participation)

@@ -30,7 +30,7 @@ CONFIDENCE = 0.95
 def baselines_of(simulation: Simulation, models: int) -> dict[str, Algorithm]:
     """Return the baselines of a simulation's clusters, by name.
 
-    The result is empty if there is only one model or if the run cannot be repeated.
+    The result is empty with one model, and for a run that cannot be repeated.
     """
     if models == 1 or not simulation.replayable or simulation.start is not None:
         return {}
@@ -46,11 +46,10 @@ class GroupValues:
     """The accuracy of one group's clients on test examples.
 
     Args:
-        share: the fraction of the federation's clients that belong to the group.
-        values: the metric of each test example, (M,) float64, on its client's model. If the client of an example is
-            unknown, the value is the mean over the models of the group's clients.
-        owners: the client of each test example, (M,) int64; if clients are unknown, every example has a different
-            owner.
+        share: the group's fraction of the clients.
+        values: the metric of each test example on its client's model, (M,) float64; if clients are unknown, the mean
+            over the group's clients.
+        owners: the client of each test example, (M,) int64; a different number per example if clients are unknown.
     """
 
     share: float
@@ -110,7 +109,7 @@ def difference(ours: dict[str, GroupValues], theirs: dict[str, GroupValues]) -> 
 def compare_with_baselines(
     simulation: Simulation, engine: Engine, deployed: DeployedModels, baselines: Mapping[str, Algorithm]
 ) -> Summary:
-    """Train the baselines of a simulation, and compare their accuracy with that of its final models.
+    """Train a simulation's baselines, and compare their accuracy with the final models' accuracy.
 
     Each baseline uses the simulation's rounds, seed, local training and defences. A baseline that cannot run under the
     defences is skipped and logged. Baselines are not released, so the run's epsilon does not cover them.

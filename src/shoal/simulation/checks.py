@@ -48,7 +48,7 @@ def checked_setup(
 
 
 def require_algorithm(algorithm: object) -> None:
-    """Raise `InputError` unless ``algorithm`` has the methods of an algorithm."""
+    """Raise `InputError` if ``algorithm`` lacks the methods of an algorithm."""
     missing = [
         name for name in ("check", "init", "plan", "server_update", "deployed_models") if not hasattr(algorithm, name)
     ]
@@ -63,7 +63,7 @@ def require_algorithm(algorithm: object) -> None:
 
 
 def require_defenses(defenses: object) -> None:
-    """Raise `InputError` unless ``defenses`` is a list of defences."""
+    """Raise `InputError` if ``defenses`` is not a list of defences."""
     if not isinstance(defenses, Sequence) or isinstance(defenses, str):
         raise InputError(f"'defenses' must be a list of defences, such as [L2(0.01)] (got {describe(defenses)})")
     for defense in defenses:
@@ -74,9 +74,9 @@ def require_defenses(defenses: object) -> None:
 def _check_coordinator(
     coordinator: LimitController, setup: TrainingSetup, algorithm: Algorithm, risk_period: int
 ) -> None:
-    """Raise `InputError` where a coordinator has no risks, no knobs, or a knob that the algorithm excludes.
+    """Raise `InputError` if a coordinator has no risks or no knobs, or if the algorithm excludes a knob.
 
-    Steered defences are checked at full strength, since directives can reach it.
+    The defences of knobs are checked at full strength, which directives can reach.
     """
     require(risk_period > 0, "red_team.every must be at least 1 with a coordinator (got 0)")
     steers = bool(coordinator.knobs) or coordinator.min_clients > 0
@@ -93,7 +93,7 @@ def _check_coordinator(
 
 
 def check_events(simulation: Any, local: LocalSGD) -> None:  # noqa: ANN401 - its class calls this function
-    """Raise `InputError` if a simulation's events or forgetting method are unsuitable; ``local`` has all defences."""
+    """Raise `InputError` if events or forgetting do not fit the simulation; ``local`` includes all defences."""
     forgetting, algorithm = simulation.forgetting, simulation.algorithm
     require_instance("forgetting", forgetting, Forgetting, "such as Continue()")
     if not simulation.events:

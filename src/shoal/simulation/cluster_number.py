@@ -25,7 +25,7 @@ from shoal.simulation.simulation import Simulation
 LOG = logging.getLogger("shoal")
 
 HELD_OUT = 5
-"""The ratio of a client's training examples to those held out of the trials."""
+"""The number of training examples per held-out example of a client."""
 
 LEVEL = 0.05
 """The largest probability of choosing several clusters when one cluster is enough."""
@@ -51,9 +51,9 @@ class ClusterNumber:
 
 
 def with_cluster_number(algorithm: Any, clusters: int) -> Any:  # noqa: ANN401 - any algorithm
-    """Return ``algorithm`` with ``clusters`` clusters, and with `OneShotStart` if several clusters lack a start phase.
+    """Return ``algorithm`` with ``clusters`` clusters, and with `OneShotStart` if a start phase is needed.
 
-    Without a start phase, random initial models often put two groups into one cluster.
+    Several clusters need a start phase, because random initial models often put two groups into one cluster.
 
     >>> import shoal
     >>> with_cluster_number(shoal.IFCA("auto"), 2).name, with_cluster_number(shoal.IFCA("auto"), 1).name
@@ -72,7 +72,7 @@ def choose_cluster_number(simulation: Simulation, engine: Engine, watch: Callabl
 
     Args:
         simulation: the simulation, moved to the engine, with ``clusters = "auto"``.
-        watch: a function of a trial's number of clusters and the largest number, called before each trial.
+        watch: a function that is called before each trial with the trial's number of clusters and the largest number.
 
     Raises:
         InputError: fewer than two clients have examples to hold out.
@@ -100,7 +100,7 @@ def choose_cluster_number(simulation: Simulation, engine: Engine, watch: Callabl
 
 
 def split_for_trials(federation: Federation, stream: Stream) -> tuple[Federation, Shards]:
-    """Return a federation for trials, and each client's held-out examples; a client's only example is not held out."""
+    """Return a federation for trials and each client's held-out examples; a client keeps its only example."""
     if bool((federation.holdout.sizes > 0).all()):
         return federation, federation.holdout
     clients, trained, held_out = federation.clients, [], []

@@ -20,7 +20,7 @@ def soft_cross_entropy(outputs: Tensor, posteriors: Tensor) -> Tensor:
 
 
 _AVERAGE = "release.average"
-"""The running average in `State.server`."""
+"""The key of the running average in `State.server`."""
 
 
 @settings

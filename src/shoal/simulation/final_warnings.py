@@ -23,7 +23,7 @@ MOST_NAMES = 10
 
 @dataclass(frozen=True)
 class SmallClusters:
-    """A measurement that counts clusters of fewer than ``min_clients`` clients, and logs a warning for each."""
+    """A measurement that counts clusters of fewer than ``min_clients`` clients and logs a warning for each cluster."""
 
     min_clients: int
     name, title = "small-clusters", "Small clusters"
@@ -64,9 +64,9 @@ def warn_of_small_clusters(federation: Federation, assignment: torch.Tensor, min
 
 @measurement("learned", "Learning")
 def learning(finished: FinishedTraining) -> Summary:
-    """Warn if the last training loss is no lower than that of a constant prediction.
+    """Warn if the last training loss is not below the loss of a constant prediction.
 
-    The constant is the class frequencies in a classification, and the targets' mean in a regression.
+    The constant prediction is the class frequencies in a classification, and the targets' mean in a regression.
     """
     federation, loss = finished.federation, float(finished.losses.mean())
     if finished.state.round < FEW_ROUNDS:
@@ -84,7 +84,7 @@ def learning(finished: FinishedTraining) -> Summary:
         return Summary()
     if loss >= prior > 0:
         LOG.warning(
-            "the training loss after the last round, %.3f, does not beat a model that knows the %s alone, %.3f: "
+            "the training loss after the last round, %.3f, is not below the loss of predicting the %s, %.3f: "
             "nothing was learned; %s",
             loss,
             known,

@@ -223,7 +223,7 @@ def presence_figures(simulation: Simulation, now: SimulationState) -> tuple[dict
 
 
 def timings(seconds: Mapping[str, float], by_round: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the seconds that each phase of a run took, by the phase's key.
+    """Return the seconds of each phase of a run, by the phase's key.
 
     Each key of ``seconds`` keeps its time, and "other" is the remaining time. "share.PART" is the part's fraction of
     the total, and "round.PART" is the part's median over rounds.
@@ -248,10 +248,10 @@ def timings(seconds: Mapping[str, float], by_round: Sequence[Mapping[str, float]
 
 
 def accountable_trainings(training: Training, state: State) -> ClientTrainings | None:
-    """Return a client's local training runs with the largest privacy loss; ``None`` if directives steer the noise.
+    """Return a client's training runs with the largest privacy loss; ``None`` if directives change the noise.
 
     Without a coordinator, the result is the training runs of cluster 0 in the last round. With a coordinator, the
-    result is the training runs under the fixed defences, which have the most steps.
+    result is the training runs without directives, which have the most steps.
     """
     fixed = tuple(defense for defense in training.defenses if defense is not training.coordinator)
     last, unsteered = replace(state, round=max(0, state.round - 1)), replace(training, defenses=fixed)
@@ -268,7 +268,7 @@ def accountable_trainings(training: Training, state: State) -> ClientTrainings |
 
 
 def _spending(local: LocalSGD) -> tuple[object, ...]:
-    """The settings that, with a client's examples, decide the privacy that a round spends."""
+    """Return the settings that determine a client's privacy loss in a round."""
     return (local.gradient_privacy if local.private else None), local.batch_size, local.epochs, local.steps
 
 
@@ -332,10 +332,10 @@ class PrivacyBudget:
 
 
 def _views_covered(finished: FinishedTraining) -> Sequence[View]:
-    """The views whose whole input the guarantee covers.
+    """Return the views for which the guarantee covers all observations.
 
-    A choice of model without noise decides which released models contain a client's update, so it reaches every view.
-    Counts for the red team reach the server, and all views through a coordinator's directives.
+    Without noise, every view observes a client's choice of a model, because only this model contains the client's
+    update. The server observes counts for the red team; with a coordinator, every view does.
     """
     training, team = finished.training, finished.red_team
     counts = team.every > 0 and team.estimator in NEED_HOLDOUT

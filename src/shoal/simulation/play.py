@@ -103,7 +103,7 @@ class SimulationState:
         seconds: the wall time of each of the `PARTS`, of the round attack ("NAME_attack"), and of "train" and "total".
         memory: the round attack's memory.
         observation: the round attack's observation of the last round; ``None`` without an attack.
-        by_round: the wall time of each part in seconds, round by round.
+        by_round: the wall time of each part in each round, in seconds.
         departures: the departures of clients, in order.
     """
 
@@ -117,14 +117,14 @@ class SimulationState:
     __repr__ = one_line
 
     def with_files(self, seconds: float, *, last: bool = False) -> "SimulationState":
-        """Add the ``seconds`` of checkpoints and progress displays, after the ``last`` round also to the total."""
+        """Add the ``seconds`` of checkpoints and displays; after the ``last`` round, add them to the total too."""
         *earlier, this = self.by_round
         spent = {"files": seconds} | ({"total": seconds} if last else {})
         return replace(self, seconds=add_seconds(self.seconds, spent), by_round=(*earlier, {**this, "files": seconds}))
 
 
 Watch = Callable[[Simulation, SimulationState, RoundReport | None], None]
-"""A function called before the first round (with no report) and after each round."""
+"""A function that is called before the first round (without a report) and after each round."""
 
 
 def move_to_engine(simulation: Simulation, engine: Engine) -> Simulation:
@@ -197,5 +197,5 @@ def run_rounds(
 
 
 def add_seconds(seconds: Mapping[str, float], spent: Mapping[str, float]) -> dict[str, float]:
-    """Return ``seconds`` with the seconds in ``spent`` added part by part."""
+    """Return the sums of ``seconds`` and ``spent``, part by part."""
     return dict(seconds) | {key: seconds.get(key, 0.0) + value for key, value in spent.items()}

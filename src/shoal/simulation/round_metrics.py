@@ -29,7 +29,7 @@ SUMMARY_COLUMNS = ("over_limit", "limit_unmet")
 def round_metrics(
     state: State, report: RoundReport, federation: Federation, engine: Engine, *, evaluated: bool
 ) -> tuple[RoundRow, ...]:
-    """Return one row per cluster, with its clients in this round, their loss, and the model's accuracy and risk.
+    """Return one row per cluster: the number and loss of its clients in this round, and its model's accuracy and risk.
 
     If ``evaluated`` is false, the accuracies are NaN.
     """
@@ -111,7 +111,7 @@ def became_unmet(rows: RoundRows) -> list[int]:
 
 
 def _last_two_rounds(rows: RoundRows) -> tuple[RoundRows, RoundRows]:
-    """The rows of the last round, and of the one before."""
+    """Return the rows of the last round and of the previous round."""
     last = rows[-1]["round"] if rows else 0
     recent = list(takewhile(lambda row: row["round"] >= last - 1, reversed(rows)))[::-1]
     now, before = ([row for row in recent if row["round"] == number] for number in (last, last - 1))
@@ -151,7 +151,6 @@ def main_task_metrics(outputs: Tensor, assignment: Ints, federation: Federation)
     Args:
         outputs: the outputs of each model for each test example, (K, M, C).
         assignment: the index of each client's model, (N,).
-        federation: the federation of the clients and test examples.
     """
     if federation.classes is None:
         return {}
@@ -175,7 +174,7 @@ def main_task_metrics(outputs: Tensor, assignment: Ints, federation: Federation)
 
 
 def _one_against_rest(posteriors: Floats, labels: Ints, weights: Floats) -> float:
-    """Mean over classes of the AUC of each against the rest; for two classes, the AUC of the second."""
+    """Return the AUC of each class against the other classes, averaged; for two classes, the second class's AUC."""
     models, classes = len(posteriors), posteriors.shape[2]
     truth, weight = np.tile(labels, models), weights.ravel()
     aucs = []

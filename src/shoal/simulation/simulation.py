@@ -79,13 +79,13 @@ _INTEGERS = {
 
 @dataclass(frozen=True, eq=False)
 class WarmStart:
-    """Trained models from which a simulation starts, with their history; `Result.start` returns one.
+    """Trained models that a simulation starts with, and their history (`Result.start`).
 
     Args:
-        state: the state after the last round; `fitted` fills in its models.
+        state: the state after the last round; `fitted` adds the models.
         models: the tensors of each model by name; empty after `fitted`.
         simulation: the simulation that trained the models; ``None`` if unknown.
-        engine: the engine of ``simulation``, perhaps closed; ``None`` if unknown.
+        engine: the engine of ``simulation``, which may be closed; ``None`` if unknown.
         rows: the rows of the rounds.csv of ``simulation``.
         public: whether the user declares that the models were trained without the clients' examples. If true, attackers
             may know the models, and the simulation copies only models and risks.
@@ -190,9 +190,9 @@ class Simulation:
         start: trained models to continue from, see `Result.start`. The numbering of rounds continues. A result in
             memory continues bit for bit. A result from a directory lacks the algorithm's tensors, and its earlier
             rounds do not count for membership. `rounds.csv`, seconds and epsilon cover only the new rounds. Reference
-            federations also retrain the rounds of ``start``, so they need a result in memory.
-        reference_federations: the number R of reference federations after the last round, each about as expensive as
-            the run's training. If R is above 0, attacks with reference federations determine exposure.
+            federations also retrain the rounds of ``start`` and therefore need a result in memory.
+        reference_federations: the number of reference federations after the last round; each costs about as much as the
+            run's training. If the number is above 0, attacks with reference federations determine exposure.
         duplicates: "leave-out" excludes records with copies from attacks with reference federations and from audits. A
             copy has the same inputs and label, at a different client or in the test, hold-out or shadow set.
         view: the attacker's view for ``exposure``, ``mia``, ``violations`` and ``exceeded``. Attacks of a "client" or
@@ -202,11 +202,11 @@ class Simulation:
             number of rounds before the model's last training.
         baselines: whether to compare the clusters with one model for all clients, local training and one model per
             group, trained for the same rounds (`baseline.*` of `summary.json`).
-        min_clients: the smallest number of clients per cluster that causes no warning after the last round.
+        min_clients: the smallest number of clients per cluster without a warning after the last round.
         record_updates: the number of rounds between recorded rounds; 0 records none. Recorded updates are stored in the
             run's directory, for server attacks (docs/trace.md).
         round_attack: an attack that observes every round, such as `PropertyAttack` with a `PropertySchedule`.
-        malicious_clients: clients that replace local training, such as from `active_property_attacker`.
+        malicious_clients: malicious clients and their training, such as from `active_property_attacker`.
         attacks: your own attacks on scores of reference models (`ReferenceAttack`) or on clients' updates
             (`UpdateAttack`).
         metrics: further measurements of the finished training.
@@ -348,12 +348,12 @@ class Simulation:
 
     @property
     def replayable(self) -> bool:
-        """Whether the run can be repeated with other examples, which a round attack or malicious clients prevent."""
+        """Whether the run can be repeated with other examples: false with a round attack or malicious clients."""
         return self.round_attack is None and self.malicious_clients is None
 
     @property
     def widest_view(self) -> View:
-        """The widest of the run's view and the views of clients' limits."""
+        """The widest view among the run's view and the views of clients' limits."""
         return max((self.view, *self.federation.preferences.views(self.view)), key=VIEWS.index)
 
     @property
@@ -445,7 +445,7 @@ def apply_feature_map(simulation: Simulation, threads: int | None = 1) -> Simula
 
 
 def first_examples(federation: Federation) -> tuple[Tensor, Tensor]:
-    """Return the inputs (B, ...) and labels of at most two training examples, for a trial of a model."""
+    """Return the inputs and labels of at most two training examples, for a trial of a model."""
     return federation.clients.x[:2], federation.clients.y[:2]
 
 

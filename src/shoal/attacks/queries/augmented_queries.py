@@ -1,4 +1,4 @@
-"""Queries with 18 copies of an image: the image and its mirror image, each unshifted and shifted in eight directions.
+"""Queries with up to 18 copies of an image: the image and its mirror image, unshifted and shifted in eight directions.
 
 Source: Carlini et al. 2022, arXiv:2112.03570 (queries with augmented inputs); Aerni, Zhang and Tramer 2024,
 arXiv:2404.17399 (the copies). Extension: the score of a record is the mean score of its copies.
@@ -19,7 +19,7 @@ MAX_QUERIES = 18
 """2 flips times 9 shifts."""
 
 _CHUNK = 512
-"""Records copied at a time. It changes no result beyond the last bits."""
+"""The number of records per batch of copies; changes only the last bits of results."""
 
 
 def require_queries(queries: object, shape: Sequence[int]) -> int:
@@ -43,8 +43,8 @@ def require_queries(queries: object, shape: Sequence[int]) -> int:
 def image_copies(images: Tensor, number: int) -> list[Tensor]:
     """Return the first ``number`` of 18 copies of images (m, channels, height, width).
 
-    The unshifted image comes first, then the mirror image, then each shifted image followed by a mirror image of the
-    shifted image. Images are shifted by an eighth of their side and padded with 0.
+    The order is the image, its mirror image, then each shifted image and its mirror image. Images are shifted by an
+    eighth of their side and padded with 0.
 
     Example:
         >>> import torch

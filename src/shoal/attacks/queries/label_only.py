@@ -21,7 +21,7 @@ from shoal.data.shifts import rotate
 from shoal.engine import Engine
 
 _CHUNK = 512
-"""Records per batch of copies, for little memory. It only changes the last bits of results."""
+"""The number of records per batch of copies, to limit memory; changes only the last bits of results."""
 
 Change = Callable[[Tensor], Tensor]
 """A map of inputs (m, ...) to inputs of the same shape."""
@@ -53,7 +53,7 @@ class ImageChanges:
 def augmentation_votes(
     engine: Engine, model: Tensor, x: Tensor, y: Tensor, rows: Tensor, copies: ImageChanges | None = None
 ) -> Tensor:
-    """Count the changed copies of each record that the model classifies as the record's label, (M,) int64.
+    """Count the copies of each record for which the model predicts the record's label, (M,) int64.
 
     A higher count means more likely a member.
 
@@ -63,7 +63,7 @@ def augmentation_votes(
         x: the inputs, (N, ...), raw or prepared by `Engine.prepare`.
         y: the labels, (N,) int64.
         rows: the indices of the records to score, (M,) int64.
-        copies: the changes; a value of ``None`` means the default `ImageChanges`.
+        copies: the changes; ``None`` means the default `ImageChanges`.
 
     Example:
         >>> import torch, shoal
@@ -102,8 +102,9 @@ def boundary_distance(
     """Return the smallest noise level at which the model misclassifies each record, averaged over draws, (M,).
 
     A higher distance means more likely a member. Each draw is one noise direction for all records, scaled by each
-    level. A record that is misclassified without noise has distance 0. A draw without a misclassification counts as
-    twice the largest level. The number of queries per record is ``draws`` times the number of levels, plus one.
+    level. The distance is 0 for a record that is misclassified before noise is added. A draw that never causes a
+    misclassification counts as twice the largest level. The number of queries per record is ``draws`` times the number
+    of levels, plus one.
 
     Args:
         levels: the standard deviations of the noise in units of the inputs, positive and increasing.
@@ -124,7 +125,7 @@ def boundary_distance(
 
 
 def _is_correct(engine: Engine, model: Tensor, x: Tensor, y: Tensor, rows: Tensor, change: Change) -> Tensor:
-    """Whether the model gives each changed record its label, (m,) bool on the CPU."""
+    """Return whether the model predicts each changed record's label, (m,) bool on the CPU."""
     rows = rows.to(x.device)
     outputs = engine.outputs(model, change(gather(x, rows).float())).cpu()
     return outputs.argmax(dim=1) == y[rows.to(y.device)].cpu()

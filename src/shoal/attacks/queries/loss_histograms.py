@@ -9,7 +9,7 @@ A relative loss is the loss minus the mean loss of the other models, which did n
 
 The histograms reveal each client's numbers of training and hold-out examples, and how well the model fits the examples.
 Noise on the histograms makes each estimate epsilon-differentially private under the addition or removal of one example.
-Noise on the histograms does not protect the client's updates, and the epsilons of several estimates add up.
+The noise does not protect the client's updates, and the epsilons of several estimates add up.
 
 Source: Yeom et al. 2018, arXiv:1709.01604, Adversary 1, with another threshold (attack); Ghosh, Roughgarden,
 Sundararajan 2009, arXiv:0811.2841, the geometric mechanism (noise).
@@ -33,7 +33,7 @@ from shoal.engine import Engine, State
 from shoal.metrics.intervals import Estimate, Floats, Ints, mean_rate_interval
 
 EDGES: Floats = np.geomspace(1e-4, 20.0, 33)
-"""Edges of 32 bins of the loss, in nats; two outer bins take smaller and larger losses."""
+"""The edges of 32 bins of the loss, in nats; two more bins count smaller and larger losses."""
 
 RELATIVE_EDGES: Floats = np.concatenate([-EDGES[::-1], EDGES])
 """Edges of the bins of a relative loss."""
@@ -71,7 +71,7 @@ class LossHistograms:
         """Estimate the balanced accuracy of the cross-fitted loss threshold on each of K models, in [0, 1].
 
         An estimate is below 0.5 if the threshold does not transfer to other clients. The estimate is NaN for a model
-        without histograms, and for a federation's only model if one client trains the model.
+        that no client trained, or if one client trained the federation's only model.
 
         Raises:
             InputError: no client has hold-out examples.
@@ -144,13 +144,13 @@ def own_risks(models: Tensor, members: Shards, holdout: Shards, engine: Engine) 
 
 
 def _every_second(shards: Shards, first: int) -> Shards:
-    """Take every second example of one owner, from the one at ``first``."""
+    """Take every second example of one owner, starting with the example at index ``first``."""
     indices = shards.indices[first::2]
     return Shards.from_indices(shards.x, shards.y, indices, torch.tensor([len(indices)]))
 
 
 def require_holdout(federation: Federation, estimator: str) -> None:
-    """Raise `InputError` unless a client has hold-out examples."""
+    """Raise `InputError` if no client has hold-out examples."""
     require(
         len(federation.holdout.indices) > 0,
         f"the '{estimator}' estimator needs hold-out examples (got none); set 'holdout_examples'",
@@ -166,7 +166,7 @@ def cross_fitted_accuracy(counts: Counts, half: Ints, elsewhere: Counts) -> Esti
     Args:
         counts: the histograms of n clients, (n, 2, B).
         half: the half of each client, 0 or 1, (n,).
-        elsewhere: the histograms of other models' clients, (2, B), used if a half has no members or no hold-out
+        elsewhere: the summed histograms of other models' clients, (2, B), used if a half has no members or no hold-out
             examples.
     """
     right, total = np.zeros(2), np.zeros(2)
@@ -189,8 +189,7 @@ def cross_fitted_accuracy(counts: Counts, half: Ints, elsewhere: Counts) -> Esti
 
 
 def best_cut(counts: Counts) -> int:
-    """Return the number of lowest bins that best separates members from hold-out examples in (2, B); ties give the
-    smallest number.
+    """Return the number of lowest bins to classify as members, which maximises the balanced accuracy on (2, B).
 
     >>> best_cut(np.array([[3.0, 1.0, 0.0], [0.0, 1.0, 2.0]]))
     1
@@ -209,7 +208,7 @@ def discrete_laplace(epsilon: float, shape: tuple[int, ...], generator: np.rando
 
 
 def histograms(model: Tensor, shards: Shards, engine: Engine, others: Sequence[Tensor] | None = None) -> Counts:
-    """Count each owner's examples per bin of the loss, or of the loss relative to the models ``others``, (n, B)."""
+    """Count each owner's examples per bin of the loss, or of the relative loss if there are ``others``, (n, B)."""
     edges = EDGES if others is None else RELATIVE_EDGES
     counts = np.zeros((len(shards), len(edges) + 1))
     if len(shards.indices):
@@ -229,6 +228,6 @@ def client_histograms(model: Tensor, members: Shards, holdout: Shards, engine: E
 
 
 def _halves(ids: Tensor, stream: Stream) -> Ints:
-    """Draw random halves (n,), 0 or 1, whatever the order of clients."""
+    """Draw random halves (n,), 0 or 1, which do not depend on the clients' order."""
     rank = stream.seeds(ids).argsort().argsort()
     return (rank % 2).numpy()

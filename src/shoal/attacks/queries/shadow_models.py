@@ -1,7 +1,7 @@
 """Shadow models, which the server trains on its own examples to obtain models with known members.
 
-A federated model, trained by many clients over many rounds, fits its members differently from a model that one owner
-trains in one round. The "federated" training of shadow models imitates training by many clients over many rounds.
+Training by many clients over many rounds fits the members differently from training by one owner in one round.
+"federated" training of shadow models imitates the clients and rounds.
 
 Source: Shokri et al. 2017, arXiv:1610.05820, section V-C (training of shadow models like the target); McMahan et al.
 2017, arXiv:1602.05629 ("federated" training); IFCA-MIR, Algorithm 2, lines 1 to 6 ("pooled" training).
@@ -28,7 +28,7 @@ from shoal.engine.rounds.cohort_trainer import CohortTrainer
 LOG = logging.getLogger(__name__)
 
 _MAX_OWNERS = 2**20
-"""Most owners of one shadow model. Their ids are consecutive, so its randomness does not depend on other models."""
+"""The largest number of owners per shadow model; every model has its own range of owner ids."""
 
 
 @settings
@@ -112,11 +112,11 @@ class ShadowModels:
     def _train(
         self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
     ) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Train the ``K * number`` shadow models; with "pooled" training only a few are in memory at a time.
+        """Train the ``K * number`` shadow models; "pooled" training holds only a few of these models in memory.
 
         Yields:
-            The position of a shadow model, its parameters (P,), and the positions in the shadow set of its sample. It
-            was trained on the first half of the sample.
+            The index of a shadow model, its parameters (P,), and the indices of its sample in the shadow set. The first
+            half of the sample trained the model.
         """
         shadow, clusters = federation.shadow, len(state.models)
         require(len(shadow) >= 2, f"shadow models need a shadow set of at least 2 examples (got {len(shadow)})")
@@ -167,7 +167,9 @@ class ShadowModels:
             size = self.size
         most = len(federation.shadow) // 2
         if size > most:
-            LOG.info("shadow models of cluster %d train on %d examples, half the shadow set, not %d", k, most, size)
+            LOG.info(
+                "shadow models of cluster %d train on %d examples (half the shadow set) instead of %d", k, most, size
+            )
         return min(size, most)
 
 
@@ -205,10 +207,10 @@ class ShadowFederation:
 def train_shadow_federations(
     federations: Sequence[ShadowFederation], shadow: GroupedExamples, rounds: int, engine: Engine, stream: Stream
 ) -> Tensor:
-    """Train S shadow models by federated averaging of their owners, and return their parameters, (S, P) on the CPU.
+    """Train S shadow models by federated averaging over their owners, and return the parameters, (S, P) on the CPU.
 
-    An owner's weight is its number of examples. All owners take part in every round. The owners train like the clients
-    in the last round, with the learning rate of each round; a defence's changes in earlier rounds are not repeated.
+    An owner's weight is its number of examples. All owners take part in every round. The owners use the last round's
+    local training with each round's learning rate; a defence's changes in earlier rounds are not repeated.
 
     Raises:
         DivergenceError: a shadow model has non-finite parameters.

@@ -60,7 +60,7 @@ class ShadowModelAttack:
     name: Literal["shadow"] = "shadow"
 
     def fit(self, records: Records, stream: Stream) -> "FittedShadowModelAttack":
-        """Train one classifier for all classes, or one for each class that has members and non-members."""
+        """Train one classifier for all classes, or a classifier for each class that has members and non-members."""
         features = self.features(records.outputs, records.labels)
         member, labels = records.member.numpy(), records.labels.numpy()
         if not self.per_class:
@@ -118,7 +118,7 @@ def _controller() -> ThreadpoolController:
 
 
 def _classifier(kind: Classifier, features: Floats, member: Bools, stream: Stream) -> "Pipeline":
-    """Fit a classifier of ``features`` (M, F) into ``member`` (M,)."""
+    """Fit a classifier that predicts ``member`` (M,) from ``features`` (M, F)."""
     # Imported here because scikit-learn takes long to import.
     from sklearn.ensemble import RandomForestClassifier  # noqa: PLC0415
     from sklearn.exceptions import ConvergenceWarning  # noqa: PLC0415

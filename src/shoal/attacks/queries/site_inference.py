@@ -17,11 +17,11 @@ from shoal.metrics.intervals import Floats, Ints, mean_interval
 
 @dataclass(frozen=True)
 class SiteGuesses:
-    """Guesses of sites from the model's outputs, compared with guesses from the label alone.
+    """Guesses of sites from the model's outputs, and a comparison with guesses from the label alone.
 
     Args:
-        outputs: the guesses from outputs, with the accuracy of guesses from the label as chance level.
-        gain: the accuracy of the guesses from outputs minus the accuracy of the guesses from the label.
+        outputs: the guesses from outputs; their chance level is the accuracy of guesses from the label.
+        gain: the accuracy of the guesses from outputs minus the chance level.
         low, high: the 95 % interval of the gain over paired records.
     """
 
@@ -33,7 +33,7 @@ class SiteGuesses:
 
 @settings
 class SiteInference:
-    """The attack that guesses a record's client by a regression of clients on the model's outputs, per class.
+    """The attack that predicts a record's client from the model's outputs by one logistic regression per class.
 
     The regression is cross-fitted on other records of the same clients. The attacker therefore needs outputs on records
     of known clients, for example from a shared evaluation.

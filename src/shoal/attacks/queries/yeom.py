@@ -42,7 +42,7 @@ class LossThreshold:
     name: Literal["loss-threshold"] = "loss-threshold"
 
     def fit(self, records: Records, stream: Stream) -> "FittedLossThreshold":
-        """Set the threshold to minus the mean loss of the members in ``records``, or to infinity without members."""
+        """Set the threshold to minus the mean loss of the members in ``records``; infinity if there are no members."""
         del stream
         of_members = losses(records.outputs, records.labels, records.loss)[records.member.numpy()]
         return FittedLossThreshold(-float(of_members.mean()) if len(of_members) else np.inf)

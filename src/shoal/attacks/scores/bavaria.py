@@ -1,8 +1,7 @@
 """The BaVarIA attack: a likelihood-ratio attack with Bayesian variances, for few reference models.
 
-Source: Brannvall 2026, arXiv:2603.11799 (BaVarIA with Student-t predictive distributions). The update of the
-normal-inverse-gamma distribution is that of Murphy 2007, Conjugate Bayesian analysis of the Gaussian distribution,
-section 6.
+Source: Brannvall 2026, arXiv:2603.11799 (BaVarIA with Student-t predictive distributions); Murphy 2007, Conjugate
+Bayesian analysis of the Gaussian distribution, section 6 (update of the normal-inverse-gamma distribution).
 """
 
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from shoal.data.preferences import View
 from shoal.metrics.intervals import Floats
 
 LARGEST = 1e3
-"""Largest weight of a prior, in scores, where records do not differ in mean or variance."""
+"""The largest weight of a prior, as a number of scores; reached if all records have the same mean or variance."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +44,9 @@ class BaVarIA:
     Each density is the Student-t predictive distribution of the next IN or OUT score. A normal-inverse-gamma prior is
     fitted on the IN scores of all records, and another on the OUT scores. For a record without IN scores, the attack
     shifts the OUT scores as `LiRA` does, and vice versa. If a record's IN scores are all equal and its OUT scores are
-    all equal, each side counts as R / 2 scores, because unequal counts alone would reveal membership.
+    all equal, the attack uses R / 2 for both numbers of scores, because different numbers would reveal membership.
 
-    The fit of the prior is ours, not the paper's (`fit_prior`).
+    Difference from the paper: the fit of the prior (`fit_prior`).
     """
 
     name: ClassVar[str] = "bavaria"
@@ -65,12 +64,12 @@ class BaVarIA:
 
 
 def fit_prior(side: Side, variance: float) -> Prior:
-    """Fit the prior of the IN or of the OUT scores by the moments of the records.
+    """Fit the prior of the IN scores or the OUT scores by the method of moments.
 
-    With s the pooled ``variance``, the prior has m0 equal to the mean of the records' means, and k0 = s / t. The value
-    t is the variance of the records' means minus the mean sampling variance of a record's mean. With q the variance of
-    the records' true variances, a0 = 2 + s^2 / q and b0 = s (a0 - 1). The estimate of q uses E v^2 = E variance^2 (n +
-    1) / (n - 1) for the sample variance v of n scores. The values k0 and a0 are at most `LARGEST`.
+    The prior mean m0 is the mean of the records' means. With s the pooled ``variance``, k0 = s / t, where t is the
+    variance of the records' means minus the mean sampling variance of a record's mean. With q the variance of the
+    records' true variances, a0 = 2 + s^2 / q and b0 = s (a0 - 1). The estimate of q uses E v^2 = E variance^2 (n + 1) /
+    (n - 1) for the sample variance v of n scores. The values k0 and a0 are at most `LARGEST`.
     """
     means = side.mean[side.observed]
     added = variance * (1 / side.count[side.observed]).mean()
@@ -89,7 +88,7 @@ def fit_prior(side: Side, variance: float) -> Prior:
 def _log_predictive(x: Floats, equal_count: Floats, side: Side, pooled: float) -> Floats:
     """Return the log density (M,) of x: Student-t with 2 a_n degrees of freedom around m_n.
 
-    ``equal_count`` (M,) is the number of scores to count; NaN: the number of scores on the side.
+    ``equal_count`` (M,) replaces the number of scores on the side, except where ``equal_count`` is NaN.
     """
     from scipy.special import gammaln  # noqa: PLC0415 - only this attack needs scipy
 

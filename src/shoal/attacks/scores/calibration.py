@@ -37,7 +37,7 @@ class LossScore:
 class DifficultyCalibration:
     """The attacked model's score minus the mean score of the reference models that did not train on the record.
 
-    If every reference model trained on a record, the mean difference between OUT and IN scores is added to the
+    For a record that every reference model trained on, the mean difference between OUT and IN scores is added to the
     reference models' scores.
     """
 

@@ -1,10 +1,10 @@
-"""Scores of records by the reference models that trained on the record (IN) and by reference models that did not (OUT).
+"""Scores of records by reference models that trained on the record (IN) or did not (OUT).
 
-If a record has only IN or only OUT scores, the missing scores are estimated by adding or subtracting the mean
-difference between IN and OUT.
+If a record has only IN or only OUT scores, the missing scores are the existing scores shifted by the mean difference
+between IN and OUT.
 
 The number of IN scores can reveal membership, for example if every record is in exactly half of all models. The mean of
-equal scores must therefore not depend on the number of scores, to the last bit.
+equal scores therefore has the same bits for any number of scores.
 """
 
 from collections.abc import Callable
@@ -79,10 +79,10 @@ def in_and_out(attack: ReferenceAttack, records: ReferenceScores, *, needs_in: b
 
 
 def pooled_variances(attack: ReferenceAttack, *sides: Side) -> list[float]:
-    """Return each side's variance of scores around the record's mean, pooled over records.
+    """Return each side's variance of scores around their record's mean, pooled over all records.
 
-    The pooled variance is the sum of squares divided by the sum of the degrees of freedom. If no record has two scores
-    on a side, the variance of the other side is returned for that side.
+    The pooled variance is the sum of squares divided by the sum of the degrees of freedom. A side where no record has
+    two scores gets the other side's variance.
 
     Raises:
         InputError: no record has two scores on a side, or scores do not vary.
@@ -102,7 +102,7 @@ def pooled_variances(attack: ReferenceAttack, *sides: Side) -> list[float]:
 def log_ratio(
     attack: ReferenceAttack, records: ReferenceScores, log_density: Callable[[Side, float], Floats]
 ) -> Floats:
-    """Return the log density of each record's score given IN minus the log density given OUT, (M,).
+    """Return each record's IN log density minus its OUT log density, (M,).
 
     Args:
         log_density: the function that returns log densities (M,) for one side (IN or OUT) and the side's pooled
@@ -120,7 +120,7 @@ def _mean(scores: Floats, mask: Bools) -> Floats:
 
 
 def _shift(records: ReferenceScores, has_in: Bools, has_out: Bools) -> float:
-    """Return IN minus OUT: the mean over records with both sides, else the difference of the sides' means."""
+    """Return the mean IN score minus the mean OUT score, if possible from records with both kinds of score."""
     inside, outside = records.reference_member, ~records.reference_member
     both = has_in & has_out
     if both.any():

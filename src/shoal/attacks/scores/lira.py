@@ -14,7 +14,7 @@ from shoal.data.preferences import View
 from shoal.metrics.intervals import Floats
 
 VARIANCE_FLOOR = 1e-3
-"""Least variance of one record's scores, as a share of the pooled variance."""
+"""The smallest variance of a record's scores, as a fraction of the pooled variance."""
 
 
 @settings
@@ -22,10 +22,10 @@ class LiRA:
     """The log-likelihood ratio of a record's score under normal distributions of its IN and of its OUT scores.
 
     The ratio is log N(score; mean_in, variance_in) - log N(score; mean_out, variance_out). With few reference models,
-    all records share one variance for IN and one for OUT: the variance of scores around each record's mean
-    (`pooled_variances`). In the paper, the "fixed variance" is the variance of all scores, which includes the
-    difficulty of the records. For a record without IN scores, the attack shifts the OUT scores by the mean difference
-    between IN and OUT, and vice versa.
+    all records share one IN variance and one OUT variance, around each record's mean (`pooled_variances`). The paper's
+    "fixed variance" is the variance of all scores, which also includes differences in the records' difficulty. For a
+    record without IN scores, the attack shifts the OUT scores by the mean difference between IN and OUT, and vice
+    versa.
 
     Args:
         own_variance: the smallest number of reference models with which each record has separate variances.
@@ -73,8 +73,8 @@ class LiRA:
 class OfflineLiRA:
     """The distance of a record's score from the mean of its OUT scores, in standard deviations of the OUT scores.
 
-    The paper applies the normal distribution function to this distance, which ranks the records equally but rounds to 1
-    beyond eight standard deviations. Variances and records without OUT scores are handled as in `LiRA`.
+    The paper applies the normal distribution function to this distance. The function keeps the order of the records,
+    but rounds to 1 beyond eight standard deviations. Variances and missing OUT scores are handled as in `LiRA`.
 
     Args:
         own_variance: the smallest number of reference models with which each record has a separate variance.
@@ -97,9 +97,8 @@ class OfflineLiRA:
 def variances(side: Side, pooled: float, own_variance: int) -> Floats:
     """Return the variance of each record's scores on one side, (M,).
 
-    With fewer than ``own_variance`` reference models, every variance is the pooled variance. With more reference
-    models, a record with at least two scores has a separate variance, at least `VARIANCE_FLOOR` times the pooled
-    variance.
+    With fewer than ``own_variance`` reference models, every variance is the pooled variance. Otherwise a record with at
+    least two scores has its own variance, at least `VARIANCE_FLOOR` times the pooled variance.
     """
     variances = np.full(len(side.scores), pooled)
     if side.scores.shape[1] < own_variance:

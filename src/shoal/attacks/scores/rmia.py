@@ -1,4 +1,4 @@
-"""The robust membership-inference attack (RMIA): a record's rise in probability, compared with other records' rises.
+"""The robust membership-inference attack (RMIA), which compares a record's likelihood ratio with other records' ratios.
 
 Source: Zarifzadeh, Liu, Shokri, ICML 2024, arXiv:2312.03262, equations 2 to 4 and 10 (offline).
 """
@@ -18,23 +18,23 @@ Gamma = Annotated[float, Field(ge=1, strict=True, allow_inf_nan=False)]
 """A number, at least 1."""
 
 TIE = 1e-6
-"""Largest contribution of the ratio itself to a score, which orders records with the same fraction."""
+"""The largest change of a score by the likelihood ratio, which orders records with equal fractions."""
 
 
 @settings
 class RMIA:
     """The fraction of comparison records with a likelihood ratio of at most 1 / gamma times the scored record's ratio.
 
-    A record's likelihood ratio is its probability under the attacked model divided by its mean probability under
-    reference models, with IN and OUT models weighted equally. The comparison records are the population records that
-    the same attacked model scored. Without a population, the comparison records are the same model's other records,
-    with mean probabilities over OUT models. Without comparison records the fraction is 1/2.
+    A record's likelihood ratio is its probability under the attacked model divided by its mean probability under the
+    reference models. The IN and OUT models have equal weights in this mean. The comparison records are the population
+    records that the same attacked model scored. Without a population, the same model's other records are compared, with
+    mean probabilities over OUT models only. The fraction is 1/2 if there are no comparison records.
 
     Extension: the likelihood ratio orders records with equal fractions, and changes a score by at most `TIE`.
 
     Args:
-        gamma: the factor between the two likelihood ratios that are compared, at least 1 (the paper uses 2). With gamma
-            = 2 most fractions are near 0, and a threshold from other models is less accurate (docs/audit.md).
+        gamma: the factor between the two compared likelihood ratios, at least 1 (the paper uses 2). With gamma = 2 most
+            fractions are near 0, and a threshold from other models is less accurate (docs/audit.md).
     """
 
     name: ClassVar[str] = "rmia"
@@ -55,13 +55,13 @@ class RMIA:
 
 @settings
 class OfflineRMIA:
-    """RMIA with only the reference models that did not train on the record.
+    """RMIA from OUT models alone, the reference models that did not train on the record.
 
     The mean probability over all models is estimated as ((1 + a) p_out + 1 - a) / 2, with p_out the mean probability
     over the reference models.
 
     Args:
-        gamma: the factor between the two likelihood ratios that are compared, at least 1.
+        gamma: the factor between the two compared likelihood ratios, at least 1.
         a: the weight of p_out, in [0, 1]; at 1 the estimate is p_out.
     """
 
@@ -86,9 +86,7 @@ class OfflineRMIA:
 def _fractions(
     records: ReferenceScores, average: Floats, average_z: Floats, population: Floats, gamma: float
 ) -> Floats:
-    """Return the scores (M,), from log p averaged over models: of a record (M,), of a record as a z (M,), and of the
-    population (Z,).
-    """
+    """Return the scores (M,) from log mean probabilities of records, comparison records (M,) and population (Z,)."""
     log_p = _log_sigmoid(records.score)
     ratio, as_z = log_p - average, log_p - average_z
     least, fraction = ratio - np.log(gamma), np.full(len(records), 0.5)
@@ -105,7 +103,7 @@ def _fractions(
 
 
 def _population_average(records: ReferenceScores) -> Floats:
-    """Return the log of the mean probability (Z,) of each row by all reference models; none trained on it."""
+    """Return the log of each population record's mean probability under all reference models, (Z,)."""
     if records.population is None:
         return np.empty(0)
     logs = _log_sigmoid(records.population.reference)
@@ -113,7 +111,7 @@ def _population_average(records: ReferenceScores) -> Floats:
 
 
 def _log_mean(side: Side) -> Floats:
-    """Return the log of the mean probability (M,) of the scores that count; exact for equal scores."""
+    """Return the log of each record's mean probability on a side, (M,); exact for equal scores."""
     logs = np.where(side.mask, _log_sigmoid(side.scores), -np.inf)
     most = logs.max(axis=1, initial=-np.inf, keepdims=True)
     return most[:, 0] + np.log(np.exp(logs - most).sum(axis=1) / side.count)

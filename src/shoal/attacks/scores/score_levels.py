@@ -1,7 +1,7 @@
-"""The level of an attack's score among the same record's scores by models that did not train on the record.
+"""The level of an attack's score, compared with the same record's scores on models that did not train on the record.
 
-Source: Jälkö, Pradhan, Räisä, Honkela 2026, arXiv:2605.25819. With one threshold for all records, the false positive
-rate differs per record: a rate of 1 % overall can be 20 % on some records and 0 % on many.
+Source: Jälkö, Pradhan, Räisä, Honkela 2026, arXiv:2605.25819. With one threshold for all records, each record has
+another false positive rate. An overall rate of 1 % can be 20 % on some records and 0 % on many.
 """
 
 import numpy as np
@@ -12,18 +12,17 @@ from shoal.attacks.scores.lira import OfflineLiRA, variances
 from shoal.metrics.intervals import Bools, Floats
 
 MIN_FOR_LEVELS = 8
-"""Fewest reference models for levels. Half of them did not train on a record: with 4 scores the 1 % quantile of
-Student's t is 4.5 standard deviations, with 2 it would be 32."""
+"""The smallest number of reference models for levels. A record has about half as many OUT scores. The 1 % quantile of
+Student's t is 4.5 standard deviations with 4 scores, but 32 with 2 scores."""
 
 
 def record_levels(score: Floats, reference: Floats, trained: Bools) -> Floats:
     """Return the level of each record, (M,): minus the log of the record's false positive rate.
 
-    The false positive rate of a record is the probability that a model without the record gives a score at least as
-    high as the attacked model's. For a score x, the probability is a Student-t tail of (x - mean) / (std sqrt(1 + 1 /
-    n)), from the n scores by models that did not train on the record. A threshold on levels therefore has the same
-    false positive rate on every record. All scores are replaced by the normal quantiles of their ranks among all OUT
-    scores before levels are computed.
+    A record's false positive rate is the probability that a model without the record gives at least the attacked
+    model's score x. The rate is the Student-t tail of (x - mean) / (std sqrt(1 + 1 / n)) over the record's n OUT
+    scores. A threshold on levels therefore has the same false positive rate on every record. Beforehand, each score is
+    replaced by the normal quantile of its rank among all OUT scores.
 
     Args:
         score: the attack's scores on the attacked model, (M,).

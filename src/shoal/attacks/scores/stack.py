@@ -1,7 +1,7 @@
 """The stack: a regression of membership on the scores of several attacks.
 
-The regression is fitted on reference models, whose members are known. Each reference model is attacked by comparison
-with the other reference models.
+The regression is fitted on reference models, which have known members. To attack a reference model, the attacks use the
+other reference models.
 
 Source: Wolpert 1992, Neural Networks 5(2):241-259 (stacked generalisation); arXiv:2604.12737 (a stack of seven
 membership attacks).
@@ -17,7 +17,7 @@ from shoal.core.settings import PositiveFloat, settings
 from shoal.metrics.intervals import Bools, Floats
 
 FOLDS = 8
-"""Most parts of the reference models; each part is scored by a regression fitted on the other parts."""
+"""The largest number of parts of the reference models; a regression on the other parts scores each part."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class Regression:
 
     @staticmethod
     def fit(features: Floats, member: Bools, inverse_penalty: float) -> "Regression":
-        """Fit ``member`` (M,) on ``features`` (M, F); members and non-members have the same total weight.
+        """Fit a regression of ``member`` (M,) on ``features`` (M, F), with balanced class weights.
 
         Raises:
             InputError: the records include no members, or no non-members.
@@ -68,7 +68,7 @@ class Stack:
     """A logistic regression of membership on the scores of F attacks, fitted on R reference models.
 
     Args:
-        inverse_penalty: scikit-learn's C, the inverse of the strength of the L2 penalty on standardised scores.
+        inverse_penalty: the inverse strength of the L2 penalty on standardised scores (scikit-learn's C).
 
     Example:
         >>> import numpy as np
@@ -89,9 +89,9 @@ class Stack:
     inverse_penalty: PositiveFloat = 1.0
 
     def scores(self, attacked: Floats, references: Floats, trained: Bools) -> tuple[Floats, Floats]:
-        """Return log odds of M records on the attacked model (M,), and on each reference model (M, R).
+        """Return the log odds of membership of M records on the attacked model (M,) and on each reference model (M, R).
 
-        A reference model is scored by a regression that was fitted on the other reference models.
+        The regression for a reference model is fitted on other reference models.
 
         Args:
             attacked: the scores of F attacks on the attacked model, (M, F), with NaN if an attack has no score.

@@ -1,8 +1,8 @@
 """The loss-trajectory attack, on a record's losses over the models of several rounds.
 
 Source: Liu, Zhao, Backes, Zhang 2022, CCS, arXiv:2208.14933. The paper distils the released model to imitate earlier
-stages of training, and classifies the losses with a neural network. Here the attacker is a server or a client with the
-models of several rounds, and classifies the losses with a logistic regression.
+stages of training, and classifies the losses with a neural network. Here the server or a client has the models of
+several rounds, and classifies the losses with a logistic regression.
 """
 
 from typing import ClassVar
@@ -18,7 +18,7 @@ class LossTrajectory:
     """A regression of membership on losses over rounds, fitted on reference models with known members.
 
     Args:
-        inverse_penalty: scikit-learn's C, the inverse of the strength of the L2 penalty on standardised losses.
+        inverse_penalty: the inverse strength of the L2 penalty on standardised losses (scikit-learn's C).
 
     Example:
         >>> import numpy as np
@@ -38,11 +38,11 @@ class LossTrajectory:
     inverse_penalty: PositiveFloat = 1.0
 
     def fit(self, trajectories: Floats, member: Bools) -> Regression:
-        """Fit the regression; members and non-members have the same total weight.
+        """Fit the regression with balanced class weights.
 
         Args:
-            trajectories: the losses of reference models over T rounds, (M, T).
-            member: whether the reference model was trained on each record, (M,).
+            trajectories: M rows with a record's losses on a reference model over T rounds, (M, T).
+            member: whether each row's reference model was trained on the row's record, (M,).
 
         Raises:
             InputError: the records include no members, or no non-members.

@@ -12,7 +12,7 @@ from shoal.data.shards import GroupedExamples
 from shoal.metrics.intervals import Bools, Floats, Ints
 
 _MIN_KNOWN = 20
-"""Fewest known non-members for the matched filter."""
+"""The smallest number of known non-members for the matched filter."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,21 +21,19 @@ class Candidates:
 
     Args:
         x: the inputs of the M candidates, (M, ...).
-        known: the inputs of Z known non-members, (Z, ...), which set thresholds; a value of ``None`` means no known
-            non-members.
-        stratum, known_stratum: the strata of candidates and of known non-members, (M,) and (Z,) int64; a value of
-            ``None`` means one stratum. With shapes (M, S) and (Z, S), coarse columns come first, such as groups, then
+        known: the inputs of Z known non-members, (Z, ...), which set thresholds; ``None`` means no known non-members.
+        stratum, known_stratum: the strata of candidates and of known non-members, (M,) and (Z,) int64; ``None`` means
+            one stratum. Shapes (M, S) and (Z, S) give S nested stratifications, coarsest first, such as groups, then
             groups with labels. Candidates with equal values in the first column share a threshold.
         y, known_y: the labels or targets of candidates and of known non-members, (M, ...) and (Z, ...), for the matched
             filter; ``None`` turns the filter off.
-        client: the id of the client that may own each record, (M,) int64, for the joint attack.
-        examples: the number of examples of each record's client, (M,) int64; a value of ``None`` means
-            `Knowledge.examples`.
-        row: the row of the scores, a client or a cluster, in which each record is scored, (M,) int64; -1 means no row.
-            A value of ``None`` means that all records are scored in all rows.
+        client: the id of each record's possible owner, (M,) int64, for the joint attack.
+        examples: the number of examples of each record's client, (M,) int64; ``None`` means `Knowledge.examples`.
+        row: the index of the only client or cluster for which each record is scored, (M,) int64; -1 for no client or
+            cluster. ``None`` means that all records are scored for all clients or clusters.
 
     Raises:
-        InputError: the candidates are empty, or columns have different lengths.
+        InputError: there are no candidates, or an argument has a wrong shape.
     """
 
     x: Tensor
@@ -53,7 +51,7 @@ class Candidates:
     def of_groups(
         x: Tensor, y: Tensor, group: Tensor, known: GroupedExamples, *, client: Tensor, examples: Tensor
     ) -> "Candidates":
-        """Create candidates with groups (M,) and known non-members; the strata are groups, then groups with labels."""
+        """Create candidates whose strata are groups, then groups with labels."""
         if not len(known):
             return Candidates(x, stratum=group[:, None], y=y, client=client, examples=examples)
         known_y, strata = known.y.cpu(), [group[:, None], known.group.cpu()[:, None]]
@@ -68,14 +66,12 @@ class Candidates:
 
     @property
     def filters(self) -> bool:
-        """Whether enough known non-members have labels for a matched filter."""
+        """Whether labels and enough known non-members exist for the matched filter."""
         return self.y is not None and self.known_y is not None and len(self.known_y) >= _MIN_KNOWN
 
     @property
     def strata(self) -> tuple[Ints, Ints]:
-        """The strata of candidates, (M, S), and of known non-members, (Z, S), coarse columns first, with S = 0 for one
-        stratum.
-        """
+        """The strata of candidates, (M, S), and of known non-members, (Z, S), coarsest first; S = 0 for one stratum."""
         known = 0 if self.known is None else len(self.known)
         if self.stratum is None or self.known_stratum is None:
             return np.empty((len(self.x), 0), dtype=np.int64), np.empty((known, 0), dtype=np.int64)
@@ -104,16 +100,16 @@ class SpanScores:
     """The scores of M records for N clients or clusters.
 
     Args:
-        score: the scores, (N, M) float64, higher for members. A score is minus the residual, combined with the matched
-            filter if the span is not exact. With noise, a score is the matched filter's score, or the leverage if
-            records have no labels. A score is NaN if the client or cluster sent no update, or if the record belongs to
-            another row.
-        threshold: the thresholds, (N, M) float64, NaN where ``score`` is NaN. With an exact span, the threshold is
-            between the rounding error and the residuals of non-members. Without an exact span, non-members exceed the
-            threshold at the attack's false alarm rate.
+        score: the scores, (N, M) float64, higher for members. If ``exact``, a score is minus the residual; otherwise
+            the residual and the matched filter are combined. With noise, a score is the matched filter's score, or the
+            leverage if records have no labels. A score is NaN if the client or cluster sent no update, or if
+            `Candidates.row` excludes the record.
+        threshold: the thresholds, (N, M) float64, NaN where ``score`` is NaN. If ``exact``, the threshold is between
+            the rounding error and the residuals of non-members; otherwise non-members exceed the threshold at the
+            attack's false alarm rate.
         exact: whether some records lie in the span up to rounding, and no known non-member lies in the span by chance,
             (N,) bool.
-        rank: the dimension of the span, (N,) int64; 0 for a row without an update.
+        rank: the dimension of the span, (N,) int64; 0 without an update.
         known: the scores of the known non-members, (N, Z) float64, with NaN if a non-member was not scored.
         layer: the dense layer's name in the network.
         inputs: the number of the layer's inputs, including the bias.

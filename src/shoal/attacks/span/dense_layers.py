@@ -1,8 +1,7 @@
-"""The dense layers of a network: their slices of the parameter vector, and their inputs.
+"""A network's dense layers, their slices of the parameter vector, and their inputs.
 
-A convolution with non-overlapping patches is a dense layer on each patch. Layers of other types are not attacked. For
-example, a 3 x 3 kernel on c channels has 9 c inputs but hundreds of patches per image, so the convolution's updates
-span the whole space.
+A convolution with non-overlapping patches is a dense layer on each patch. Other layers are not attacked: a 3 x 3
+convolution on c channels has 9 c inputs but hundreds of patches per image, so its updates span the whole space.
 """
 
 import math
@@ -37,13 +36,11 @@ class DenseLayer:
 
     @property
     def width(self) -> int:
-        """The number of columns of `matrices`, d or d + 1 with a bias."""
+        """The number of columns of `matrices`: d, or d + 1 with a bias."""
         return self.inputs + self.bias
 
     def matrices(self, model: Model, vectors: Tensor) -> Tensor:
-        """Extract the layer's weights from parameter vectors (n, P), as (n, h, d) or, with a bias column, (n, h, d +
-        1).
-        """
+        """Extract the layer's weights from parameter vectors (n, P), (n, h, d), or (n, h, d + 1) with a bias column."""
         prefix = f"{self.name}." if self.name else ""
         slots = {slot.name: slot for slot in model.layout.slots}
         weight = slots[prefix + "weight"].view(vectors).flatten(vectors.dim())
@@ -51,7 +48,7 @@ class DenseLayer:
 
 
 def dense_layers(model: Model, only: str | None = None) -> list[DenseLayer]:
-    """List the trained dense layers of a model's network in order, or only the layer with the name ``only``.
+    """List a network's trained dense layers in order, or only the layer with the name ``only``.
 
     Raises:
         InputError: the network has no trained dense layer, or no dense layer has the name ``only``.
@@ -80,7 +77,7 @@ def dense_layers(model: Model, only: str | None = None) -> list[DenseLayer]:
 
 
 def _patch(module: nn.Module) -> tuple[int, ...] | None:
-    """Return the patch size of a convolution on separate patches without padding; None for another module."""
+    """Return a convolution's patch size if patches do not overlap and are not padded, otherwise None."""
     if type(module) is not nn.Conv2d or module.stride != module.kernel_size or module.groups != 1:
         return None
     if module.kernel_size == (1, 1):
@@ -92,7 +89,7 @@ def _patch(module: nn.Module) -> tuple[int, ...] | None:
 def layer_inputs(
     model: Model, row: Tensor, layer: DenseLayer, x: Tensor, dtype: torch.dtype, y: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Compute the inputs and errors of one layer by `layer_factors`."""
+    """Compute `layer_factors` of one layer."""
     return layer_factors(model, row, [layer], x, dtype, y)[0]
 
 
@@ -105,8 +102,8 @@ def layer_factors(
     layer's weight is ``error input'``. The examples have inputs x (M, ...) and labels or targets y (M,).
 
     Returns:
-        Inputs (M, d) float32 for each layer, with a column of 1 for a bias, and errors (M, h), which are (M, 0) without
-        ``y``. For a layer with L vectors or patches per example the shapes are (M, L, d) and (M, L, h).
+        Inputs (M, d) float32 for each layer, with a column of 1 for a bias, and errors (M, h), or (M, 0) without ``y``.
+        For a layer with L vectors or patches per example the shapes are (M, L, d) and (M, L, h).
     """
     network = model.structure()
     network.load_state_dict(model.layout.views(row.cpu()), strict=False)
@@ -146,7 +143,7 @@ def layer_factors(
 def clip_layer_factors(
     engine: Engine, row: Tensor, layers: Sequence[DenseLayer], x: Tensor, y: Tensor, dtype: torch.dtype, bound: float
 ) -> list[tuple[Tensor, Tensor]]:
-    """Compute `layer_factors` with errors scaled to limit the L2 norm of each example's whole gradient to ``bound``."""
+    """Compute `layer_factors`, with each example's errors scaled so that its gradient norm is at most ``bound``."""
     model, every = engine.model, layers if bound == math.inf else dense_layers(engine.model)
     factors = layer_factors(model, row, every, x, dtype, y)
     if bound == math.inf:

@@ -1,17 +1,17 @@
-"""The joint attack, which infers the membership of all records on a list at once from every recorded round.
+"""The joint attack, which infers the memberships of all listed records at once from every recorded round.
 
-A client's update, or a model's mean update, is a sum of per-example gradients and noise of known size. The update is a
-linear regression on the memberships ``z_j`` (0 or 1), with the record's clipped gradient ``g_j`` at the round's start
-and factor ``c_j``:
+A client's update, or a model's mean update, is a sum of per-example gradients and noise of known size. This is a linear
+regression for the memberships ``z_j`` (0 or 1), with clipped gradients ``g_j`` and known factors ``c_j``:
 
     move_t = -sum_j z_j c_j g_j(start_t) + noise_t
 
-If clients take several steps without noise, gradients are computed half way between a round's start and end. The joint
-solution does not attribute one member's contribution to other records, unlike a test of each record alone
-(`matched_filter`). A record's score is its log odds under a normal prior with the mean and variance of z.
+Gradients are computed at the round's start. If clients take several steps without noise, gradients are computed half
+way between the round's start and end. A test of each record alone (`matched_filter`) can attribute one member's
+contribution to another record; the joint solution does not. A record's score is the log odds of its membership, under a
+normal prior for z.
 
-**The attacker has a list** of candidates that contains members. The attacker also knows the clients' training, and the
-clients that trained each model in each round. Members that are not on the list add noise and weaken the attack.
+**The attacker has a list** of candidates that contains members. The attacker also knows the clients' training, and
+which clients trained each model in each round. Members outside the list add noise and weaken the attack.
 
 Source: ours, a Bayesian linear regression.
 """
@@ -39,18 +39,19 @@ from shoal.engine import Engine, LocalSGD, RoundUpdates
 from shoal.metrics.intervals import Floats
 
 _MISFIT = 0.1
-"""The share of a move's length that gradients at the start of a round do not explain, because local steps move on."""
+"""The fraction of an update's length that the computed gradients do not explain, because gradients change with every
+local step."""
 
 _MAX_RECORDS = 6000
-"""Most records of a list to solve for at once; longer lists are solved in parts."""
+"""The largest number of records to solve for at once; longer lists are solved in parts."""
 
 Merged = tuple[Tensor, Tensor]
-"""The clients (n,) of a round, by id, and the weights (K, n) of their updates in each model's move."""
+"""The client ids (n,) of a round, and the weight of each client's update in each model's mean update, (K, n)."""
 
 
 @settings
 class _JointAttack:
-    """The common part of both attacks."""
+    """The common part of `UpdateJoint` and `ModelJoint`."""
 
     prior: Annotated[float, Field(gt=0, lt=1, strict=True)] | None = None
 
@@ -76,7 +77,7 @@ class UpdateJoint(_JointAttack):
 
     Args:
         prior: the fraction of members on a client's list. ``None`` means the client's number of examples divided by the
-            length of the list, or 1/2 if that ratio is at least 1.
+            list's length, or 1/2 if this ratio is at least 1.
 
     Example:
         >>> import torch, shoal
@@ -110,7 +111,7 @@ class UpdateJoint(_JointAttack):
 
         Args:
             rounds: the recorded updates.
-            candidates: the M records to score, each by the updates of its ``client``.
+            candidates: the M records to score; each needs a ``client``, whose updates give the score.
 
         Raises:
             InputError: the candidates lack clients or labels, local training is unknown or not plain SGD, clients use
@@ -131,7 +132,7 @@ class ModelJoint(_JointAttack):
 
     Args:
         prior: the fraction of members on a cluster's list. ``None`` means the clients' number of examples divided by
-            the length of the list, or 1/2 if that ratio is at least 1.
+            the list's length, or 1/2 if this ratio is at least 1.
     """
 
     name: ClassVar[str] = "joint-models"
@@ -152,7 +153,7 @@ class ModelJoint(_JointAttack):
         Args:
             models: the models before the first round and after each of T rounds, (T + 1, K, P).
             merged: the clients and weights of each of the T rounds.
-            candidates: the M records to score, each with its ``client``.
+            candidates: the M records to score; each needs a ``client``.
             first: the round number of the first update.
         """
         moves = moves_of_models(models, candidates, engine, knowledge, first)
@@ -169,11 +170,11 @@ class _Unknown:
     """The unknown memberships of m records, solved together.
 
     Args:
-        rows: (m,) int64, the records' places, ascending.
-        prior: the share of members among them.
-        gram: (m, m) float64, the sum over moves of ``<c_i g_i, c_j g_j>``, in units of the noise's variance.
-        target: (m,) float64, the same of ``<c_i g_i, -move>``.
-        products: each layer's last inputs (m, d) and their products (m, m), kept because a first layer's do not change.
+        rows: the records' indices among the candidates, ascending, (m,) int64.
+        prior: the fraction of members.
+        gram: the sum over updates of ``<c_i g_i, c_j g_j>``, divided by the noise's variance, (m, m) float64.
+        target: the sum over updates of ``<c_i g_i, -move>``, divided by the noise's variance, (m,) float64.
+        products: a cache of each layer's last inputs (m, d) and their inner products (m, m).
     """
 
     rows: Tensor
@@ -188,7 +189,7 @@ class _Unknown:
         return _Unknown(rows, prior, gram, gram.new_zeros(len(rows)))
 
     def log_odds(self) -> Tensor:
-        """Return the log odds of membership without the prior's log odds, (m,) float64."""
+        """Return each record's log odds of membership minus the prior log odds, (m,) float64."""
         precision = 1 / (self.prior * (1 - self.prior))
         identity = torch.eye(len(self.rows), dtype=torch.float64)
         factor, failed = torch.linalg.cholesky_ex(self.gram + precision * identity)
@@ -236,7 +237,7 @@ class _Regression:
         return defaultdict(lambda: none, zip(ids.tolist(), order.split(counts.tolist()), strict=True))
 
     def solve(self, moves: Sequence[Move]) -> list[_Unknown]:
-        """Collect the equations of all updates for the unknowns of all lists."""
+        """Return the unknown memberships of all lists, with the equations of all updates."""
         lists = self._lists(moves)
         of_client = {client: parts for clients, parts in lists for client in clients}
         of_start: dict[int, list[Move]] = defaultdict(list)
@@ -250,11 +251,11 @@ class _Regression:
 
     @property
     def _halfway(self) -> bool:
-        """Whether gradients are taken half way between a round's start and end, as for several steps without noise."""
+        """Whether gradients are computed half way between a round's start and end."""
         return not self.knowledge.noisy and self.knowledge.steps != 1
 
     def _lists(self, moves: Sequence[Move]) -> list[tuple[list[int], list[_Unknown]]]:
-        """Return the clients that train models together, and their candidates in parts of at most `_MAX_RECORDS`."""
+        """Return groups of clients that share models, and each group's candidates in parts of limited size."""
         joined = dict[int, int]()
 
         def first(client: int) -> int:
@@ -284,7 +285,7 @@ class _Regression:
         return torch.cat([self.rows_of[client] for client in clients]).sort().values
 
     def _add_moves(self, group: Sequence[Move], rows: Tensor, of_client: Mapping[int, Sequence[_Unknown]]) -> None:
-        """Add the equations of moves from one start, with all their clients' records ``rows``."""
+        """Add the equations of updates from the same start; ``rows`` are the records of these updates' clients."""
         start, place = torch.nan_to_num(group[0].start), torch.full((len(self.candidates.x),), -1)
         place[rows] = torch.arange(len(rows))
         factors = self._gradients(start + group[0].move.nan_to_num().float() / 2 if self._halfway else start, rows)
@@ -319,14 +320,14 @@ class _Regression:
                 unknown.target[within] += target / variances[i]
 
     def _gradients(self, start: Tensor, rows: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Compute each layer's inputs and errors of records, clipped as clients clip gradients."""
+        """Compute the records' inputs and errors in each layer, clipped as by the clients."""
         x, y = self.candidates.x[rows.to(self.candidates.x.device)], self.candidates.y
         assert y is not None
         known = self.knowledge
         return clip_layer_factors(self.engine, start, self.layers, x, y[rows], known.dtype, known.max_grad_norm)
 
     def _factor(self, move: Move, rows: Tensor) -> Tensor:
-        """Return the factors (m,) float64 of records' gradients in a move, from their clients' weights and steps."""
+        """Return the factor of each record's gradient in an update, (m,) float64."""
         client, local = self.candidates.client, self.knowledge.local
         assert client is not None
         assert local is not None
@@ -335,7 +336,7 @@ class _Regression:
         return torch.tensor([per_client[c] for c in client[rows].tolist()], dtype=torch.float64)
 
     def _size(self, client: int) -> int:
-        """Return the number of a client's examples; for a client without candidates the median of all."""
+        """Return a client's number of examples; for a client without candidates, the median over candidates."""
         examples, rows = self.candidates.examples, self.rows_of[client]
         if examples is None:
             require(
@@ -347,7 +348,7 @@ class _Regression:
         return int(examples[rows[0]] if len(rows) else examples.median())
 
     def _variances(self, group: Sequence[Move], vectors: Tensor) -> list[float]:
-        """Return the variance of the noise in each number of each move, the misfit of gradients included."""
+        """Return each update's noise variance per parameter, including the misfit of the gradients."""
         lengths, count = vectors.double().norm(dim=1), vectors.shape[1]
         misfit, variances = (_MISFIT * lengths) ** 2 / count, list[float]()
         for move, length, unexplained in zip(group, lengths, misfit.tolist(), strict=True):
@@ -364,7 +365,7 @@ class _Regression:
         return variances
 
     def _decay(self, number: int) -> float:
-        """Return the multiple of the start that weight decay adds in a round, at most 0; 0 if it is unknown."""
+        """Return the multiple of the start that weight decay adds in a round; 0 if unknown."""
         return (self.knowledge.decay_multiple(number) or 0.0) if self.knowledge.decays else 0.0
 
 

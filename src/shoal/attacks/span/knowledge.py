@@ -1,4 +1,4 @@
-"""An attacker's knowledge of a federation's training, and functions that reduce updates to sums of gradients."""
+"""An attacker's knowledge of a federation's training, and functions that convert updates into sums of gradients."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from shoal.engine import LocalSGD
 
 @dataclass(frozen=True)
 class ServerOptimizer:
-    """The settings of a server that updates models by an optimizer; see `shoal.algorithms.FedOpt`."""
+    """The settings of the server's optimizer; see `shoal.algorithms.FedOpt`."""
 
     optimizer: Literal["sgd", "adam", "yogi"]
     learning_rate: float
@@ -28,9 +28,9 @@ class Knowledge:
 
     Args:
         local: the clients' local training in round 1, with its defences (`gradient_privacy`, `augmentation`).
-        examples: the number of examples of every client, or ``None`` if unknown or different between clients.
-        clients: the number N of clients of the federation; a value of ``None`` means the clients in the updates.
-        noise: the standard deviation of a client's noise in each parameter of its update, excluding DP-SGD's noise.
+        examples: the number of examples per client, or ``None`` if unknown or different between clients.
+        clients: the federation's number N of clients; ``None`` means the number of clients in the updates.
+        noise: the standard deviation per parameter of the noise on a client's update, excluding DP-SGD's noise.
         relative_noise: the length of a client's noise divided by the length of its update (nu of `LaplaceNoise`).
         proximal: mu of FedProx.
         server: the server's optimizer, or ``None`` if the server adds the mean update to the model.
@@ -91,9 +91,10 @@ class Knowledge:
     def decay_multiple(self, number: int) -> float | None:
         """Return the weight-decay factor kappa of round ``number``.
 
-        A client's update is ``kappa w`` plus a combination of gradients. The factor kappa comes from the recursion of
-        SGD with weight decay and without gradients of the loss, ``v <- momentum v + weight_decay theta + mu (theta -
-        1)``, ``theta <- theta - rate v``, from theta = 1. The result is ``None`` if the number of steps is unknown.
+        A client's update is ``kappa w`` plus a combination of gradients. With theta = 1 at the start, SGD with weight
+        decay but without gradients of the loss takes the steps ``v <- momentum v + weight_decay theta + mu (theta -
+        1)``, ``theta <- theta - rate v``; kappa is the final theta minus 1. The result is ``None`` if the number of
+        steps is unknown.
         """
         if self.local is None or self.steps is None:
             return None
@@ -106,7 +107,7 @@ class Knowledge:
     def deviation(self, number: int, lengths: Tensor, parameters: int) -> Tensor:
         """Return the standard deviation of the noise per parameter in n clients' updates of round ``number``, (n,).
 
-        ``lengths`` (n,) are the L2 norms of the updates with P ``parameters``. Rounding is not included.
+        ``lengths`` (n,) are the updates' L2 norms. Rounding is not included.
         """
         variance = lengths.new_full(lengths.shape, self.noise**2, dtype=torch.float64)
         variance += (self.relative_noise * lengths) ** 2 / (1 + self.relative_noise**2) / parameters
@@ -119,8 +120,7 @@ class Knowledge:
 
 
 def fitted_decay(move: Tensor, weight: Tensor) -> float:
-    """Return the kappa that gives ``D - kappa W`` the lowest rank, for matrices (h, d) with h <= d; 0 without such a
-    kappa.
+    """Return the kappa for which ``D - kappa W`` (h, d) has the lowest rank; 0 if none is found or h > d.
 
     With Z the leading right singular vectors of W, kappa is the most frequent eigenvalue of ``(W Z)^-1 D Z``. The
     multiplicity of kappa is the number of missing ranks of ``D Z - kappa W Z``.
@@ -149,7 +149,7 @@ def without_variates(updates: list[Tensor], clients: list[Tensor], total: int, r
 
     Args:
         updates: the updates of every round from the first, each (n, P).
-        clients: the indices of each round's senders, 0 to ``total`` - 1, each (n,).
+        clients: the indices of the clients in each round, 0 to ``total`` - 1, each (n,).
         total: the number N of clients.
         rates: the value of ``E eta`` in every round.
     """
@@ -164,19 +164,19 @@ def without_variates(updates: list[Tensor], clients: list[Tensor], total: int, r
 
 
 def mean_updates(moves: Tensor, server: ServerOptimizer | None) -> tuple[Tensor, Tensor]:
-    """Return the mean updates (T, K, P) from which a server's optimizer made the model changes (T, K, P), in float64.
+    """Compute the mean updates (T, K, P) float64 from model changes (T, K, P) by a server's optimizer.
 
-    The optimizer is inverted separately for each parameter, starting from the optimizer's initial moments. With s the
-    step, ``s (sqrt(v) + tau) = m`` has the moments ``m = a + c delta``, ``v = p + q delta^2``. The mean update delta is
-    a root of this quadratic equation:
+    The optimizer is inverted separately for each parameter, starting from its initial moments. A step s satisfies ``s
+    (sqrt(v) + tau) = m``, with the moments ``m = a + c delta`` and ``v = p + q delta^2``. The mean update delta is
+    therefore a root of a quadratic equation:
 
         (c^2 - s^2 q) delta^2 + 2 c b delta + b^2 - s^2 p = 0,   b = a - s tau,   (b + c delta) s >= 0
 
-    If two roots fit, delta is the smaller root. For the Yogi optimizer, the sign of q depends on whether delta^2 is
-    below the previous v.
+    If both roots fit, delta is the root with the smaller absolute value. For the Yogi optimizer, the sign of q depends
+    on whether delta^2 is below the previous v.
 
     Returns:
-        The mean updates, and the inversion's amplification of rounding, (T, K).
+        The mean updates, and the inversion's amplification of rounding errors, (T, K).
     """
     factors = torch.ones(moves.shape[:2], dtype=torch.float64)
     if server is None:
@@ -200,7 +200,7 @@ def mean_updates(moves: Tensor, server: ServerOptimizer | None) -> tuple[Tensor,
 
 
 def _adaptive_root(step: Tensor, first: Tensor, second: Tensor, server: ServerOptimizer) -> tuple[Tensor, Tensor]:
-    """Return the delta of `mean_updates` and the second moment after it."""
+    """Return the mean update delta and the updated second moment (`mean_updates`)."""
     a, c, rest = server.beta1 * first, 1 - server.beta1, 1 - server.beta2
     b = a - step * server.tau
     if server.optimizer == "adam":

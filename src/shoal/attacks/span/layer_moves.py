@@ -1,4 +1,4 @@
-"""Updates of clients and of clusters' models, and the sums of gradients in one dense layer."""
+"""Updates of clients and clusters' models, and their sums of gradients in one dense layer."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from shoal.attacks.span.row_space import ROUNDING, RowSpace, row_spaces
 from shoal.engine import Engine, RoundUpdates
 
 _RIDGE = 1e-4
-"""Share of their mean eigenvalue that is added to second moments."""
+"""The ridge on the inputs' second moments, as a fraction of the mean eigenvalue."""
 
 
 @dataclass(eq=False)
@@ -29,7 +29,7 @@ class Move:
         start: the parameters before the update, (P,).
         move: the update, (P,).
         summed: the number of clients' updates in the mean; 0 for a client's update.
-        amplified: the amplification of rounding by the inversion of a server's optimizer.
+        amplified: the amplification of rounding errors by inverting pooling and the server's optimizer.
         clients: the ids of the clients in the mean, (n,); empty if unknown.
         weights: the weights of the clients in the mean, (n,); empty if unknown.
     """
@@ -54,7 +54,7 @@ class LayerMove:
 
 
 def moves_of_updates(recorded: Sequence[RoundUpdates], clients: Tensor, *, continued: bool) -> list[Move]:
-    """List the clients' updates, relative to a cluster's model or, if ``continued``, to the client's own last model."""
+    """List the clients' updates from the cluster's model or, if ``continued``, from the client's own last model."""
     moves, last, alone = list[Move](), dict[int, Tensor](), torch.ones(1)
     for updates in recorded:
         rows, models = torch.searchsorted(clients, updates.clients).tolist(), updates.models.unbind()
@@ -93,7 +93,7 @@ def moves_of_models(
 def _without_pooling(
     models: Tensor, candidates: Candidates, engine: Engine, knowledge: Knowledge
 ) -> tuple[Tensor, float]:
-    """Return the moves (T, K, P) of models without pooling, and the amplification of rounding by its inversion."""
+    """Return the models' changes (T, K, P) before pooling, and the inversion's amplification of rounding errors."""
     share, layers = knowledge.pooling, dense_layers(engine.model)
     widest = max(layers, key=lambda layer: layer.outputs * layer.width)
     matrices = widest.matrices(engine.model, models.flatten(0, 1)).unflatten(0, models.shape[:2])
@@ -109,18 +109,17 @@ def moves_without_pooling(models: Tensor, share: float, cohort: int | None, laye
     """Return the changes (T, K, P) float64 of models (T + 1, K, P) before pooling.
 
     `Pooling` turns the models ``theta'_k`` of a round into ``theta_k = (1 - rho) theta'_k + rho sum_j w_j theta'_j``,
-    with w_j the fraction of clients that trained model j. Pooling does not change the models' weighted mean, which
-    gives the models before pooling:
+    with w_j the fraction of clients that trained model j. Pooling does not change the models' weighted mean, so that:
 
         theta'_k = (theta_k - rho sum_j w_j theta_j) / (1 - rho)
 
-    A client knows rho and all models, but not w. Gradients of a dense layer are short in directions with little
-    variance of the inputs, unlike differences of two models. Therefore w minimises the squared length of the changes in
-    the metric of the inputs' inverse second moments. With a known ``cohort``, w is rounded to multiples of 1 /
-    ``cohort``.
+    A client knows rho and all models, but not w. A dense layer's gradients are short in directions where the inputs
+    vary little; differences of two models are not. The estimate of w therefore minimises the squared length of the
+    changes, weighted by the inverse second moments of the inputs. If ``cohort`` is known, w is rounded to multiples of
+    1 / ``cohort``.
 
     Args:
-        models: the models before the first and after each of T rounds, with K >= 2.
+        models: the models before the first round and after each of T rounds, with K >= 2.
         share: rho, in [0, 1).
         cohort: the number of clients per round, or ``None`` if unknown.
         layers: the models' weights in a dense layer, (T + 1, K, h, d).
@@ -156,7 +155,7 @@ def moves_without_pooling(models: Tensor, share: float, cohort: int | None, laye
 
 
 def _of_counts(weights: Tensor, cohort: int) -> Tensor:
-    """Round weights (K,) to fractions of ``cohort`` clients, by largest remainder."""
+    """Round weights (K,) to multiples of 1 / ``cohort`` by the largest-remainder method."""
     exact = weights.clamp(min=0) * cohort / weights.clamp(min=0).sum()
     counts = exact.floor()
     missing = cohort - int(counts.sum())
@@ -167,9 +166,9 @@ def _of_counts(weights: Tensor, cohort: int) -> Tensor:
 def layer_moves(
     layer: DenseLayer, moves: Sequence[Move], engine: Engine, knowledge: Knowledge, *, spans: bool
 ) -> list[LayerMove]:
-    """List the sums of gradients in a layer, without updates that are zero or not finite.
+    """List the sums of gradients in a layer; updates that are zero or not finite are left out.
 
-    Without ``spans``, row spaces are empty and contain only the noise deviation.
+    If ``spans`` is false, row spaces have no directions, only the noise deviation.
     """
     matrices = [layer.matrices(engine.model, move.move) for move in moves]
     if knowledge.control_variates and moves and moves[0].summed == 0:
@@ -201,7 +200,7 @@ def layer_moves(
 
 
 def _without_variates(matrices: Sequence[Tensor], moves: Sequence[Move], knowledge: Knowledge) -> list[Tensor]:
-    """Remove SCAFFOLD's variates from the matrices (h, d) of clients' moves of all rounds from the first."""
+    """Remove SCAFFOLD's control variates from clients' updates (h, d), which must include the first round."""
     of_round: dict[int, list[int]] = defaultdict(list)
     for i, move in enumerate(moves):
         of_round[move.number].append(i)
@@ -222,11 +221,11 @@ def layer_information(
 ) -> tuple[bool, float]:
     """Return a sort key of a layer, larger for a more informative layer.
 
-    The first element is whether the rank of the updates is below ``min(T (h - 1), d)``, which means that the span
-    contains all inputs. If the first element is true, the second element is the fraction of the space outside the span;
-    if false, the second element is ``min(T (h - 1), d)``. T is the number of rounds if the inputs are the same in all
-    rounds (``direct``), otherwise 1. Rows and columns of zeros do not count in h and d. Errors of a softmax sum to 0
-    and have rank h - 1. With noise, the largest layer is the most informative.
+    The first element is whether the updates' rank is below ``min(T (h - 1), d)``, so that the span contains all inputs.
+    The second element is then the fraction of the space outside the span, otherwise ``min(T (h - 1), d)``. T is the
+    number of rounds if the inputs are the same in all rounds (``direct``), otherwise 1. The numbers h and d exclude
+    rows and columns of zeros. The term h - 1 is the rank of softmax errors, which sum to 0. With noise, the largest
+    layer is the most informative.
     """
     if not moves:
         return False, -1.0

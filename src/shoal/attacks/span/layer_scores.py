@@ -1,4 +1,4 @@
-"""Scores of records by a dense layer's updates, with exact or calibrated thresholds."""
+"""Scores and thresholds of records from a dense layer's updates."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -19,19 +19,19 @@ from shoal.engine import Engine
 from shoal.metrics.intervals import Floats, Ints
 
 _MIN_OF_STRATUM = 5
-"""Fewest known non-members of a stratum that set a threshold."""
+"""The smallest number of known non-members per stratum for a threshold."""
 
 _MAX_SEARCHED = 40
-"""Most known non-members with a search over transforms."""
+"""The largest number of known non-members in a search over transforms."""
 
 _MAX_FILTERED = 100
-"""Most known non-members with a matched filter under noise."""
+"""The largest number of known non-members for a matched filter under noise."""
 
 _COPIES = 8
-"""Transformed copies of a record in the matched filter."""
+"""The number of transformed copies per record in the matched filter."""
 
 _FLOORS = 20.0
-"""A residual below this multiple of rounding counts as 0."""
+"""A residual below this multiple of the rounding error counts as 0."""
 
 
 def scores_of_moves(
@@ -43,9 +43,9 @@ def scores_of_moves(
     engine: Engine,
     knowledge: Knowledge,
 ) -> SpanScores:
-    """Score ``count`` clients or clusters by one dense layer's updates.
+    """Score the candidates for ``count`` clients or clusters from one dense layer's updates.
 
-    The argument ``layer`` is the layer's name; ``None`` selects the most informative layer.
+    ``layer`` is the layer's name; ``None`` selects the most informative layer.
     """
     layers = dense_layers(engine.model, layer)
     spans = not (knowledge.noisy and candidates.filters)
@@ -94,7 +94,7 @@ def scores_of_moves(
 
 
 def calibrate_scores(references: Floats, reference_strata: Ints, strata: Ints, rate: float) -> Floats:
-    """Return thresholds (m,) that a fraction ``rate`` of the non-members among m records exceeds.
+    """Return thresholds (m,) for m records with the false alarm rate ``rate``.
 
     A new non-member exceeds the k-th of n known scores with probability ``(n + 1 - k) / (n + 1)``. The threshold is
     therefore at ``k = (1 - rate) (n + 1)``, interpolated between two scores. Known non-members are weighted to match
@@ -104,9 +104,9 @@ def calibrate_scores(references: Floats, reference_strata: Ints, strata: Ints, r
 
     Args:
         references: the scores of known non-members, (Z,), with Z >= 1.
-        reference_strata, strata: the strata of known non-members and of records, (Z, S) and (m, S), coarse columns
-            first. A record is compared with its finest stratum that has at least five known non-members.
-        rate: the false alarm rate.
+        reference_strata, strata: the strata of known non-members and of records, (Z, S) and (m, S), coarsest first. The
+            finest stratum with at least five known non-members is used for a record.
+        rate: the fraction of non-members with scores above the threshold.
 
     Example:
         >>> import numpy as np
@@ -133,7 +133,7 @@ def calibrate_scores(references: Floats, reference_strata: Ints, strata: Ints, r
 
 
 def _is_direct(layer: DenseLayer, few: Tensor, start: Tensor, engine: Engine, knowledge: Knowledge) -> bool:
-    """Whether another model gives a layer the same inputs for a few records."""
+    """Return whether a layer has the same inputs under two different models, for a few records."""
     start = torch.nan_to_num(start)
     here, there = (
         layer_inputs(engine.model, row, layer, few, knowledge.dtype)[0]
@@ -143,7 +143,7 @@ def _is_direct(layer: DenseLayer, few: Tensor, start: Tensor, engine: Engine, kn
 
 
 class _LayerView:
-    """A layer's inputs and errors for candidates and known non-members, by the model that a move started from."""
+    """A layer's inputs and errors for candidates and known non-members, for each model that an update started from."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class _LayerView:
             self._set_transforms(torch.nan_to_num(start))
 
     def _set_transforms(self, start: Tensor) -> None:
-        """Set the transforms to search, and the transformed copies of all records."""
+        """Set the family of transforms to search, and create transformed copies of all records."""
         few = self.candidates.x[:4]
         transforms = None if self.knowledge.local is None else self.knowledge.local.augmentation
         if few.is_floating_point() and isinstance(transforms, TransformFamily) and transforms.varied:
@@ -182,7 +182,7 @@ class _LayerView:
                 self._copies = transforms.transformed(records.repeat_interleave(_COPIES, dim=0), draws)
 
     def of(self, start: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the inputs of M candidates and then Z known non-members, and the indices of the known non-members."""
+        """Return the inputs of M candidates, followed by Z known non-members, and the non-members' indices."""
         key = start.data_ptr()
         if key not in self._of:
             # A reference to the model, so that no other tensor gets its address.
@@ -194,7 +194,8 @@ class _LayerView:
         return self._of[key]
 
     def moments(self, start: Tensor) -> tuple[Clutter, Tensor, Tensor]:
-        """Return the second moments of inputs and clipped errors over all records, the inputs, and the clipped errors.
+        """Return the second moments of the layer's inputs and clipped errors over all records, the inputs, and the
+        errors.
 
         If clients train on transformed images, inputs and errors are computed on transformed copies.
         """
@@ -219,9 +220,9 @@ class _LayerView:
         return clutter, inputs, errors
 
     def references(self, places: Tensor) -> Tensor:
-        """Return the indices of the known non-members for comparison, with the candidates' strata first.
+        """Return the indices of the known non-members for comparison; the candidates' strata come first.
 
-        A transform search compares with at most `_MAX_SEARCHED` known non-members, a filter under noise with at most
+        A transform search uses at most `_MAX_SEARCHED` known non-members; a filter under noise uses at most
         `_MAX_FILTERED`.
         """
         known, noisy = torch.arange(len(self.known)), self.knowledge.noisy and self.filters
@@ -248,7 +249,7 @@ class _LayerView:
         return weigh(inputs[torch.cat([places, known])])
 
     def filter_scores(self, rows: "Sequence[_RowView]") -> list[Floats | None]:
-        """Return each row's matched-filter scores, standardised by known non-members; ``None`` without labels."""
+        """Return each row's matched-filter scores, standardised by known non-members; ``None`` if the filter is off."""
         if not self.filters:
             return [None] * len(rows)
         first = len(self.candidates.x)
@@ -274,7 +275,7 @@ class _LayerView:
 
 
 class _RowView:
-    """The moves of one client or cluster, and its m candidates, by their ``places`` (m,) int64."""
+    """One client's or cluster's updates, and the indices ``places`` (m,) int64 of its candidates."""
 
     def __init__(self, row: int, layer_view: _LayerView, moves: Sequence[LayerMove], places: Tensor) -> None:
         self.row, self.layer_view, self.moves, self.places = row, layer_view, moves, places
@@ -292,7 +293,7 @@ class _RowView:
         return torch.stack(parts).mean(dim=0).numpy()
 
     def complete(self) -> bool:
-        """Whether the updates reveal all inputs, because of fewer directions than rows or of repeated directions."""
+        """Return whether the updates contain all inputs, because directions repeat or are fewer than rows."""
         view, parts = self.layer_view, self.moves if self.layer_view.family is None else self.used
         repeat = view.direct and view.family is None
         repeat = repeat and self.used[0].space.rank < sum(part.space.rank for part in self.moves)
@@ -308,7 +309,7 @@ class _RowView:
 
 @dataclass(frozen=True, eq=False)
 class _Residuals:
-    """Residuals (m + z,) of a row's candidates and of known non-members, their rounding, and non-members' level."""
+    """A row's residuals of candidates and known non-members (m + z,), rounding floors, and the non-members' level."""
 
     residual: Floats
     floor: Floats
@@ -317,7 +318,7 @@ class _Residuals:
 
     @staticmethod
     def of(row: _RowView) -> "_Residuals":
-        """Compute a row's residuals, and whether its span is exact."""
+        """Compute the residuals of one client or cluster, and whether the span is exact."""
         view, count = row.layer_view, len(row.places)
         columns = zip(*(view.residuals(part, row.places) for part in row.used), strict=True)
         residual, floor = (torch.stack(column).mean(dim=0).numpy() for column in columns)
@@ -339,14 +340,12 @@ class _Residuals:
         return _Residuals(residual, floor[:count], level, exact)
 
     def exact_scores(self) -> tuple[Floats, Floats]:
-        """Return scores (m + z,) and thresholds (m,), which are geometric means of the rounding error and the
-        non-members' level.
-        """
+        """Return scores (m + z,), and thresholds (m,) between the rounding error and the non-members' level."""
         return -self.residual, -np.sqrt(np.minimum(_FLOORS * self.floor, self.level) * self.level)
 
 
 def _unsure_scores(row: _RowView, residuals: _Residuals | None, filtered: Floats | None) -> Floats:
-    """Return the scores (m + z,) of a row without an exact span, with the matched filter's scores if there are any."""
+    """Return the scores (m + z,) without an exact span, including the matched filter's scores if they exist."""
     if row.layer_view.knowledge.noisy:
         return row.soft_scores() if filtered is None else filtered
     assert residuals is not None

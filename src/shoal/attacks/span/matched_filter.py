@@ -1,9 +1,9 @@
-"""A matched filter for a record's gradient in an update, for use if noise or a large number of records hides the span.
+"""A matched filter for a record's gradient in an update, for use if noise or too many records hide the span.
 
-An update of a dense layer is ``D = -rate sum_i e_i a_i' + noise``. The contributions of all other records to D are
-modelled by the second moments A of inputs and H of errors. Without the scored record, D has the covariance ``C = p H x
-A + nu^2 I``, with nu the standard deviation of the noise, and p chosen to match the length of D. The best linear test
-for the contribution of a record with error e and inputs a is
+An update of a dense layer is ``D = -rate sum_i e_i a_i' + noise``. The other records' contributions are modelled by the
+second moments A of inputs and H of errors: without the scored record, D has the covariance ``C = p H x A + nu^2 I``.
+Here nu is the standard deviation of the noise, and p matches the length of D. The best linear test for the contribution
+of a record with error e and inputs a is
 
     score(x) = -<e a', C^-1 D> / sqrt(<e a', C^-1 e a'>)
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from shoal.attacks.span.row_space import row_spaces
 
 RIDGE = 1e-3
-"""Share of the mean diagonal that is added to the covariance: moments of few records have directions of 0 variance."""
+"""The ridge on the covariance, as a fraction of its mean diagonal; few records leave directions without variance."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class Clutter:
 
     @staticmethod
     def of_records(inputs: Tensor, errors: Tensor) -> "Clutter":
-        """Compute the moments of inputs (Z, d) or (Z, L, d) and errors (Z, h) or (Z, L, h)."""
+        """Compute the second moments of inputs (Z, d) or (Z, L, d) and errors (Z, h) or (Z, L, h)."""
         of_inputs, directions = _second_moments(inputs)
         return Clutter(directions, of_inputs, directions, of_inputs).with_errors(errors)
 
@@ -48,7 +48,7 @@ class Clutter:
         return replace(self, errors=directions, of_errors=of_errors)
 
     def scores(self, move: Tensor, deviation: float, inputs: Tensor, errors: Tensor) -> Tensor:
-        """Score M records with inputs (M, d) and errors (M, h) by an update D (h, d) with noise deviation nu, (M,)."""
+        """Score records (M,) with inputs (M, d) and errors (M, h) by an update (h, d) with noise of deviation nu."""
         found, own = self.evidence(move, deviation, inputs, errors)
         return found / own.clamp(min=1e-300).sqrt()
 

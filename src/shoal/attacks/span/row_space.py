@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 ROUNDING = 2.0**-24
-"""Half the distance from 1 to the next float32, the precision of parameters."""
+"""The rounding error of float32 parameters: half the distance from 1 to the next float32."""
 
 GAP = 8.0
-"""The ratio of two neighbouring singular values, far below the first, that ends the spectrum of the inputs."""
+"""A small singular value that is this many times smaller than the preceding value ends the rank."""
 
 _FAR_BELOW = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
 class RowSpace:
-    """The row space of a matrix D (R, d) with noise of deviation nu in each element.
+    """The row space of a matrix D (R, d), whose elements have noise of standard deviation nu.
 
     Args:
         basis: the matrix V of orthonormal right singular vectors of D, (d, r) float64.
@@ -71,7 +71,8 @@ class RowSpace:
         return torch.where(known, (outside / scale).sqrt(), 1.0), floor
 
     def soft_residuals(self, records: Tensor) -> Tensor:
-        """Return residuals (M,) that include the fraction ``l^2 / (s^2 + l^2)`` of a direction with singular value s.
+        """Return residuals (M,) in which a direction with singular value s counts with the fraction ``l^2 / (s^2 +
+        l^2)``.
 
         The level l is 4 times the value of `edge`.
         """
@@ -104,9 +105,8 @@ def edge(rows: int, inputs: int, deviation: float) -> float:
 def row_spaces(moves: Sequence[Tensor], deviations: Sequence[float], above: float = 2.0) -> list[RowSpace]:
     """Compute the row space of each of n matrices D (R, d), with noise of standard deviation nu.
 
-    The rank is the number of singular values above ``above * nu (sqrt(R) + sqrt(d))``. The rank is smaller if a value
-    is below a thousandth of the largest value and more than `GAP` times smaller than the preceding value. Matrices of
-    equal shape are decomposed together in float64, by the eigenvectors of the smaller of ``D D'`` and ``D'D``.
+    The rank is the number of singular values above ``above * nu (sqrt(R) + sqrt(d))``. The count ends earlier at a
+    value below a thousandth of the largest value and more than `GAP` times smaller than the preceding value.
     """
     spaces: list[RowSpace | None] = [None] * len(moves)
     shapes = [tuple(move.shape) for move in moves]
@@ -125,7 +125,7 @@ def row_spaces(moves: Sequence[Tensor], deviations: Sequence[float], above: floa
 
 
 def join_row_spaces(spaces: Sequence[RowSpace]) -> RowSpace:
-    """Return the row space of the stacked matrices of several row spaces with the same inputs."""
+    """Return the row space of several stacked matrices with the same columns."""
     if len(spaces) == 1:
         return spaces[0]
     rows, noise = sum(space.rows for space in spaces), max(space.deviation for space in spaces)
@@ -135,17 +135,14 @@ def join_row_spaces(spaces: Sequence[RowSpace]) -> RowSpace:
 
 
 _TOGETHER = 16
-"""Matrices decomposed at a time, so that they stay in the caches."""
+"""The number of matrices per batch, which fit into the processor's caches."""
 
 _LEADING, _SPARE = 64, 16
-"""Leading eigenvectors to compute, and how many of them must be below the floor."""
+"""The number of leading eigenvectors to compute, and the number of these that must be below the floor."""
 
 
 def _decomposed(matrices: Tensor, floors: Sequence[float]) -> list[tuple[Tensor, Tensor]]:
-    """Return right singular vectors (d, r) and singular values, descending, of matrices (n, R, d).
-
-    All values above a matrix's floor are among them.
-    """
+    """Return right singular vectors (d, r) and descending singular values of matrices (n, R, d), down to the floors."""
     matrices = matrices.double()
     wide = matrices.shape[1] < matrices.shape[2]
     gram = matrices @ matrices.mT if wide else matrices.mT @ matrices
@@ -178,12 +175,12 @@ def _leading(gram: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 
 def _least(singular: Tensor, floor: float) -> float:
-    """Return the least singular value of a direction; square roots of eigenvalues have half the digits of float64."""
+    """Return the smallest singular value that counts; square roots of eigenvalues have half the digits of float64."""
     return max(floor, 1e-7 * float(singular[0]))
 
 
 def _rank(singular: Tensor, floor: float) -> int:
-    """Return the number of directions; see `row_spaces`."""
+    """Return the rank by the rule of `row_spaces`."""
     if not len(singular) or float(singular[0]) == 0:
         return 0
     rank = int((singular > _least(singular, floor)).sum())

@@ -1,20 +1,20 @@
-"""The span attack: a record in the row space of a dense layer's updates is classified as a member.
+"""The span attack, which classifies a record as a member if it lies in the row space of a dense layer's updates.
 
 The gradient of a dense layer's weight is ``sum_i e_i a_i'``, with inputs a_i equal to the records or to the model's
-features of the records. The rows of every sum of gradients are therefore linear combinations of the inputs. With V the
-leading right singular vectors of the updates of ``[W | b]``, stacked over rounds, and x extended by an element 1, the
+features of the records. The rows of every sum of gradients are therefore linear combinations of the inputs. V holds the
+leading right singular vectors of the updates of ``[W | b]``, stacked over rounds. With x extended by an element 1, the
 score is
 
     score(x) = -|x - V V'x| / |x|
 
-If ``min(outputs x rounds, inputs)`` exceeds the number of distinct inputs in the sum, members have a score of 0, up to
-rounding, and other records have scores clearly below 0. The attack needs no shadow model. Clipping, momentum and
-aggregation weights do not change the span. Weight decay adds a multiple of W to an update, and the attack subtracts
-this multiple (`Knowledge.decay_multiple`).
+If ``min(outputs x rounds, inputs)`` exceeds the number of distinct inputs in the sum, members score 0 up to rounding,
+and other records score clearly below 0. The attack needs no shadow model. Clipping, momentum and aggregation weights do
+not change the span. Weight decay adds a multiple of W to an update, and the attack subtracts this multiple
+(`Knowledge.decay_multiple`).
 
-Source: the span check in "SPEAR: Exact Gradient Inversion of Batches in Federated Learning", Dimitrov, Baader, Müller,
-Vechev, NeurIPS 2024, arXiv:2403.03945; its use as a membership test in "ProjRes", arXiv:2604.21197. Shoal adds the
-extension to several steps and rounds, to sums over clients, and the thresholds.
+Source: "SPEAR: Exact Gradient Inversion of Batches in Federated Learning", Dimitrov, Baader, Müller, Vechev, NeurIPS
+2024, arXiv:2403.03945 (span check); "ProjRes", arXiv:2604.21197 (membership test). Shoal adds several steps and rounds,
+sums over clients, and the thresholds.
 """
 
 from collections.abc import Iterable, Sequence
@@ -37,7 +37,7 @@ from shoal.engine import Engine, RoundUpdates
 
 @settings
 class _SpanAttack:
-    """The common part of both attacks."""
+    """The common part of `UpdateSpan` and `ModelSpan`."""
 
     layer: str | None = None
     false_alarms: Annotated[float, Field(gt=0, lt=0.5, strict=True)] = 0.05
@@ -48,8 +48,7 @@ class UpdateSpan(_SpanAttack):
     """The span attack of a server on each client's updates, stacked over the recorded rounds.
 
     Args:
-        layer: the name of the dense layer to attack; a value of ``None`` means the most informative layer by its
-            spectrum.
+        layer: the name of the dense layer to attack; ``None`` means the most informative layer.
         false_alarms: the fraction of non-members above the threshold if the span is not exact.
 
     Example:
@@ -82,7 +81,7 @@ class UpdateSpan(_SpanAttack):
         Args:
             rounds: the recorded updates; SCAFFOLD needs all rounds from the first.
             candidates: the M records.
-            knowledge: the training settings that the attacker knows; a value of ``None`` means plain SGD.
+            knowledge: the training settings that the attacker knows; ``None`` means plain SGD.
 
         Raises:
             InputError: no round is recorded, an update is not finite or has a wrong size, or the network has no dense
@@ -120,8 +119,8 @@ class ModelSpan(_SpanAttack):
         """Return one score per cluster and record, (K, M).
 
         Args:
-            models: the models before the first and after each of T rounds, (T + 1, K, P), with NaN for parameters that
-                are not sent.
+            models: the models before the first round and after each of T rounds, (T + 1, K, P), with NaN for unsent
+                parameters.
             first: the round number of the first update.
 
         Raises:

@@ -1,8 +1,8 @@
-"""A search for each record's transform with the smallest residual, for clients that train on transformed images.
+"""A search for the transform with each record's smallest residual, for clients that train on transformed images.
 
-A member lies in the span only under the transform that was applied in training. The attacker searches the known family
-of transforms by a grid, then by Levenberg-Marquardt steps from the best grid points. The search is the same for members
-and non-members.
+A member lies in the span only after the transform that was applied in training. The attacker knows the family of
+transforms, searches a grid, then takes Levenberg-Marquardt steps from the best grid points. Members and non-members are
+searched in the same way.
 """
 
 from itertools import product
@@ -14,22 +14,22 @@ from torch import Tensor
 from shoal.attacks.span.row_space import RowSpace
 
 _PER_COLUMN = {1: 25, 2: 13, 3: 7}
-"""Points of the grid per varied column of draws, by the number of such columns; three each for more columns."""
+"""The number of grid points per varied column, by the number of varied columns; 3 for more columns."""
 
 _STARTS, _BEST = 5, 2
-"""Points of the grid with a few steps, and the best of them with all steps."""
+"""The number of grid points that are improved by a few steps, and the number of the best that are improved further."""
 
 _FIRST, _STEPS = 3, 10
-"""Steps from all starts, and then from the best."""
+"""The number of steps from each start, and then from each of the best."""
 
 _IMAGES = 4096
-"""Transformed images in memory at a time."""
+"""The number of transformed images in memory at a time."""
 
 _DIFFERENCE = 2e-3
-"""The difference of draws for derivatives."""
+"""The step size in draws for finite differences."""
 
 _SEARCH_FLOOR = 1e-5
-"""The residual that the rounding of draws and of interpolation leaves."""
+"""The residual that remains because draws and interpolation are rounded."""
 
 
 @runtime_checkable
@@ -38,11 +38,11 @@ class TransformFamily(Protocol):
 
     @property
     def varied(self) -> tuple[int, ...]:
-        """The columns of draws that change the result of `transformed`."""
+        """The columns of ``uniform`` that change the result of `transformed`."""
         ...
 
     def transformed(self, images: Tensor, uniform: Tensor) -> Tensor:
-        """Transform images (B, C, H, W) by draws (B, 7) in [0, 1]."""
+        """Transform images (B, C, H, W) by draws ``uniform`` (B, 7) in [0, 1]."""
         ...
 
 
@@ -58,7 +58,7 @@ def search_residuals(
         dtype: the precision of the inputs.
 
     Returns:
-        The residuals and their rounding floors as in `RowSpace.residuals`, (M,) float64 each, and the draws (M, 7).
+        The residuals and rounding floors, (M,) float64 each (`RowSpace.residuals`), and the draws (M, 7).
     """
     search = _Search(space, images.float(), family, dtype, bias=bias)
     columns = list(family.varied)
@@ -77,7 +77,7 @@ def search_residuals(
 
 
 class _Search:
-    """The residuals of transformed images, by the columns of draws that vary."""
+    """The residuals of transformed images as a function of the varied columns of draws."""
 
     def __init__(
         self, space: RowSpace, images: Tensor, family: TransformFamily, dtype: torch.dtype, *, bias: bool
@@ -125,7 +125,7 @@ class _Search:
         return inputs - (inputs @ self.basis) @ self.basis.T
 
     def _descend(self, which: Tensor, draws: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-        """Take Levenberg-Marquardt steps if they improve, with more damping if not."""
+        """Take Levenberg-Marquardt steps; discard steps that do not reduce the residual, and increase their damping."""
         columns = draws.shape[1]
         damping = torch.full((len(draws),), 1e-3)
         outside = self._outside(which, draws)

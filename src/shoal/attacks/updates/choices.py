@@ -1,11 +1,11 @@
-"""Inference of a client's group and tolerance of risk from the client's choices of a model over rounds.
+"""Inference of a client's group, and whether the client is strict about risk, from the clusters it chose in each round.
 
-The attacking server sees the cluster that each client trained in each round, and knows the groups of some clients. The
-server infers the groups of the other clients. If clients choose by risk (IFCA-MIR) or refuse models above their
-threshold, the server may also infer whether a client is strict or lax.
+The server sees the cluster that each client trained in each round, knows some clients' groups, and infers the other
+clients' groups. If clients choose by risk (IFCA-MIR) or refuse models above their threshold, the server may also infer
+whether a client is strict or lax.
 
-Source: MingledPie, NDSS 2025, states the threat that a client's choices reveal its data. The estimator is ours: naive
-Bayes over rounds, fitted on the choices of clients with known groups.
+Source: MingledPie, NDSS 2025 (a client's choices can reveal its data). The estimator is ours: naive Bayes over rounds,
+fitted on the choices of clients with known groups.
 """
 
 from dataclasses import dataclass
@@ -32,12 +32,12 @@ class IdentityGuesses:
 
     Args:
         clients: the number of guesses.
-        accuracy: the balanced accuracy, which is the mean over groups of the fraction of correct guesses.
+        accuracy: the balanced accuracy: the fraction of correct guesses, averaged over groups.
         low, high: the 95 % interval of the accuracy over clients (`mean_rate_interval`), for fixed rounds.
         last_round: the balanced accuracy of guesses from each client's last choice alone.
         chance: the chance level, 1 / (number of groups).
-        margin: the true group's log-likelihood minus that of the likeliest other group, in nats, after each round,
-            (T,); averaged over the clients of each group and over groups.
+        margin: the true group's log-likelihood minus the highest log-likelihood of another group, in nats, after each
+            round, (T,); averaged over each group's clients, then over groups.
     """
 
     clients: int
@@ -52,14 +52,14 @@ class IdentityGuesses:
 
 @settings
 class ClusterIdentity:
-    """The attack that guesses a client's group as the group with the highest likelihood of the client's choices.
+    """The attack that guesses a client's group: the group for which the client's choices are most likely.
 
-    Rounds are independent. Each round has a separate table P(cluster | group) with Laplace smoothing, because the
-    clusters' numbers may change between rounds. The clients of each group are split into halves, and each half is
-    guessed from the known groups of the other half. All groups have the same prior.
+    The attack treats rounds as independent. Each round has a separate table P(cluster | group) with Laplace smoothing,
+    because cluster numbers may change between rounds. Each group is split into two random halves; the known groups of
+    one half serve to guess the groups of the other half. All groups have the same prior.
 
     Args:
-        splits: the number of random splits into halves, over which the accuracy is averaged.
+        splits: the number of random splits into halves; the accuracy is averaged over splits.
         smoothing: the number that is added to every count.
 
     Example:
@@ -93,13 +93,14 @@ class ClusterIdentity:
 
         Args:
             assignment: the cluster that each client chose in each round, (T, N); -1 if the client did not take part.
-            group: the group of each client, (N,), from 0; -1 if unknown. Clients with an unknown group, or without a
-                choice, are left out.
-            strata: strata of the clients, (N,), from 0; both halves have the same mix of strata. ``None`` means one
-                stratum.
+            group: the group of each client, (N,), from 0; -1 if unknown. Clients without a known group or a choice are
+                left out.
+            strata: the stratum of each client, (N,), from 0; both halves have the same mix of strata. ``None`` means
+                one stratum.
 
         Raises:
-            InputError: clients have fewer than two groups or chose fewer than two clusters, or a group has one client.
+            InputError: there are fewer than two groups, a group has one client, or clients chose fewer than two
+                clusters.
         """
         used = np.flatnonzero((group >= 0) & (assignment >= 0).any(axis=0))
         used = used[np.argsort(clients[used], kind="stable")]
@@ -136,7 +137,7 @@ class ClusterIdentity:
         )
 
     def _likelihood(self, choices: Ints, group: Ints, labelled: Bools) -> Floats:
-        """Return log P(choice | group) (T, N, G) from the ``labelled`` clients; 0 if a client did not take part."""
+        """Estimate log P(choice | group), (T, N, G), on the ``labelled`` clients; 0 if a client did not take part."""
         groups = np.arange(int(group.max()) + 1)
         likelihood, in_group = np.zeros((*choices.shape, len(groups))), (group[:, None] == groups) & labelled[:, None]
         for t, chosen in enumerate(choices):
@@ -149,9 +150,9 @@ class ClusterIdentity:
 
 @settings
 class PreferenceInference:
-    """The attack that guesses whether a client is in the stricter or the laxer half of its group, by `ClusterIdentity`.
+    """The attack that guesses whether a client is in its group's stricter or laxer half, by `ClusterIdentity`.
 
-    Every group has as many stricter as laxer clients, so a client's group does not reveal whether the client is strict.
+    Every group has as many stricter as laxer clients. Knowledge of the group therefore does not help the attack.
     """
 
     name: ClassVar[str] = "preference-inference"
@@ -190,9 +191,9 @@ class PreferenceInference:
 def strictness(preferences: Preferences, group: Ints, clients: Ints) -> Ints:
     """Return the class of each client, `STRICTER`, `LAXER` or `NEITHER`, (N,).
 
-    A client with a lower threshold is stricter; with equal thresholds, a client with a larger beta is stricter. Every
-    group has as many stricter as laxer clients. `NEITHER` is the class of the middle client of an odd group, of clients
-    exactly as strict as the middle client, and of clients without a group (-1).
+    The lower of two thresholds is stricter; between equal thresholds, the larger beta is stricter. Every group has as
+    many stricter as laxer clients. `NEITHER` is the class of a group's middle client, of clients exactly as strict as
+    this client, and of clients without a group (-1).
 
     >>> import torch
     >>> tolerated = Preferences(torch.tensor([0.5, 0.6, 0.7, 0.7, 0.7]), torch.full((5,), 0.5))
@@ -213,7 +214,7 @@ def strictness(preferences: Preferences, group: Ints, clients: Ints) -> Ints:
 
 
 def _halves(cell: Ints, stream: Stream) -> Bools:
-    """Draw a random half (N,) bool of each cell; in an odd cell it is the larger or the smaller half at random."""
+    """Draw a random half of each cell, (N,) bool; in a cell of odd size, the half is rounded up or down at random."""
     half = np.zeros(len(cell), dtype=bool)
     generator = stream.generator()
     for c in range(int(cell.max()) + 1):
@@ -225,6 +226,6 @@ def _halves(cell: Ints, stream: Stream) -> Bools:
 
 
 def _margin(likelihood: Floats, group: Ints) -> Floats:
-    """Return the log-likelihood (T, N) of the true group minus that of the likeliest other group, from (T, N, G)."""
+    """Return the true group's log-likelihood minus the highest of another group, (T, N), from (T, N, G)."""
     true = group[:, None] == np.arange(int(group.max()) + 1)
     return np.where(true, likelihood, 0.0).sum(axis=2) - np.where(true, -np.inf, likelihood).max(axis=2)

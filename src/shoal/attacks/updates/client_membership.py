@@ -1,6 +1,6 @@
-"""Client membership inference: whether a client took part in training, from membership scores of the client's records.
+"""Inference of whether a client took part in training, from membership scores of the client's records.
 
-A client's mean over many records is more accurate than one record's score.
+The mean over a client's records is more accurate than one record's score.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ from shoal.metrics.intervals import Floats, Ints
 
 
 def client_scores(score: ArrayLike, client: ArrayLike, stratum: ArrayLike = 0) -> tuple[Ints, Floats]:
-    """Return the mean rank of each client's records, in (0, 1); a higher rank means more likely in training.
+    """Return the mean rank of each client's records, in (0, 1); a higher rank means more likely a participant.
 
     A record's rank is the fraction of its stratum's records with a lower score, plus half the fraction with an equal
     score. With labels as strata, the ranks do not depend on the clients' label distributions.

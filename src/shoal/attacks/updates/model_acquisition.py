@@ -1,13 +1,13 @@
 """Global model acquisition: sybils obtain all clusters' models from a server that sends each client only one model.
 
 Source: Kim et al., "Exploring Clustered Federated Learning's Vulnerability against Property Inference Attack", RAID
-2023, Appendix A, on Sattler et al.'s CFL. A new sybil receives the models at the splits on its path down the tree. The
-first sybil sends honest updates. Later sybils send antiparallel updates, so CFL assigns later sybils to other clusters.
-The paper does not define the sybils' order. In this implementation, each sybil uses all models that earlier sybils
+2023, Appendix A (on Sattler et al.'s CFL). CFL splits clusters into a tree, and a new sybil receives the models on its
+path down the tree. The first sybil sends honest updates. Later sybils send antiparallel updates, so that CFL assigns
+them to other clusters. The paper does not define the sybils' order; here each sybil uses all models that earlier sybils
 received (`SybilPaths`).
 
-The attacker sees only models. If a sybil receives equal models in two rounds, the model is no longer trained and its
-cluster is being split.
+The attacker sees only models. Equal models in two rounds mean that the model is no longer trained and its cluster is
+being split.
 """
 
 import hashlib
@@ -33,13 +33,13 @@ from shoal.engine import MaliciousTraining, State, Tensors, Training
 
 @dataclass(frozen=True, eq=False)
 class ReceivedModels:
-    """A model that a sybil received, and the sybil's reply.
+    """A model that a sybil received, and the reply.
 
     Args:
         round: the round's number.
         sybil: the sybil's client id.
         model: the received model, (P,).
-        reply: the index of the reply among the attacker's replies.
+        reply: the index of the sybil's reply in `ModelAcquisition.replies`.
         update: the update that the sybil sent, (P,).
     """
 
@@ -68,7 +68,7 @@ class HarvestedModel:
     Args:
         round: the round's number.
         sybil: the sybil's number, from 1.
-        cluster: the model's cluster, unknown to the attacker.
+        cluster: the model's cluster, which the attacker does not know.
         model: the model's parameters, (P,).
     """
 
@@ -87,7 +87,7 @@ class Acquisition:
         harvest: the obtained models of honest clients' clusters, in order of rounds.
         clusters: the honest clients' final clusters, (K,) int64.
         join_rounds: the round in which each sybil joined.
-        history: all models that sybils received, including models of splits.
+        history: all models that sybils received, including models of clusters that were later split.
         state: the federation's state after the last round, with the sybils.
     """
 
@@ -115,17 +115,17 @@ class Acquisition:
 
 @settings
 class ModelAcquisition:
-    """The attack by sybils that join in turn and choose updates by all models that the sybils have received.
+    """The attack by sybils that join one at a time and choose updates from all models that sybils have received.
 
-    A sybil answers each model with one of ``replies``, chosen by `SybilPaths.choice`. Equal replies to equal models are
-    equal updates. The reply "honest" is the update of local training on the attacker's examples. "antiparallel" is the
-    opposite of the honest update, as in the paper. "away" is an update away from the models that followed earlier
-    replies to this model. "random" is an update in a random direction.
+    A sybil answers each model with one of ``replies``, chosen by `SybilPaths.choice`. The same reply to the same model
+    is always the same update. "honest" is the update of local training on the attacker's examples, and "antiparallel"
+    is the opposite of the honest update, as in the paper. "away" points away from the models that followed earlier
+    replies to the received model. "random" has a random direction.
 
     Args:
-        replies: the kinds of reply in the order in which sybils try them; a new model gets the first kind.
-        scale: the length of every update, relative to the honest update (the paper uses 1). A long update to a wrong
-            cluster makes CFL split that cluster, which leaves the sybil alone.
+        replies: the kinds of reply, in the order of trial; a new model gets the first kind.
+        scale: the length of every update, relative to the honest update (the paper uses 1). A long update that does not
+            fit a cluster makes CFL split this cluster, which leaves the sybil alone.
 
     Example:
         >>> from dataclasses import replace
@@ -180,16 +180,16 @@ class ModelAcquisition:
     ) -> Acquisition:
         """Train a federation for some rounds while sybils join it.
 
-        The attacker knows local training and the models that the server sends to sybils. Sybils join until the attacker
-        knows all paths of the tree.
+        The attacker knows local training and the models that the server sends to sybils. Sybils join until every path
+        of the tree is known.
 
         Args:
             training: the training of a federation with the clients of ``state``, followed by the sybils. The sybils'
-                examples in this federation are not read, but the number of these examples determines a sybil's weight.
+                examples in this federation are not read; only their number is used, as a sybil's weight.
             state: the state before the first sybil joins.
             examples: the attacker's examples, with one owner.
-            every: the number of rounds between two sybils, more than the number of splits on a path. With fewer rounds,
-                a sybil joins before the previous sybil reaches its cluster.
+            every: the number of rounds between two sybils. A sybil reaches its cluster before the next sybil joins if
+                this number is larger than the number of splits on a path.
 
         Raises:
             InputError: there are no rounds or no sybils, examples have several owners, or training diverged.
@@ -230,7 +230,7 @@ class ModelAcquisition:
 
 
 def _cohort_models(training: Training, state: State) -> list[tuple[int, Tensor]]:
-    """List the clients of the next round, by position in the federation, and the model (P,) that each receives."""
+    """List the next round's clients, as positions in the federation, and the model (P,) that each client receives."""
     cohort = training.cohort_of(state, training.cohort(state.round + 1))
     if not len(cohort):
         return []
@@ -240,7 +240,7 @@ def _cohort_models(training: Training, state: State) -> list[tuple[int, Tensor]]
 
 
 def _honest_update(training: Training, number: int, model: Tensor, examples: Shards, stream: Stream) -> Tensor:
-    """Return the update (P,) of local training from ``model``; equal for every sybil that receives that model."""
+    """Return the update (P,) of local training from ``model``; equal for every sybil that receives this model."""
     local, engine = training.local.at_round(number), training.engine
     drawn = local.randomness(examples, torch.zeros(1, dtype=torch.int64), stream("batches"))
     ((_, end),) = engine.train(model[None], torch.zeros(1, dtype=torch.int64), examples, drawn, local)
@@ -249,7 +249,7 @@ def _honest_update(training: Training, number: int, model: Tensor, examples: Sha
 
 @dataclass(frozen=True)
 class _FixedEnds:
-    """Malicious clients with known ends (P,) by id."""
+    """Malicious clients that send given models ``ends`` (P,), by client id."""
 
     ends: Mapping[int, Tensor] = field(default_factory=dict)
     __repr__ = one_line
@@ -271,7 +271,7 @@ class SybilPaths:
 
     Args:
         history: the received models in order.
-        replies: the number of replies to each model.
+        replies: the number of possible replies to a model.
     """
 
     def __init__(self, history: Sequence[ReceivedModels], replies: int) -> None:
@@ -293,8 +293,8 @@ class SybilPaths:
     def choice(self, model: Tensor, number: int) -> int:
         """Choose the reply of a sybil that receives a model (P,) in round ``number``.
 
-        A new model gets the first reply. A known model gets the first reply that was not tried, or else the first reply
-        of the shortest path to an unknown model.
+        A new model gets the first reply. A known model gets its first untried reply, or else the first reply on the
+        shortest path to an unknown model.
         """
         key = key_of(model)
         if not any(earlier < number for earlier in self._rounds[key]):
@@ -303,7 +303,7 @@ class SybilPaths:
         return untried[0] if untried else min(self._replies, key=lambda reply: self._behind(key, reply, {key}))
 
     def update_of(self, model: Tensor, reply: int) -> Tensor | None:
-        """Return the update (P,) that a sybil sent as ``reply`` to ``model``, or ``None`` without an update."""
+        """Return the update (P,) that a sybil sent as ``reply`` to ``model``, or ``None`` if no sybil did."""
         return self._sent.get((key_of(model), reply))
 
     def next_models(self, model: Tensor) -> list[Tensor]:
@@ -313,7 +313,7 @@ class SybilPaths:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every path ends at a cluster's model or at a model with all replies tried."""
+        """Whether every path ends at a cluster's model or at a model whose replies were all tried."""
         firsts = set(self._first.values())
         if len(firsts) != 1:
             # Two newcomers received different models, so the first model is a cluster's.
@@ -321,7 +321,7 @@ class SybilPaths:
         return math.isinf(self._steps(next(iter(firsts)), set()))
 
     def _steps(self, key: bytes, above: set[bytes]) -> float:
-        """Count the replies from a model to an unknown one; 0 if it is unknown whether a split follows."""
+        """Count the replies from a model to an unknown model; 0 if the model was received in only one round."""
         if len(self._rounds[key]) < 2:
             return 0
         if any((key, reply) not in self._sent for reply in self._replies):
@@ -329,7 +329,7 @@ class SybilPaths:
         return min(self._behind(key, reply, above | {key}) for reply in self._replies)
 
     def _behind(self, key: bytes, reply: int, above: set[bytes]) -> float:
-        """Count `_steps` after a reply; infinite if it leads to a cluster's model, to a model above, or nowhere."""
+        """Count `_steps` after a reply; infinite if the next model is a cluster's, unknown, or already on the path."""
         reached = self._next.get((key, reply), {})
         # Two sybils with the same replies are at the same node; if their next models differ, it is a cluster.
         if len(reached) != 1 or (after := next(iter(reached))) in above:

@@ -1,7 +1,7 @@
-"""Source inference of a record's owner, and group inference of a client's group from its cluster.
+"""Inference of a record's owner (source inference), and of a client's group from its cluster.
 
 Source: Hu, Salcic, Sun, Dobbie, Zhang, "Source inference attacks in federated learning", ICDM 2021, arXiv:2109.05659.
-The guess is the client whose model has the smallest loss on the record, which is optimal for a uniform prior.
+The guess is the client whose model has the smallest loss on the record; this is optimal for a uniform prior.
 """
 
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class Guesses:
 
     @staticmethod
     def from_outcomes(right: Bools, chance: Floats) -> "Guesses":
-        """Summarise the outcomes of m guesses, (m,) bool, and the chance of each guess, (m,)."""
+        """Summarise m guesses by their outcomes and chance levels, (m,) each."""
         low, high = (float(end) for end in clopper_pearson(right.sum(), len(right)))
         return Guesses(int(right.sum()), len(right), float(chance.mean()) if len(right) else float("nan"), low, high)
 
@@ -50,8 +50,8 @@ class SourceInference:
     """The attack that guesses a record's owner as the client whose sent model has the smallest loss on the record.
 
     Args:
-        among: the compared models. With "federation", the models of all clients are compared. With "cluster", only the
-            models of clients in the owner's cluster are compared, for an attacker who knows the cluster.
+        among: the clients whose models are compared: all clients ("federation"), or only the owner's cluster
+            ("cluster") for an attacker who knows the cluster.
 
     Example:
         >>> import numpy as np
@@ -90,10 +90,10 @@ class SourceInference:
 
 @settings
 class GroupInference:
-    """The attack that guesses a client's group as the largest group in the client's cluster.
+    """The attack that guesses the largest group in a client's cluster as the client's group.
 
-    The attacker knows the groups of most clients in the cluster. A client alone in its cluster counts as a correct
-    guess. The chance level is the fraction of clients in the largest group.
+    The attacker knows the groups of most clients in the cluster. The guess for a client alone in its cluster counts as
+    correct. The chance level is the fraction of clients in the largest group.
     """
 
     name: ClassVar[str] = "group-inference"
@@ -119,11 +119,11 @@ def last_assignment(scores: UpdateScores) -> Ints:
 
 
 def client_groups(scores: UpdateScores) -> Ints:
-    """Return the group of most records of each client, (N,); -1 for a client without records."""
+    """Return the most frequent group among each client's records, (N,); -1 for a client without records."""
     by_client = [scores.group[scores.client == i] for i in range(len(scores.clients))]
     return np.array([_most(groups) if len(groups) else -1 for groups in by_client], dtype=np.int64)
 
 
 def _most(values: Ints) -> int:
-    """Return the most frequent number, the smallest of ties."""
+    """Return the most frequent number; the smallest if several are equally frequent."""
     return int(np.bincount(values).argmax())

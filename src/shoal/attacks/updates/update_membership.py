@@ -5,11 +5,11 @@ client i from the measurements m_k of each client k's update on x in round t:
 
     score = mean over t of Phi((m_i - mu) / sigma),   mu, sigma^2 = mean and variance of m_k over k != i  (+ 1e-8)
 
-The variance is the population variance, as in the authors' code. In contrast to the authors' code, every client is
+The variance is the population variance, as in the authors' code. Two things differ from that code: every client is
 scored on the same records, and only clients that trained the same model in the same round are compared. Clients of
 other clusters would show which cluster fits a record, not which client trained on the record.
 
-The null distribution of another client's record includes the record's owner, which lowers the record's score. An audit
+If another client owns a record, the owner is among the compared clients and lowers the record's score. An audit
 therefore reports records of other clients separately from records that no client trained on.
 
 **Gradient alignment.** In large models the gradients g = grad l(w; x) of different records are nearly orthogonal. A
@@ -29,7 +29,7 @@ from shoal.data.preferences import View
 from shoal.metrics.intervals import Floats, Ints
 
 MIN_OTHERS = 2
-"""Clients in a null: one has no variance."""
+"""The smallest number of other clients to compare with, because one client gives no variance."""
 
 
 @settings
@@ -58,7 +58,7 @@ class FedMIALoss:
     threshold: ClassVar[float] = 0.5
 
     def score(self, scores: UpdateScores) -> Floats:
-        """Return scores (N, M) in [0, 1], with NaN for a client that never shared its model with two other clients."""
+        """Return scores (N, M) in [0, 1], with NaN if no two other clients ever trained the client's model."""
         return _percentiles(-scores.loss.astype(np.float64), scores.assignment)
 
 
@@ -75,13 +75,13 @@ class FedMIACosine:
     threshold: ClassVar[float] = 0.5
 
     def score(self, scores: UpdateScores) -> Floats:
-        """Return scores (N, M) in [0, 1], with NaN for a client that never shared its model with two other clients."""
+        """Return scores (N, M) in [0, 1], with NaN if no two other clients ever trained the client's model."""
         return _percentiles(scores.cosine.astype(np.float64), scores.assignment)
 
 
 @settings
 class GradCosine:
-    """The cosine of the client's step and the record's gradient, averaged over the recorded rounds."""
+    """The cosine of the record's gradient and the client's step, averaged over the recorded rounds."""
 
     name: ClassVar[str] = "grad-cosine"
     title: ClassVar[str] = "Grad-cosine"
@@ -95,9 +95,7 @@ class GradCosine:
 
 @settings
 class GradDifference:
-    """The decrease of the step's squared length by removing the record's gradient, ``|D|^2 - |D - g|^2``, averaged over
-    rounds.
-    """
+    """The mean decrease of a step's squared length by removal of the record's gradient, ``|D|^2 - |D - g|^2``."""
 
     name: ClassVar[str] = "grad-diff"
     title: ClassVar[str] = "Grad-diff"
@@ -110,7 +108,7 @@ class GradDifference:
 
 
 def _percentiles(values: Floats, assignment: Ints) -> Floats:
-    """Return the mean over rounds (N, M) of the percentile of each client's values (T, N, M) in its cluster."""
+    """Return the mean over rounds (N, M) of each client's percentile in its cluster, from values (T, N, M)."""
     from scipy.special import ndtr  # noqa: PLC0415 - scipy takes a while to import
 
     percentiles = np.full(values.shape, np.nan)

@@ -1,8 +1,8 @@
-"""Statistics of every record that an honest-but-curious server computes from clients' updates for attacks.
+"""Statistics of every record, which an honest-but-curious server computes from clients' updates for its attacks.
 
 The server sent the model w and receives the model w_k of client k. If the client trained on a record x, the record's
-loss at w_k is low, and grad l(w; x) points along w - w_k. The attacks on these statistics (`update_membership.py`,
-`source_inference.py`) need only recorded updates, no shadow models and no training.
+loss at w_k is low, and grad l(w; x) points along w - w_k. Attacks on these statistics (`update_membership.py`,
+`source_inference.py`) need neither shadow models nor training.
 """
 
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ from shoal.engine import Engine, RoundUpdates
 from shoal.metrics.intervals import Floats, Ints
 
 NOBODY = -1
-"""The client of a record that no client trained on."""
+"""The value of ``client`` for a record that no client trained on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,11 +110,11 @@ class UpdateAttack(Protocol):
     """A server's membership attack on each client's updates, as a frozen dataclass of settings."""
 
     name: ClassVar[str]
-    """Its key in audit.json."""
+    """The attack's key in audit.json."""
     title: ClassVar[str]
     view: ClassVar[View]
     threshold: ClassVar[float]
-    """The largest score of a non-member."""
+    """The largest score that is classified as a non-member."""
 
     def score(self, scores: UpdateScores) -> Floats:
         """Return one score per client and record, (N, M), with NaN for a client without an update.
@@ -127,7 +127,7 @@ class UpdateAttack(Protocol):
 def update_scores(rounds: Iterable[RoundUpdates], records: OwnedRecords, engine: Engine) -> UpdateScores:
     """Compute the statistics of every record per client and recorded round.
 
-    Memory holds one round's updates, a batch of gradients, and 12 bytes per record, client and round.
+    The memory needed is one round's updates, a batch of gradients, and 12 bytes per record, client and round.
 
     Args:
         rounds: the recorded updates.
@@ -229,14 +229,14 @@ def _gradient_values(updates: RoundUpdates, records: OwnedRecords, engine: Engin
 
 
 def _compare(steps: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute cosine and difference (n, B) of steps (n, p) and gradients (B, p)."""
+    """Compute the cosine and the difference (n, B) of steps (n, p) and gradients (B, p)."""
     inner, squares = steps @ gradients.T, gradients.square().sum(dim=1)
     lengths = steps.norm(dim=1)[:, None] * squares.sqrt()
     return torch.where(lengths > 0, inner / lengths.clamp(min=1e-30), 0).cpu(), (2 * inner - squares).cpu()
 
 
 def mean_over_rounds(values: Floats) -> Floats:
-    """Average values (T, N, M) over rounds to (N, M), without NaN values; an average of only NaN values is NaN."""
+    """Average values (T, N, M) over rounds to (N, M), ignoring NaN; the average is NaN if all values are NaN."""
     present = ~np.isnan(values)
     count = present.sum(axis=0)
     total = np.where(present, values, 0.0).sum(axis=0)

@@ -39,12 +39,7 @@ class AuditRequest:
     """The settings of an audit.
 
     Args:
-        attacks: the user's attacks, run in addition to the shipped and configured attacks.
-        references: the number of reference federations, which is a maximum with gates.
-        duplicates: "leave-out" excludes every record with a copy (same inputs and label) at a different client or in
-            the test, hold-out or shadow set. ``None`` uses the simulation's setting.
-        queries: the number of copies per record that an attack queries.
-        site: whether to infer the clients of held-out examples (`SiteInference`).
+        gates, attacks, references, duplicates, queries, site: see `shoal.audit_run`.
     """
 
     gates: Sequence[Gate] = ()
@@ -75,7 +70,7 @@ class AboutAudited:
         stated: the entries "epsilon", "delta" and "bound.*" of the run's summary; see `stated_guarantee`.
         seconds: wall times, by key of audit.json.
         pictures: images (channels, height, width) uint8, by record name.
-        kind: the plural noun for records, such as "images".
+        kind: a plural noun for records, such as "images".
         warnings: the warnings at the top of the audit's page.
     """
 
@@ -160,7 +155,7 @@ def _frame(
     reference_member: Bools,
     pair: NDArray | str | None,
 ) -> pd.DataFrame:
-    """Rows of a score file."""
+    """Return rows of a score file."""
     columns = {**names, "member": member.astype(int), "score": scores.score, "model": scores.model}
     columns |= {} if pair is None else {"pair": pair}
     for i in range(reference_member.shape[1]):
@@ -210,13 +205,13 @@ def read_scores(path: Path) -> AuditRecords:
 
 @dataclass(frozen=True, eq=False)
 class _ScoreFile:
-    """The cells of a score file, as texts, and the checks on them."""
+    """The cells of a score file as texts, with their checks."""
 
     path: Path
     frame: pd.DataFrame
 
     def refuse(self, wrong: Bools, sentence: str, column: str = "") -> None:
-        """Raise `InputError` with the line of the first wrong row, replacing ``{cell}`` by the wrong cell."""
+        """Raise `InputError` for the first wrong row; ``{cell}`` in ``sentence`` stands for the wrong cell."""
         for row in np.flatnonzero(wrong)[:1]:
             cell = self.frame[column].iloc[row] if column else ""
             # The header is line 1.
@@ -232,7 +227,7 @@ class _ScoreFile:
         return {int(name.removeprefix(f"{kind}_")) for name in names}
 
     def numbers(self, name: str) -> Floats:
-        """Return a column (M,), refusing values that are not finite."""
+        """Return a column (M,); raise `InputError` for values that are not finite."""
         values = pd.to_numeric(self.frame[name], errors="coerce").to_numpy(dtype=float)
         self.refuse(~np.isfinite(values), f"'{name}' must be a finite number (got {{cell}})", name)
         return values
@@ -257,7 +252,7 @@ class _ScoreFile:
         return values.astype(np.int64)
 
     def check_names(self, owned: Bools, member: Bools, model: Ints) -> None:
-        """Refuse records without a group, and records that are both member and non-member of the same model."""
+        """Check that records have a group, and that no record is both a member and a non-member of the same model."""
         unnamed = owned & (self.frame["group"] == "").to_numpy()
         self.refuse(unnamed, f"'group' is empty; enter the client's group, or '{EVERYBODY}' if there are no groups")
         with locate_errors(self.path):

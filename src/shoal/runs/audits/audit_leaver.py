@@ -38,11 +38,11 @@ from shoal.simulation.baselines import difference, group_values, mean_accuracy
 from shoal.simulation.play import move_to_engine
 
 LEAST = 8
-"""Federations of each kind, at least. With 4, whose halves are separated by chance, every tenth audit of a client that
-left nothing said "recognisable" where all its records move together (tests/metrics/test_run_auc.py)."""
+"""The smallest number of reference federations of each kind. With 4, one audit in ten would falsely say "recognisable"
+if all of the client's records move together (tests/metrics/test_run_auc.py)."""
 
 WHEN = ("before", "after")
-"""A client left."""
+"""The times of measurement: before and after the client left."""
 
 OTHER_COLUMNS = ("client", "group", "accuracy_before", "accuracy_after", "exposure_before", "exposure_after")
 """The columns of others.csv."""
@@ -78,8 +78,7 @@ def audit_leaver(
 ) -> LeaverFiles:
     """Audit whether a run forgot a client that left.
 
-    The audit compares reference federations that had the client until it left with reference federations that never had
-    the client.
+    The audit compares two kinds of reference federations: with the client until its departure, and without the client.
 
     Args:
         run: the directory of a finished run whose configuration has events.
@@ -160,8 +159,9 @@ def audit_leaver(
 def _against_never(
     left: LeaverRun, target: FederationScores, trained: Sequence[FederationScores]
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Records.csv, and the figures of federations that had the client against those that never had it: by an outsider
-    and a client after it left, and by an outsider before.
+    """Return the table records.csv, and figures that compare federations with and without the client.
+
+    The attackers are an outsider and a client after the departure, and an outsider before the departure.
     """
     count, figures, views = len(left.records), dict[str, Any](), ["outsider", "client", "before"]
     scores = np.stack([[each.score.numpy(), *each.trajectory.numpy()] for each in trained], axis=1)
@@ -192,7 +192,7 @@ def _against_never(
 
 
 def _pair(left: LeaverRun, engine: Engine) -> dict[str, Any]:
-    """The figures of whoever kept the earlier models; members are paired with held-out examples."""
+    """Return the figures of an attacker who kept the earlier models, for members paired with held-out examples."""
     pair, member = np.tile(np.arange(len(left.records)), 2), np.arange(2 * len(left.records)) < len(left.records)
     columns = left.pair_scores(engine).items()
     found = {name: measure(RecordTable.from_columns(score, member, pair=pair)) for name, score in columns}
@@ -200,7 +200,7 @@ def _pair(left: LeaverRun, engine: Engine) -> dict[str, Any]:
 
 
 def _view(view: str, attacks: Mapping[str, Estimate]) -> dict[str, Any]:
-    """The figures of a view's attacks, and its verdict by the one that decides."""
+    """Return the figures of a view's attacks, and the verdict of the strongest attack."""
     figures, key = dict[str, Any](), f"views.{view}.leaver"
     for name, estimate in attacks.items():
         figures |= _ends(f"attacks.{name}.leaver.auc", estimate)
@@ -212,8 +212,8 @@ def _view(view: str, attacks: Mapping[str, Estimate]) -> dict[str, Any]:
 def _others(
     left: LeaverRun, exposures: tuple[Floats, Floats] | None, engine: Engine
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Others.csv, one row per client that stays, and the figures of their groups, the smallest group first;
-    ``exposures`` (N,) are those of `exposures_of_others`.
+    """Return the table others.csv with one row per remaining client, and figures by group, smallest group first.
+    ``exposures`` (N,) come from `exposures_of_others`.
     """
     training, deployed = left.deployed_models(engine)
     federation, names = training.federation, training.federation.names or training.federation.ids.tolist()
@@ -239,6 +239,6 @@ def _others(
 
 
 def _ends(key: str, estimate: Estimate) -> dict[str, float]:
-    """A figure and the ends of its interval, where they are known."""
+    """Return a figure and the ends of its interval, without unknown values."""
     named = zip((key, f"{key}.low", f"{key}.high"), estimate, strict=True)
     return {name: float(value) for name, value in named if np.isfinite(value)}

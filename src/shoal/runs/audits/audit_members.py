@@ -35,14 +35,14 @@ from shoal.simulation.simulation import Simulation
 LOG = logging.getLogger(__name__)
 
 UPDATES_NOTE = (
-    "attacks on recorded updates compare members with test examples of the same group and label from any client: where "
-    "clients have different kinds of inputs, these attacks tell clients apart and their figures are too high, so only "
-    "an exact attack calls a record exposed"
+    "attacks on recorded updates compare members with test examples of the same group and label from any client; if "
+    "clients have different kinds of inputs, these attacks recognise clients instead of records, so the figures are "
+    "too high and only an exact attack calls a record exposed"
 )
-"""Note of updates of clients with different inputs."""
+"""The warning for clients with different kinds of inputs."""
 
 PICTURES = 20
-"""Records with a picture on the page."""
+"""The largest number of records with a picture on the page."""
 
 
 def audit_members(
@@ -218,7 +218,7 @@ def audit_trace(
 
 
 def _audit_updates(trace: Trace, engine: Engine, attacks: Sequence[UpdateAttack], *, spans: bool = True) -> Audit:
-    """The server's audit of recorded updates; rounds are read several times to hold one in memory."""
+    """Audit recorded updates in the server's view; rounds are read repeatedly to hold only one in memory."""
     scores = update_scores_of_trace(trace, engine)
     exact, omitted = list[ScoredUpdates](), dict[str, str]()
     if spans:
@@ -233,7 +233,7 @@ def _audit_updates(trace: Trace, engine: Engine, attacks: Sequence[UpdateAttack]
 def _attack_until_decided(
     attack: Callable[[int], tuple[AuditRecords, Audit, float]], request: AuditRequest, workers: Workers
 ) -> tuple[AuditRecords, Audit, float]:
-    """The result of ``attack`` with the fewest reference federations that decide all gates, or with all of them."""
+    """Return the result of ``attack`` with the fewest reference federations that decide all gates, or with all."""
     most, jobs = request.references, workers.jobs
     for count, confidence in looks(most, max(2, jobs + jobs % 2)):
         records, audit, seconds = attack(count)
@@ -241,11 +241,11 @@ def _attack_until_decided(
         figures = audit.flat()
         if count == most or all(gate.decision(figures) is not None for gate in request.gates):
             return records, audit, seconds
-    raise AssertionError("the last look has all reference federations")
+    raise AssertionError("the last test uses all reference federations")
 
 
 def _pictures(attacked: AttackedRun, audit: Audit, records: AuditRecords) -> dict[str, NDArray[np.uint8]]:
-    """Images of the most exposed records, by name; empty where the data are not images."""
+    """Return the images of the most exposed records by name; empty if the data are not images."""
     x = attacked.records.federation.clients.x
     if x.dim() != 4:
         return {}

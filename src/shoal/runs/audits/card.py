@@ -25,7 +25,7 @@ from shoal.runs.files import stored_files
 from shoal.runs.result import Result, read_tables
 
 SCHEMA = 2
-"""Version of card.json; new keys leave it unchanged."""
+"""The version of card.json, which new keys do not change."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def privacy_card(run: Path, result: Result) -> dict[str, Any]:
 
 
 def _exposure(run: Path, result: Result) -> dict[str, Any]:
-    """The audit's findings by view, group and model; without an audit, the command for one."""
+    """Return the audit's findings by view, group and model, or the command for an audit if none exists."""
     command = f"shoal audit {run} --references 4"
     audit = result.audit_in_directory
     if audit is None:
@@ -102,7 +102,7 @@ def _exposure(run: Path, result: Result) -> dict[str, Any]:
 
 
 def _figures_of(finding: Finding) -> dict[str, Any]:
-    """A finding: balanced accuracy with its interval, and its verdict."""
+    """Return a finding's balanced accuracy, interval and verdict."""
     accuracy = finding.accuracy
     figures = {
         "accuracy": accuracy.value, "low": accuracy.low, "high": accuracy.high,
@@ -118,7 +118,7 @@ def _figures_of(finding: Finding) -> dict[str, Any]:
 
 
 def _stated_epsilon(overall: Mapping[str, float], settings: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The guarantee of differential privacy, with its computation, or None without an epsilon."""
+    """Return the guarantee of differential privacy and its computation; None without an epsilon."""
     if not isfinite(overall.get("epsilon", float("inf"))):
         return None
     by_view = {view: overall[f"epsilon.{view}"] for view in VIEWS if f"epsilon.{view}" in overall}
@@ -128,7 +128,7 @@ def _stated_epsilon(overall: Mapping[str, float], settings: Mapping[str, Any]) -
         bound = {"epsilon": overall["canaries.epsilon_low"], "delta": overall["canaries.delta"], "by": "canaries"}
     return {
         "unit": "a training example",
-        "adjacency": "one example more or less, the number of examples of its client known",
+        "adjacency": "one example is added or removed; the number of examples of its client is public",
         "epsilon": by_view or dict.fromkeys(VIEWS, overall["epsilon"]),
         "delta": overall["delta"],
         "bound": {
@@ -148,7 +148,7 @@ def _stated_epsilon(overall: Mapping[str, float], settings: Mapping[str, Any]) -
 
 
 def _private_rule(settings: object) -> Mapping[str, Any]:
-    """The settings of DP-SGD, at any depth of a configuration."""
+    """Return the settings of DP-SGD, at any depth of a configuration."""
     parts: Sequence[object] = ()
     if isinstance(settings, Mapping):
         if {"noise_multiplier", "max_grad_norm"} <= settings.keys():
@@ -162,15 +162,15 @@ def _private_rule(settings: object) -> Mapping[str, Any]:
 def _questions(
     models: int, settings: Mapping[str, Any], promise: Mapping[str, Any] | None, exposure: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """The questions with their answers; False with a reason means that this card does not cover the question."""
+    """Return the questions and answers; for a question that the card does not cover, the answer is the reason."""
     nothing, command = "no epsilon is stated", exposure["command"]
     attacked = [view for view in VIEWS if exposure.get("views", {}).get(view)]
     attacks = f"nothing was measured; run {command}"
     if attacked:
         attacks = f"views {', '.join(attacked)}, with {exposure['references']} references"
-    server = "without secure sums the server sees every client's update"
+    server = "without secure aggregation, the server sees every client's update"
     if "secure_aggregation" in settings:
-        server = "the configuration has secure sums, but a simulation adds plain numbers"
+        server = "the configuration has secure aggregation, but a simulation adds unmasked updates"
     noise, unit, adjacency, mechanism, bound = "no noise is added", nothing, nothing, nothing, None
     epsilon, choice = f"{nothing}; add [defenses.dp_sgd] to the configuration", nothing
     if promise is not None:
@@ -178,15 +178,15 @@ def _questions(
         epsilon = f"{epsilon_by_view(promise)}, at delta {promise['delta']:g}, over all rounds"
         noise = "each client adds noise to its update"
         if promise["noise"] == "sum":
-            noise = f"each of at least {promise['min_clients']} clients adds its share of the noise and is trusted to"
+            noise = f"each of at least {promise['min_clients']} clients adds its share of the noise, on trust"
         approximate = ", for which epsilon is an approximation" if promise["sampling"] == "shuffled" else ""
         mechanism = (
             f"Gaussian noise of {promise['noise_multiplier']} times the clipping norm {promise['max_grad_norm']}; "
             f"sampling: {promise['sampling']}{approximate}; accountant: {promise['accountant']}"
         )
-        choice = "a choice by loss is sent without noise"
+        choice = "clients send their choice by loss without noise"
         if models == 1:
-            choice = "there is one model, so clients choose nothing"
+            choice = "there is only one model, so clients do not choose"
         elif promise["choice_of_model_covered"]:
             choice = "by noisy statistics, which epsilon covers"
         bound = promise["lower_bound"]
@@ -205,15 +205,11 @@ def _questions(
         ("Attacks asked", bool(attacked), attacks),
         ("Utility and bias", True, "accuracy by group is on this card"),
         ("Composition over releases", False, "this run alone; epsilons of further runs on the same clients add up"),
-        ("Choice of hyper-parameters", False, "runs for the choice of settings are not accounted for"),
-        ("Side channels: floating point, timing, random numbers", False, "noise is of pseudo-random float32 numbers"),
-        ("Exposure at data collection", False, "it begins before this run"),
-        ("Access control and security of stored data", False, "a matter of those who hold the run's directory"),
-        (
-            "Inference of properties, of groups, of participation",
-            False,
-            "the epsilon and the attacks are about single examples",
-        ),
+        ("Choice of hyper-parameters", False, "epsilon does not cover runs for choosing settings"),
+        ("Side channels: floating point, timing, random numbers", False, "the noise is pseudo-random and float32"),
+        ("Exposure at data collection", False, "data are collected before this run"),
+        ("Access control and security of stored data", False, "this depends on who holds the run's directory"),
+        ("Inference of properties, of groups, of participation", False, "epsilon and attacks concern single examples"),
     ]
     return [
         {"question": question, "covered": yes, "answer": answer if yes else f"not covered: {answer}"}

@@ -14,17 +14,18 @@ from shoal.metrics import least_non_members
 from shoal.metrics.intervals import at_once
 
 LOWER_BOUND = "empirical_epsilon"
-"""The one figure without an upper end; its value is a lower bound, so a gate compares the value itself."""
+"""The one figure without an upper end. Its value is a lower bound, which a gate compares directly."""
 
 GATE_METRICS = (*METRICS, LOWER_BOUND)
 """The figures that a gate can limit."""
 
 MIN_REFERENCES = 4
-"""Reference federations that a gate needs to hold: attacks with fewer are weaker (docs/audit.md)."""
+"""The smallest number of reference federations with which a gate can hold; attacks with fewer are weaker
+(docs/audit.md)."""
 
 CONFIDENCE, MAX_REFERENCES = "gates.confidence", "gates.most_references"
-"""Keys of audit.json: the confidence of the gates' intervals, 0.95 without the key; and the largest number of reference
-federations."""
+"""The keys of audit.json for the confidence of the gates' intervals (0.95 without the key) and for the largest number
+of reference federations."""
 
 _FORM = re.compile(r"\s*(?P<key>\S+)\s*(?P<sign><=|<)\s*(?P<limit>\S+)\s*")
 
@@ -71,8 +72,8 @@ class Gate:
     def broken_by(self, audit: Mapping[str, float | str]) -> dict[str, float]:
         """Return the upper interval ends of figures that break the gate, by key of audit.json.
 
-        If the scores have the wrong sign (`wrong_sign`), all limited figures break the gate. A view's upper end is
-        raised to the entry ``at_least`` of audit.json.
+        If the scores have the wrong sign (`wrong_sign`), all limited figures break the gate. A view's upper end is at
+        least its entry ``at_least`` in audit.json.
 
         Raises:
             InputError: none of the limited figures was measured.
@@ -98,7 +99,7 @@ class Gate:
         return True if holds else None
 
     def _certain(self, audit: Mapping[str, float | str]) -> dict[str, float]:
-        """The lower ends above the limit, of simultaneous intervals of all limited figures (Bonferroni)."""
+        """Return the lower ends above the limit; the intervals of all limited figures are simultaneous (Bonferroni)."""
         if self.key == LOWER_BOUND:
             return self.broken_by(audit)
         count = len(self._ends(audit))
@@ -106,7 +107,7 @@ class Gate:
         return {key: low for key, low in lows.items() if self._exceeded(low)}
 
     def _ends(self, audit: Mapping[str, float | str], count: int = 1) -> dict[str, tuple[float, float]]:
-        """Both ends of each limited figure, at the audit's confidence for ``count`` figures together."""
+        """Return both ends of each limited figure's interval, at the audit's joint confidence for ``count`` figures."""
         # Where attacks are listed, a view's figure repeats one of them.
         attacks = any(key.startswith("attacks.") for key in audit)
         explicit = {f"{self.key}.high"} if attacks else {*audit}
@@ -148,8 +149,8 @@ class Gate:
         more = f", and by {len(broken) - 1} more" if len(broken) > 1 else ""
         at_least = broken[worst] == audit.get(f"{worst}.at_least")
         end = "where an attack of the view certainly reaches" if at_least else "whose upper end is"
-        decision = "broken" if at_least or self._certain(audit) else "not decided, so not shown to hold,"
-        return f"Gate {self}: {decision} by {worst}, {end} {broken[worst]:.3f}{more}{effort}", False
+        decision = "broken by" if at_least or self._certain(audit) else "not decided because of"
+        return f"Gate {self}: {decision} {worst}, {end} {broken[worst]:.3f}{more}{effort}", False
 
     def __str__(self) -> str:
         return f"{self.key} {'<' if self.strict else '<='} {self.limit:g}"
@@ -193,7 +194,7 @@ def _parse_gate(expression: str) -> Gate:
 
 
 def require_measurable(gates: Sequence[Gate], non_members: Mapping[str, int]) -> None:
-    """Refuse gates on figures that an audit cannot measure, before reference federations are trained.
+    """Check, before training, that an audit can measure the figures of the gates.
 
     Raises:
         InputError: a gate's key has a wrong form or an unknown view or group, or a true positive rate needs more

@@ -42,7 +42,7 @@ class Trace:
     """Recorded rounds, the records to attack, and the trained model.
 
     Args:
-        records: each client's members, and non-members.
+        records: the clients' members, and non-members.
         files: the files of the recorded rounds, in order.
         read: the function that reads the updates in one file.
         preferences: the limit and beta of each client, by the client's id, or ``None`` if unknown.
@@ -84,7 +84,7 @@ class Trace:
 
 
 def update_scores_of_trace(trace: Trace, engine: Engine) -> UpdateScores:
-    """Compute scores of the trace's records for the server's attacks; the engine has the trace's model."""
+    """Compute the scores of a trace's records for the server's attacks, on an engine of the trace's model."""
     return update_scores(trace.rounds(), trace.records, engine)
 
 
@@ -235,7 +235,7 @@ def read_records(path: Path, about: TraceSettings, model: Model) -> OwnedRecords
 
 
 def read_round(path: Path, *, model: Model, network: nn.Module) -> RoundUpdates:
-    """Read the file of a round, with numbers in the order of the ``state_dict`` of ``network``."""
+    """Read a round's file, whose numbers are in the order of the ``state_dict`` of ``network``."""
     arrays = parse_arrays(path, ("clients", "models", "parameters"), "clients, models and parameters")
     clients = _integers(path, "clients", arrays["clients"], arrays["clients"].size)
     assignment = _integers(path, "assignment", arrays.get("assignment", np.zeros(len(clients), int)), len(clients))
