@@ -63,12 +63,14 @@ class SweepDisplay(LiveBar):
 
     def __init__(self, console: Console, *, lines: int = 10) -> None:
         self._progress: Callable[[], SweepProgress] | None = None
+        self._steps = 0
         super().__init__(console, "run", lines=lines, refresh_per_second=1)
 
     def started(self, progress: Callable[[], SweepProgress]) -> None:
         """Show the sweep before its first run, and store the function ``progress`` for later updates."""
         now, self._progress = progress(), progress
-        self.begin("run", now.done * now.runs, now.runs)
+        self._steps += 1
+        self.begin(f"step {self._steps}: run" if self._lines == 1 else "run", now.done * now.runs, now.runs)
         if now.finished and not self._console.is_terminal and self._lines > 1:
             self.say(f"{now.finished} of {now.runs} runs are done already")
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import isnan
 from pathlib import Path
 from shlex import quote
 
@@ -30,6 +31,7 @@ from shoal.reports.run.run_verdict import (
     cluster_number_text,
     clustering_verdict,
     notes,
+    own_accuracy,
     property_sentences,
 )
 from shoal.reports.table import metric_row, metric_table
@@ -147,8 +149,11 @@ def _key_metrics(view: RunView, found: Sequence[Finding], audit: pd.DataFrame | 
         exposure = (name, value, f"{worst.title}, view: {worst.view}, on {worst.group}; {remark}")
     better = "" if run.metric == ACCURACY else "; higher is better"
     accuracy, rounds = view.metric("accuracy"), int(view.rounds["round"].max())
-    mean = f"on the held-out {run.kind} of a client's group, mean over clients{better}"
-    tiles = [(capitalize(accuracy.name), accuracy.text(overall.get("accuracy.overall")), mean), exposure]
+    mean, own = overall.get("accuracy.overall"), own_accuracy(view.summary)
+    whose = f"on the held-out {run.kind} of a client's group, mean over clients{better}"
+    if not isnan(own) and run.metric == ACCURACY:
+        mean, whose = own, f"on each client's own held-out {run.kind}"
+    tiles = [(capitalize(accuracy.name), accuracy.text(mean), whose), exposure]
     if view.limited:
         point = METRICS["violations"].text(overall.get("violations.total"))
         limits = f"of {len(view.clients)} clients, at 95 % confidence; {point} by the point estimate"

@@ -181,8 +181,8 @@ def baseline_table(summary: Summary, metric: str = ACCURACY) -> ReportTable | No
         for whose, of in rows.items()
     ]
     note = (
-        f"{capitalize(metric)} of each client on its own test examples if known, otherwise on its group's; the mean "
-        "accuracy above uses the group's. Small print: the gain of clusters with its 95 % interval."
+        f"{capitalize(metric)} of each client on its own test examples if known, otherwise on its group's. "
+        "Small print: the gain of clusters with its 95 % interval."
     )
     columns = (*heads([metric], ["these clusters"]), *heads((), known.values()))
     return ReportTable(columns, tuple(lines), "Does clustering pay?", note=note)

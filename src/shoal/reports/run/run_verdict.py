@@ -69,15 +69,19 @@ def accuracy_sentence(summary: Summary, kind: str = "images", metric: str = ACCU
     overall, by_group = summary.overall, of_groups(summary, "accuracy")
     form, name = metric_format(metric), "Test accuracy" if metric == ACCURACY else f"Mean {metric} on held-out {kind}"
     groups = f" ({', '.join(f'{form(value)} for {group}' for group, value in by_group.items())})"
-    mean, own = form(overall["accuracy.overall"]), form(_own_accuracy(summary))
-    if own != mean and metric == ACCURACY and not isnan(_own_accuracy(summary)):
-        return f"{name}: {own} on each client's own test {kind}, {mean} on the test {kind} of all clients."
+    mean, own = form(overall["accuracy.overall"]), own_accuracy(summary)
+    if metric == ACCURACY and not isnan(own):
+        return f"{name}: {form(own)} on each client's own test {kind}, {mean} on the test {kind} of all clients."
     return f"{name}: {mean}{groups * (len(by_group) > 1)}."
 
 
-def _own_accuracy(summary: Summary) -> float:
-    """The accuracy on each client's own test examples, if there is one group and baselines were trained, else NaN."""
-    return summary.overall.get("baseline.clusters.accuracy", nan) if len(summary.by_group) == 1 else nan
+def own_accuracy(summary: Summary) -> float:
+    """Return the accuracy on each client's own test examples if it is known and differs from the group's, else NaN.
+
+    Without the clients of test examples, and with several groups, it is not known.
+    """
+    own = summary.overall.get("baseline.clusters.accuracy", nan) if len(summary.by_group) == 1 else nan
+    return own if abs(own - summary.overall.get("accuracy.overall", nan)) > 1e-6 else nan
 
 
 MOST_GROUPS = 3
@@ -145,7 +149,7 @@ def chance_sentence(summary: Summary, kind: str = "images") -> str:
     shares, accuracies, examples = (
         of_groups(summary, name) for name in ("most_frequent_class", "accuracy", "test_examples")
     )
-    if not isnan(own := _own_accuracy(summary)):
+    if not isnan(own := own_accuracy(summary)):
         accuracies = dict.fromkeys(accuracies, own)
     # The exact interval of a share of a group's test examples, as if one model served the group.
     measured = {name: Estimate.of_rate(accuracies[name], examples.get(name, 0)).among(len(shares)) for name in shares}
