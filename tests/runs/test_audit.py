@@ -307,7 +307,7 @@ def test_the_gate_decides_the_exit_code(finished, tmp_path, capsys):
     assert main([*command, "empirical_epsilon <= 50"]) == 0
     assert "Gate empirical_epsilon <= 50: holds" in capsys.readouterr().out
     assert main([*command, "auc <= 0.5"]) == 3
-    assert "by attacks." in capsys.readouterr().out
+    assert "Gate auc <= 0.5: not decided because of attacks." in capsys.readouterr().out
     assert main([*command, "auc <= 0.5", "--gate", "attacks.lira.nobody.auc <= 0.5"]) == 2
     printed = capsys.readouterr()
     assert "Gate auc <= 0.5: " in printed.out, "what was measured is said before the error"

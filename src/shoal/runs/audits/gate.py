@@ -146,7 +146,7 @@ class Gate:
         if wrong := [*wrong_sign(audit).values()]:
             return f"Gate {self}: cannot hold, since {wrong[0]}", False
         worst = max(broken, key=lambda key: broken[key])
-        more = f", and by {len(broken) - 1} more" if len(broken) > 1 else ""
+        more = f", and {len(broken) - 1} more" if len(broken) > 1 else ""
         at_least = broken[worst] == audit.get(f"{worst}.at_least")
         end = "where an attack of the view certainly reaches" if at_least else "whose upper end is"
         decision = "broken by" if at_least or self._certain(audit) else "not decided because of"
