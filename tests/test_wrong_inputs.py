@@ -334,7 +334,10 @@ SIMULATIONS = {
     "malicious 'x'": (lambda: simulated(malicious_clients="x"), "'malicious_clients' must be a MaliciousClients"),
     "participation '1'": (lambda: simulated(participation="1"), "'participation' must be a number in [0, 1] (got '1')"),
     "fp16": (lambda: simulated(precision="fp16"), "'precision' must be 'fp32' or 'bf16' (got 'fp16'"),
-    "tpu": (lambda: simulated(device="tpu"), "'device' must be 'cpu', 'cuda' or a numbered GPU such as 'cuda:1' (got 'tpu')"),
+    "tpu": (
+        lambda: simulated(device="tpu"),
+        "'device' must be 'cpu', 'cuda' or a numbered GPU such as 'cuda:1' (got 'tpu')",
+    ),
     "mps": (lambda: simulated(device="mps"), "such as 'cuda:1' (got 'mps'"),
     "meta": (lambda: simulated(device=torch.device("meta")), "'device' must be a string (got device"),
     "backend x": (lambda: simulated(backend="x"), "'backend' must be 'auto', 'loop' or 'vmap' (got 'x'"),

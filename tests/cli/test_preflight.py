@@ -58,7 +58,7 @@ def test_a_gate_that_holds(config, capsys):
     assert "Gate auc <= 0.6: holds" in printed
     assert main(["preflight", config, "--set", "model.name=logistic", "--gate", "auc <= 0.6"]) == 3
     assert (
-        "Gate auc <= 0.6: broken by views.server.minority.auc, whose upper end is 1.000, and by"
+        "Gate auc <= 0.6: broken by views.server.minority.auc, whose upper end is 1.000, and 5 more figures"
         in capsys.readouterr().out
     )
 

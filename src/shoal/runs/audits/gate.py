@@ -146,7 +146,8 @@ class Gate:
         if wrong := [*wrong_sign(audit).values()]:
             return f"Gate {self}: cannot hold, since {wrong[0]}", False
         worst = max(broken, key=lambda key: broken[key])
-        more = f", and {len(broken) - 1} more" if len(broken) > 1 else ""
+        others = len(broken) - 1
+        more = f", and {others} more figure{'s' * (others > 1)}" if others else ""
         at_least = broken[worst] == audit.get(f"{worst}.at_least")
         end = "where an attack of the view certainly reaches" if at_least else "whose upper end is"
         decision = "broken by" if at_least or self._certain(audit) else "not decided because of"
