@@ -56,7 +56,7 @@ CPU_ENGINE = EngineSettings()
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A simulation with its engine, its directory and its watches.
+    """A simulation with its engine, its directory and its progress functions.
 
     Args:
         simulation: the settings that decide the outcome.
@@ -346,7 +346,7 @@ def run(
         out: the run's directory, which is made after the configuration is checked against its data.
         resume: see `Run.train`.
         data_dir: the folder that is searched first for the data.
-        dataset: the examples of [data]. ``None`` loads the examples.
+        dataset: the data that [data] describes; ``None`` loads the data.
         watch: the watch of `Run`; ``None`` shows no progress.
         watch_references, workers: see `Run`.
 
