@@ -32,7 +32,7 @@ RESULT_FILES = (
     "summary.json", "clients.csv", "rounds.csv", "roc.csv", "canaries.csv", "presence.csv", "models.safetensors",
     "samples.safetensors", "report.html",
 )  # fmt: skip
-"""The files that a run writes at its end. The summary is removed first because it marks a finished run."""
+"""The files that a run writes at its end, in order of removal; summary.json marks a finished run."""
 
 
 def is_finished(out: Path) -> bool:

@@ -453,7 +453,7 @@ def require_known(simulation: Simulation) -> None:
     start = simulation.start
     if start is None or start.public:
         return
-    how = "train all rounds in one run, or use start(public=True) if 'start' contains none of these clients' examples"
+    how = "train all rounds in one run, or use start(public=True) if 'start' was trained without these clients"
     if start.simulation is None:
         raise InputError(
             "reference federations must retrain 'start', but a result from a directory has no data; use the result "
@@ -468,7 +468,7 @@ def require_known(simulation: Simulation) -> None:
     mine, theirs = comparable_hashes(*clients)
     require(
         bool(np.isin(mine, theirs).any()),
-        f"reference federations must retrain 'start', but 'start' has no example with the same inputs; {how}",
+        f"reference federations must retrain 'start', but 'start' has none of the clients' examples with the same inputs; {how}",
     )
     of_mine, of_theirs = (shards.owners().numpy() for shards in clients)
     require(

@@ -84,7 +84,7 @@ class Trace:
 
 
 def update_scores_of_trace(trace: Trace, engine: Engine) -> UpdateScores:
-    """Compute the scores of a trace's records for the server's attacks, on an engine of the trace's model."""
+    """Compute the scores of a trace's records for the server's attacks."""
     return update_scores(trace.rounds(), trace.records, engine)
 
 
