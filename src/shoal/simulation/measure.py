@@ -125,7 +125,7 @@ def measure_models(
 
     Args:
         use: the deployed models and each client's loss, from `Training.deployed_models`.
-        references: the records that reference federations attack; their strongest attack determines exposure.
+        references: the records attacked with reference federations; the strongest attack determines exposure.
         budget: the measurement of epsilon; ``None`` measures the epsilon of ``training``.
     """
     team, rounds, canaries = simulation.red_team, simulation.member_rounds, simulation.canaries
