@@ -468,8 +468,8 @@ def require_known(simulation: Simulation) -> None:
     mine, theirs = comparable_hashes(*clients)
     require(
         bool(np.isin(mine, theirs).any()),
-        "reference federations must retrain 'start', but 'start' has none of the clients' examples with the same inputs; "
-        f"{how}",
+        "reference federations must retrain 'start', but 'start' has none of the clients' examples with the same "
+        f"inputs; {how}",
     )
     of_mine, of_theirs = (shards.owners().numpy() for shards in clients)
     require(
