@@ -78,7 +78,7 @@ def test_a_promise_is_by_view_with_what_computed_it(tmp_path: Path) -> None:
     assert (promise["noise"], promise["noise_multiplier"], promise["min_clients"]) == ("sum", 5.0, 4)
     assert promise["choice_of_model_covered"]
     said = answers(document)
-    assert said["Choice of a client's model"] == "by noisy statistics, which epsilon covers"
+    assert said["Choice of a client's model"] == "clients choose by noisy statistics, which epsilon covers"
     assert said["Empirical lower bound"].startswith("not covered: run shoal run CONFIG --set canaries.per_client=4")
     assert "each of at least 4 clients adds its share of the noise" in said["Trust model"]
     hashes = document["run"]["sha256"]

@@ -1,1 +1,1 @@
-"""A run's directory and all its files. May import `reports` and the packages below it."""
+"""A run's directory and files. This package may import `reports` and the packages below it."""

@@ -25,11 +25,11 @@ ROWS = (
     "gap", "exposure", "exceeded.total", "violations.total", "violations", "migrated", "clusters.clients",
     "clusters.mia", "clusters.over_limit", "clusters.limit_unmet", "adjusted_rand_index", "epsilon", "seconds.total",
 )  # fmt: skip
-"""The rows of a comparison: metrics of the run or of each group; ``clusters.`` marks metrics of the models."""
+"""The rows of a comparison."""
 
 CAVEAT = (
-    "Accuracy is measured on the test examples of a client's whole group. Intervals are 95 % intervals over records, "
-    "simultaneous for all differences of a sentence. A pair of runs is one seed; shoal sweep compares several."
+    "Accuracy is measured on the test examples of a client's whole group. The 95 % intervals are over records and "
+    "hold jointly for all differences in a sentence. Two runs are a single trial; shoal sweep compares several seeds."
 )
 """The last sentence of every comparison."""
 

@@ -32,7 +32,7 @@ RESULT_FILES = (
     "summary.json", "clients.csv", "rounds.csv", "roc.csv", "canaries.csv", "presence.csv", "models.safetensors",
     "samples.safetensors", "report.html",
 )  # fmt: skip
-"""The files that a run writes at its end. The summary is removed first because it marks a finished run."""
+"""The files that a run writes at its end, in order of removal; summary.json marks a finished run."""
 
 
 def is_finished(out: Path) -> bool:
@@ -123,8 +123,7 @@ def open_run_dir(
 def rounds_before(out: Path, description: RunDescription, rounds: int) -> int:
     """Return the configured number of rounds of the run in ``out``, or ``rounds`` if ``out`` has no config.toml.
 
-    The run in ``out`` may have fewer rounds than ``description``, another path of the data, and other settings that
-    only change the speed.
+    The run in ``out`` may have fewer rounds than ``description``, another data path, and other settings for speed.
 
     Raises:
         InputError: ``out`` has a different run than ``description``, or a finished run with changed files.
@@ -150,9 +149,7 @@ def rounds_before(out: Path, description: RunDescription, rounds: int) -> int:
 
 
 def _concerns_later_rounds(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Return whether a key only affects rounds after the run ``before``: later events, or the forgetting method if no
-    client left.
-    """
+    """Return whether a key affects no finished round: later events, or the forgetting method if no client left."""
     done = before["algorithm"]["rounds"]
     old, new = ([event for event in table.get("events", ()) if event["round"] <= done] for table in (before, now))
     if key == "events":
@@ -250,7 +247,7 @@ def drop_repeated_warnings() -> Iterator[None]:
 
 
 class _NewWarnings(logging.Filter):
-    """A filter that drops warnings that differ from an earlier warning only in numbers."""
+    """A filter that drops repeated warnings and ignores numbers in the comparison."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Readers of a run's files, and hashes.json with SHA-256 hashes of the run's examples and files.
 
-In hashes.json ``examples`` is `shoal.data.fingerprint` of the federation: every client's inputs, labels, group and
-limit. For a finished run, ``files`` contains the hashes of the files that later steps read, by path. The hash of
+The entry ``examples`` is `shoal.data.fingerprint` of the federation: every client's inputs, labels, group and limit.
+For a finished run, ``files`` contains the hash of each file that later commands read, by path. The hash of
 config.toml covers the keys that decide the result, except the path of the data.
 """
 
@@ -42,14 +42,14 @@ TEXT_COLUMNS = ("group", "non_members", "attack", "name", "view", "method")
 """The columns of text; all other columns hold numbers."""
 
 FROZEN = "frozen"
-"""The prefix in models.safetensors of tensors that all models share; other tensors have their cluster's number."""
+"""The prefix of tensors that all models share; other tensors have their cluster's number as prefix."""
 
 HASHES = "hashes.json"
 
 _UNHASHED = (
     "report.html", "run.log", "audit.json", "audit.csv", "audit.html", "scores.csv", "card.json", "card.html", HASHES,
 )  # fmt: skip
-"""The files that change after a run or that no later step reads."""
+"""The files without a hash: a later command changes them or does not read them."""
 
 COMPLETE = ("round", "cluster", "clients", "present", "group", "non_members")
 """The columns without empty cells."""
@@ -160,7 +160,7 @@ def read_models(path: Path) -> tuple[dict[int, dict[str, Tensor]], tuple[str, ..
 
 
 def write_hashes(out: Path, examples: str, summary: str | None = None) -> None:
-    """Write hashes.json. With ``summary``, the text of summary.json, add a finished run's files."""
+    """Write hashes.json. For a finished run, pass the text of summary.json as ``summary``."""
     about: dict[str, Any] = {"examples": examples}
     if summary is not None:
         paths = [path for folder in (out, out / FOLDER) if folder.is_dir() for path in sorted(folder.iterdir())]
@@ -223,7 +223,7 @@ def _hash(path: Path) -> str:
 
 
 def decisive_settings(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a config.toml by dotted key, without the keys that change no result.
+    """Return the values of a config.toml that can change the result, by dotted key.
 
     ``evaluation.baselines = false`` is omitted too, because files of older versions lack the key.
     """

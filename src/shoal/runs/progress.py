@@ -16,7 +16,7 @@ from shoal.simulation.simulation import Simulation
 
 
 class LiveBar:
-    """A progress count on the console: one line that updates on a terminal, or a few lines in a log."""
+    """A progress bar on the console."""
 
     def __init__(self, console: Console, unit: str, *, lines: int = 10, refresh_per_second: int = 4) -> None:
         self._console, self._lines = console, lines
@@ -74,7 +74,7 @@ class LiveBar:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def reference_federations(self, done: int, count: int) -> None:
-        """Show how many reference federations are trained."""
+        """Show the number of trained reference federations."""
         if not self._references:
             self._references = True
             self.begin("reference federation", done, count)
@@ -97,7 +97,7 @@ class Display(LiveBar):
             self.say(text)
 
     def __call__(self, simulation: Simulation, progress: SimulationState, report: RoundReport | None) -> None:
-        """Show where the run stands; the signature is `simulation.Watch`."""
+        """Show the run's progress."""
         done = progress.state.round
         if report is None:
             self.begin("round", done, simulation.last_round)

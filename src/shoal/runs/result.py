@@ -116,7 +116,7 @@ class Result:
     frozen: Collection[str] = ()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes for pickle, which cannot store the functions of the simulation and the engine."""
+        """Return the attributes without the simulation and the engine, which pickle cannot store."""
         return vars(self) | {"simulation": None, "engine": None}
 
     def __copy__(self) -> "Result":

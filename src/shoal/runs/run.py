@@ -56,7 +56,7 @@ CPU_ENGINE = EngineSettings()
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A simulation with its engine, its directory and its watches.
+    """A simulation with its engine, its directory and its progress functions.
 
     Args:
         simulation: the settings that decide the outcome.
@@ -135,7 +135,7 @@ class Run:
 
         Raises:
             InputError: the directory exists, cannot be written, has a different run or is in use; or training diverged.
-            MeasurementError: the final models, which the error stores in ``models``, cannot be measured.
+            MeasurementError: the final models cannot be measured; the error's ``models`` stores them.
         """
         require(self.out is not None or not resume, "'resume' needs 'out', the directory of the run")
         if self.out is not None and Path(self.out).exists() and not resume:
@@ -302,7 +302,7 @@ def simulate(
         resume: see `Run.train`.
 
     Raises:
-        InputError: the settings do not fit together, or `Run.train` raises the error.
+        InputError: the settings do not fit together; see also `Run.train`.
         MeasurementError: see `Run.train`.
 
     Example:
@@ -346,12 +346,12 @@ def run(
         out: the run's directory, which is made after the configuration is checked against its data.
         resume: see `Run.train`.
         data_dir: the folder that is searched first for the data.
-        dataset: the examples of [data]. ``None`` loads the examples.
+        dataset: the data that [data] describes; ``None`` loads the data.
         watch: the watch of `Run`; ``None`` shows no progress.
         watch_references, workers: see `Run`.
 
     Raises:
-        InputError: the settings do not fit together or do not fit the data, or `Run.train` raises the error.
+        InputError: the settings do not fit together or do not fit the data; see also `Run.train`.
         MeasurementError: see `Run.train`.
 
     Example:

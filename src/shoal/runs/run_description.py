@@ -231,13 +231,12 @@ def _parse_description(table: Mapping[str, Any], text: str) -> RunDescription:
 
 
 def _class_table(value: object) -> dict[str, Any]:
-    """Return the table of an algorithm or attack of any class."""
     table = _to_toml(value)
     return table if isinstance(table, dict) else {"name": name_of(type(value)), "value": table}
 
 
 def _to_toml(value: Any) -> Any:  # noqa: ANN401
-    """Convert a value to TOML, equal in every process; dataclasses become tables, and memory addresses are removed."""
+    """Convert a value to TOML; dataclasses become tables, and memory addresses are removed."""
     if is_dataclass(value) and not isinstance(value, type):
         inside = {field.name: getattr(value, field.name) for field in fields(value)}
         return _to_toml(inside) | {"name": name_of(type(value))}

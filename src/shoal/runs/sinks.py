@@ -50,7 +50,7 @@ class LoggedRun:
 
     @property
     def parameters(self) -> Mapping[str, object]:
-        """The values of the run's config.toml by dotted key, without the keys that change no result."""
+        """The values of the run's config.toml that can change the result, by dotted key."""
         return decisive_settings(tomllib.loads(self.settings))
 
 
@@ -98,7 +98,7 @@ class OpenSinks:
         self.end(None)
 
     def __call__(self, simulation: Simulation, progress: SimulationState, report: RoundReport | None) -> None:
-        """Log a round; the signature is `simulation.Watch`."""
+        """Log a round."""
         if report is None or not self._writers:
             return
         done = progress.state.round
@@ -165,8 +165,8 @@ def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
 class TensorBoard:
     """A TensorBoard log, shown by ``tensorboard --logdir FOLDER`` (``pip install 'shoal[tensorboard]'``).
 
-    Rounds are steps. The last step has the metrics of `summary.json` under ``summary/``. The configuration is logged as
-    text and as the hyper-parameters of the page HPARAMS.
+    A step is a round. The last step has the metrics of `summary.json` under ``summary/``. TensorBoard shows the
+    configuration as text and on its page HPARAMS.
 
     Args:
         folder: the folder of the event files. ``None`` means ``tensorboard`` in the run's directory.
@@ -207,7 +207,7 @@ class TensorBoard:
 
 
 class _EventFile:
-    """An event file, which is open only during writes, so that a failure leaves no open file."""
+    """An event file that is open only during writes."""
 
     def __init__(self, path: Path, run: LoggedRun) -> None:
         # Here, since these imports take half a second.

@@ -76,7 +76,7 @@ def _check_coordinator(
 ) -> None:
     """Raise `InputError` if a coordinator has no risks or no knobs, or if the algorithm excludes a knob.
 
-    The defences of knobs are checked at full strength, which directives can reach.
+    The checks assume full strength for the defences of knobs.
     """
     require(risk_period > 0, "red_team.every must be at least 1 with a coordinator (got 0)")
     steers = bool(coordinator.knobs) or coordinator.min_clients > 0

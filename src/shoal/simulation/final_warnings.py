@@ -56,7 +56,7 @@ def warn_of_small_clusters(federation: Federation, assignment: torch.Tensor, min
         sentences.append(
             f"cluster {cluster} has {len(inside)} client{'s' * (len(inside) > 1)} ({quote(names[:MOST_NAMES])}{more}), "
             f"fewer than 'evaluation.min_clients' = {min_clients}; clients of small clusters are the most exposed; "
-            "algorithm.name = 'cluster-size-floor' adds clients of other clusters to their training"
+            "set algorithm.name = 'cluster-size-floor' to train small clusters with more clients"
         )
         LOG.warning("%s", sentences[-1])
     return sentences

@@ -1,4 +1,4 @@
-"""The measurement of the final models, which gives metrics, tables and the guarantee of differential privacy."""
+"""The measurement of the final models: metrics, tables and the differential-privacy guarantee."""
 
 import logging
 import statistics
@@ -125,8 +125,7 @@ def measure_models(
 
     Args:
         use: the deployed models and each client's loss, from `Training.deployed_models`.
-        references: the records attacked with reference federations, whose strongest attack determines exposure;
-            ``None`` without reference federations.
+        references: the records attacked with reference federations; the strongest attack determines exposure.
         budget: the measurement of epsilon; ``None`` measures the epsilon of ``training``.
     """
     team, rounds, canaries = simulation.red_team, simulation.member_rounds, simulation.canaries
@@ -279,7 +278,7 @@ class PrivacyBudget:
     Args:
         first_round: the first round that epsilon covers.
         everyone: the training of all clients, including clients that left; ``None`` if no client leaves or joins.
-        departures: the departures of clients; epsilon covers the training runs that forgetting performs.
+        departures: the departures of clients; epsilon covers the training that forgetting needs.
     """
 
     first_round: int = 1
@@ -292,7 +291,7 @@ class PrivacyBudget:
         training, state = self.everyone or finished.training, finished.state
         trainings = accountable_trainings(training, state)
         if trainings is None:
-            LOG.warning("no epsilon is stated, since a coordinator steered the noise of local steps")
+            LOG.warning("no epsilon is stated, since a coordinator changed the noise of local steps")
             return Summary()
         rule = accounting.private_rule(trainings.rounds[0])
         if rule is None:
@@ -334,8 +333,8 @@ class PrivacyBudget:
 def _views_covered(finished: FinishedTraining) -> Sequence[View]:
     """Return the views for which the guarantee covers all observations.
 
-    Without noise, every view observes a client's choice of a model, because only this model contains the client's
-    update. The server observes counts for the red team; with a coordinator, every view does.
+    If clients choose a model without noise, the models reveal the choice to every view. The red team's counts are
+    visible to the server, and through a coordinator's directives to every view.
     """
     training, team = finished.training, finished.red_team
     counts = team.every > 0 and team.estimator in NEED_HOLDOUT

@@ -58,8 +58,7 @@ class EngineSettings:
         """Return these settings with the backend "auto" replaced by the simulation's best backend.
 
         Args:
-            trial: whether to try the network on two examples if its features are already computed; otherwise only the
-                network's layers decide.
+            trial: whether to also try the network on two examples, if the features are already computed.
 
         Raises:
             InputError: the backend cannot train the simulation.

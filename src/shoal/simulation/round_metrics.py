@@ -174,7 +174,7 @@ def main_task_metrics(outputs: Tensor, assignment: Ints, federation: Federation)
 
 
 def _one_against_rest(posteriors: Floats, labels: Ints, weights: Floats) -> float:
-    """Return the AUC of each class against the other classes, averaged; for two classes, the second class's AUC."""
+    """Return the mean AUC of each class against the others; for two classes, the second class's AUC."""
     models, classes = len(posteriors), posteriors.shape[2]
     truth, weight = np.tile(labels, models), weights.ravel()
     aucs = []

@@ -134,7 +134,7 @@ class WarmStart:
 class RoundAttack(Protocol):
     """An attack that observes each round without affecting training, and is measured after the last round.
 
-    The attack is immutable. Its memory between rounds consists of tensors, which checkpoints store.
+    The attack is immutable. Checkpoints store its memory between rounds, as tensors.
     """
 
     name: ClassVar[str]
@@ -162,7 +162,7 @@ class RoundAttack(Protocol):
         """Return the metrics and the rows of the attack's table.
 
         Args:
-            observations: the observations, by round.
+            observations: the results of `observe`, by round.
             jobs: the largest number of threads.
         """
         ...
@@ -179,18 +179,17 @@ class Simulation:
         local: the local training of a client in a round, before defences.
         rounds: the number of rounds, not counting those of ``start``.
         seed: the seed of every random draw.
-        participation: the fraction of clients that take part in a round, at least one client; 0 selects no clients.
-        red_team: the estimator of risks and the attack on the final models. The default runs only after training: the
-            gap attack in a classification, a loss threshold in a regression (needs a shadow set).
+        participation: the fraction of clients per round. A fraction above 0 selects at least one client.
+        red_team: the estimator of risks and the attack on the final models. The default runs only after training. For a
+            classification, this is the gap attack; for a regression, a loss threshold, which needs a shadow set.
         defenses: defences from `shoal.defenses` or your own, in order of application.
-        coordinator: the controller that sets directives for each cluster's training from the risks, such as
-            ``LimitController({"augmentation": Knob(Augmentation())})``. A coordinator needs a `RedTeam` with ``every``
-            above 0.
+        coordinator: the controller that adjusts each cluster's training to the risks, such as
+            ``LimitController({"augmentation": Knob(Augmentation())})``; needs a `RedTeam` with ``every`` above 0.
         canaries: the canaries in ``federation``, from `MislabelledCanaries.insert`.
-        start: trained models to continue from, see `Result.start`. The numbering of rounds continues. A result in
-            memory continues bit for bit. A result from a directory lacks the algorithm's tensors, and its earlier
-            rounds do not count for membership. `rounds.csv`, seconds and epsilon cover only the new rounds. Reference
-            federations also retrain the rounds of ``start`` and therefore need a result in memory.
+        start: trained models to continue from, see `Result.start`. The numbering of rounds continues. After a
+            result in memory, training equals one longer run bit for bit. A result from a directory lacks the
+            algorithm's tensors and the members of earlier rounds. `rounds.csv`, seconds and epsilon cover only the new
+            rounds. Reference federations also retrain the rounds of ``start``, so they need a result in memory.
         reference_federations: the number of reference federations after the last round; each costs about as much as the
             run's training. If the number is above 0, attacks with reference federations determine exposure.
         duplicates: "leave-out" excludes records with copies from attacks with reference federations and from audits. A
@@ -202,11 +201,11 @@ class Simulation:
             number of rounds before the model's last training.
         baselines: whether to compare the clusters with one model for all clients, local training and one model per
             group, trained for the same rounds (`baseline.*` of `summary.json`).
-        min_clients: the smallest number of clients per cluster without a warning after the last round.
+        min_clients: the number of clients below which a cluster causes a final warning.
         record_updates: the number of rounds between recorded rounds; 0 records none. Recorded updates are stored in the
             run's directory, for server attacks (docs/trace.md).
         round_attack: an attack that observes every round, such as `PropertyAttack` with a `PropertySchedule`.
-        malicious_clients: malicious clients and their training, such as from `active_property_attacker`.
+        malicious_clients: malicious clients, such as from `active_property_attacker`.
         attacks: your own attacks on scores of reference models (`ReferenceAttack`) or on clients' updates
             (`UpdateAttack`).
         metrics: further measurements of the finished training.
@@ -353,7 +352,7 @@ class Simulation:
 
     @property
     def widest_view(self) -> View:
-        """The widest view among the run's view and the views of clients' limits."""
+        """The most powerful view among the run's view and the views of clients' limits."""
         return max((self.view, *self.federation.preferences.views(self.view)), key=VIEWS.index)
 
     @property
@@ -454,11 +453,11 @@ def require_known(simulation: Simulation) -> None:
     start = simulation.start
     if start is None or start.public:
         return
-    how = "train all rounds in one run, or use start(public=True) if it was trained without these clients' examples"
+    how = "train all rounds in one run, or use start(public=True) if 'start' was trained without these clients"
     if start.simulation is None:
         raise InputError(
-            "reference federations must retrain 'start', but a directory does not contain its data; use the result of "
-            f"simulate, {how}"
+            "reference federations must retrain 'start', but a result from a directory has no data; use the result "
+            f"of simulate, {how}"
         )
     require(
         start.simulation.round_attack is None and start.simulation.malicious_clients is None,
@@ -469,8 +468,8 @@ def require_known(simulation: Simulation) -> None:
     mine, theirs = comparable_hashes(*clients)
     require(
         bool(np.isin(mine, theirs).any()),
-        "reference federations must retrain 'start', but 'start' has none of the clients' examples in this form; "
-        f"{how}",
+        "reference federations must retrain 'start', but 'start' has none of the clients' examples with the same "
+        f"inputs; {how}",
     )
     of_mine, of_theirs = (shards.owners().numpy() for shards in clients)
     require(

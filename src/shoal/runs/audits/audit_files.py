@@ -155,7 +155,6 @@ def _frame(
     reference_member: Bools,
     pair: NDArray | str | None,
 ) -> pd.DataFrame:
-    """Return rows of a score file."""
     columns = {**names, "member": member.astype(int), "score": scores.score, "model": scores.model}
     columns |= {} if pair is None else {"pair": pair}
     for i in range(reference_member.shape[1]):
@@ -205,7 +204,7 @@ def read_scores(path: Path) -> AuditRecords:
 
 @dataclass(frozen=True, eq=False)
 class _ScoreFile:
-    """The cells of a score file as texts, with their checks."""
+    """The cells of a score file, and methods that check the cells."""
 
     path: Path
     frame: pd.DataFrame

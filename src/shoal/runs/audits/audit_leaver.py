@@ -38,8 +38,8 @@ from shoal.simulation.baselines import difference, group_values, mean_accuracy
 from shoal.simulation.play import move_to_engine
 
 LEAST = 8
-"""The smallest number of reference federations of each kind. With 4, one audit in ten would falsely say "recognisable"
-if all of the client's records move together (tests/metrics/test_run_auc.py)."""
+"""The smallest number of federations with the client, and of those without. With 4, one audit in ten falsely says
+"recognisable" if the scores of the client's records rise and fall together (tests/metrics/test_run_auc.py)."""
 
 WHEN = ("before", "after")
 """The times of measurement: before and after the client left."""
@@ -78,15 +78,15 @@ def audit_leaver(
 ) -> LeaverFiles:
     """Audit whether a run forgot a client that left.
 
-    The audit compares two kinds of reference federations: with the client until its departure, and without the client.
+    The audit compares reference federations with the client until its departure and federations without the client.
 
     Args:
         run: the directory of a finished run whose configuration has events.
         client: the name or number of a client that left.
         references: the number of reference federations with the client, an even number; the audit trains the same
             number without the client.
-        out: the directory of the audit's files. ``None`` means ``run/left-CLIENT``, with the client's number if the
-            name cannot be part of a path. An interrupted audit in ``out`` resumes.
+        out: the directory of the audit's files. ``None`` means ``run/left-CLIENT``. CLIENT is the client's number
+            if the name cannot be part of a path. An interrupted audit in ``out`` resumes.
         data_dir, jobs, cluster, watch, gates, allow_code: see `audit_run`.
 
     Raises:
@@ -161,7 +161,7 @@ def _against_never(
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Return the table records.csv, and figures that compare federations with and without the client.
 
-    The attackers are an outsider and a client after the departure, and an outsider before the departure.
+    An outsider attacks before and after the departure, another client only after the departure.
     """
     count, figures, views = len(left.records), dict[str, Any](), ["outsider", "client", "before"]
     scores = np.stack([[each.score.numpy(), *each.trajectory.numpy()] for each in trained], axis=1)
@@ -239,6 +239,6 @@ def _others(
 
 
 def _ends(key: str, estimate: Estimate) -> dict[str, float]:
-    """Return a figure and the ends of its interval, without unknown values."""
+    """Return a figure and the ends of its interval, if finite."""
     named = zip((key, f"{key}.low", f"{key}.high"), estimate, strict=True)
     return {name: float(value) for name, value in named if np.isfinite(value)}

@@ -35,9 +35,8 @@ from shoal.simulation.simulation import Simulation
 LOG = logging.getLogger(__name__)
 
 UPDATES_NOTE = (
-    "attacks on recorded updates compare members with test examples of the same group and label from any client; if "
-    "clients have different kinds of inputs, these attacks recognise clients instead of records, so the figures are "
-    "too high and only an exact attack calls a record exposed"
+    "attacks on recorded updates compare members with test examples from any client; if clients have different kinds "
+    "of inputs, the figures of these attacks are too high, and only an exact attack calls a record exposed"
 )
 """The warning for clients with different kinds of inputs."""
 
@@ -82,7 +81,7 @@ def audit_members(
     if copied:
         warnings.append(
             f"{copied:,} of the {len(attacked.records):,} attacked members have copies in the data, which hide "
-            'exposure; --leave-out-duplicates (in Python: duplicates="leave-out") attacks the other members only'
+            'exposure; --leave-out-duplicates (in Python: duplicates="leave-out") excludes these members'
         )
         LOG.warning("%s", warnings[-1])
     group = attacked.records.group[: len(attacked.records)]
@@ -218,7 +217,7 @@ def audit_trace(
 
 
 def _audit_updates(trace: Trace, engine: Engine, attacks: Sequence[UpdateAttack], *, spans: bool = True) -> Audit:
-    """Audit recorded updates in the server's view; rounds are read repeatedly to hold only one in memory."""
+    """Audit recorded updates in the server's view, with only one round in memory."""
     scores = update_scores_of_trace(trace, engine)
     exact, omitted = list[ScoredUpdates](), dict[str, str]()
     if spans:
@@ -233,7 +232,7 @@ def _audit_updates(trace: Trace, engine: Engine, attacks: Sequence[UpdateAttack]
 def _attack_until_decided(
     attack: Callable[[int], tuple[AuditRecords, Audit, float]], request: AuditRequest, workers: Workers
 ) -> tuple[AuditRecords, Audit, float]:
-    """Return the result of ``attack`` with the fewest reference federations that decide all gates, or with all."""
+    """Attack with more reference federations until all gates are decided or the maximum is reached."""
     most, jobs = request.references, workers.jobs
     for count, confidence in looks(most, max(2, jobs + jobs % 2)):
         records, audit, seconds = attack(count)

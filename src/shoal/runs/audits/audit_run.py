@@ -61,9 +61,9 @@ def audit_run(
         data_dir: the folder that is searched first for the run's data.
         duplicates: "leave-out" excludes every record with a copy (same inputs and label) at a different client or in
             the test, hold-out or shadow set. ``None`` uses the run's setting.
-        queries: the number of copies per image that an attack queries, at most 18 (2 flips x 9 shifts). The attack
-            averages the copies' scores. A different number of copies needs new reference federations.
-        site: whether to infer the clients of held-out examples from the models' outputs.
+        queries: the number of flipped and shifted copies per image, at most 18 (2 flips x 9 shifts). Attacks average
+            the copies' scores. A different number of copies needs new reference federations.
+        site: whether to infer from the models' outputs which client a held-out example belongs to.
         jobs: the number of processes that train reference federations; the results do not depend on the number.
         cluster: the address of a Ray cluster that trains reference federations; see `shoal.sweeps.Workers`. ``None``
             trains on this machine.

@@ -25,7 +25,7 @@ from shoal.runs.files import stored_files
 from shoal.runs.result import Result, read_tables
 
 SCHEMA = 2
-"""The version of card.json, which new keys do not change."""
+"""The version of card.json; new keys do not change the version."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def privacy_card(run: Path, result: Result) -> dict[str, Any]:
 
 
 def _exposure(run: Path, result: Result) -> dict[str, Any]:
-    """Return the audit's findings by view, group and model, or the command for an audit if none exists."""
+    """Return the audit's findings by view, group and model; without an audit, the command to run one."""
     command = f"shoal audit {run} --references 4"
     audit = result.audit_in_directory
     if audit is None:
@@ -102,7 +102,6 @@ def _exposure(run: Path, result: Result) -> dict[str, Any]:
 
 
 def _figures_of(finding: Finding) -> dict[str, Any]:
-    """Return a finding's balanced accuracy, interval and verdict."""
     accuracy = finding.accuracy
     figures = {
         "accuracy": accuracy.value, "low": accuracy.low, "high": accuracy.high,
@@ -118,7 +117,7 @@ def _figures_of(finding: Finding) -> dict[str, Any]:
 
 
 def _stated_epsilon(overall: Mapping[str, float], settings: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the guarantee of differential privacy and its computation; None without an epsilon."""
+    """Return the differential-privacy guarantee and its settings; None without an epsilon."""
     if not isfinite(overall.get("epsilon", float("inf"))):
         return None
     by_view = {view: overall[f"epsilon.{view}"] for view in VIEWS if f"epsilon.{view}" in overall}
@@ -128,7 +127,7 @@ def _stated_epsilon(overall: Mapping[str, float], settings: Mapping[str, Any]) -
         bound = {"epsilon": overall["canaries.epsilon_low"], "delta": overall["canaries.delta"], "by": "canaries"}
     return {
         "unit": "a training example",
-        "adjacency": "one example is added or removed; the number of examples of its client is public",
+        "adjacency": "one example is added or removed; the number of examples per client is public",
         "epsilon": by_view or dict.fromkeys(VIEWS, overall["epsilon"]),
         "delta": overall["delta"],
         "bound": {
@@ -148,7 +147,7 @@ def _stated_epsilon(overall: Mapping[str, float], settings: Mapping[str, Any]) -
 
 
 def _private_rule(settings: object) -> Mapping[str, Any]:
-    """Return the settings of DP-SGD, at any depth of a configuration."""
+    """Search a configuration's tables for the settings of DP-SGD."""
     parts: Sequence[object] = ()
     if isinstance(settings, Mapping):
         if {"noise_multiplier", "max_grad_norm"} <= settings.keys():
@@ -162,7 +161,7 @@ def _private_rule(settings: object) -> Mapping[str, Any]:
 def _questions(
     models: int, settings: Mapping[str, Any], promise: Mapping[str, Any] | None, exposure: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Return the questions and answers; for a question that the card does not cover, the answer is the reason."""
+    """Return the questions with their answers, or with the reason for a missing answer."""
     nothing, command = "no epsilon is stated", exposure["command"]
     attacked = [view for view in VIEWS if exposure.get("views", {}).get(view)]
     attacks = f"nothing was measured; run {command}"
@@ -178,17 +177,17 @@ def _questions(
         epsilon = f"{epsilon_by_view(promise)}, at delta {promise['delta']:g}, over all rounds"
         noise = "each client adds noise to its update"
         if promise["noise"] == "sum":
-            noise = f"each of at least {promise['min_clients']} clients adds its share of the noise, on trust"
-        approximate = ", for which epsilon is an approximation" if promise["sampling"] == "shuffled" else ""
+            noise = f"each of at least {promise['min_clients']} clients adds its share of the noise; nobody checks this"
+        approximate = " (epsilon is approximate)" if promise["sampling"] == "shuffled" else ""
         mechanism = (
             f"Gaussian noise of {promise['noise_multiplier']} times the clipping norm {promise['max_grad_norm']}; "
             f"sampling: {promise['sampling']}{approximate}; accountant: {promise['accountant']}"
         )
-        choice = "clients send their choice by loss without noise"
+        choice = "clients choose by loss and send the choice without noise"
         if models == 1:
             choice = "there is only one model, so clients do not choose"
         elif promise["choice_of_model_covered"]:
-            choice = "by noisy statistics, which epsilon covers"
+            choice = "clients choose by noisy statistics, which epsilon covers"
         bound = promise["lower_bound"]
     covered = promise is not None
     lower = "run shoal run CONFIG --set canaries.per_client=4" if covered else nothing
@@ -204,8 +203,8 @@ def _questions(
         ("Empirical lower bound", bound is not None, lower),
         ("Attacks asked", bool(attacked), attacks),
         ("Utility and bias", True, "accuracy by group is on this card"),
-        ("Composition over releases", False, "this run alone; epsilons of further runs on the same clients add up"),
-        ("Choice of hyper-parameters", False, "epsilon does not cover runs for choosing settings"),
+        ("Composition over releases", False, "epsilons of further runs on the same clients add up"),
+        ("Choice of hyper-parameters", False, "epsilon does not cover runs that tune settings"),
         ("Side channels: floating point, timing, random numbers", False, "the noise is pseudo-random and float32"),
         ("Exposure at data collection", False, "data are collected before this run"),
         ("Access control and security of stored data", False, "this depends on who holds the run's directory"),

@@ -14,18 +14,16 @@ from shoal.metrics import least_non_members
 from shoal.metrics.intervals import at_once
 
 LOWER_BOUND = "empirical_epsilon"
-"""The one figure without an upper end. Its value is a lower bound, which a gate compares directly."""
+"""A figure without an interval: a gate compares the figure itself, which is a lower bound."""
 
 GATE_METRICS = (*METRICS, LOWER_BOUND)
 """The figures that a gate can limit."""
 
 MIN_REFERENCES = 4
-"""The smallest number of reference federations with which a gate can hold; attacks with fewer are weaker
-(docs/audit.md)."""
+"""The number of reference federations that a gate needs to hold; fewer make attacks weaker (docs/audit.md)."""
 
 CONFIDENCE, MAX_REFERENCES = "gates.confidence", "gates.most_references"
-"""The keys of audit.json for the confidence of the gates' intervals (0.95 without the key) and for the largest number
-of reference federations."""
+"""Keys of audit.json: the gates' confidence level (0.95 if missing) and the maximum of reference federations."""
 
 _FORM = re.compile(r"\s*(?P<key>\S+)\s*(?P<sign><=|<)\s*(?P<limit>\S+)\s*")
 
@@ -37,8 +35,7 @@ def looks(most: int, step: int = 2) -> list[tuple[int, float]]:
     error probability of 2.5 %, and the earlier tests share 2.5 %.
 
     Args:
-        step: the number of reference federations between two tests; even, because federations are trained in pairs on
-            opposite records.
+        step: the number of reference federations between two tests, which must be even.
 
     >>> looks(6)
     [(2, 0.9875), (4, 0.9875), (6, 0.975)]
@@ -72,8 +69,8 @@ class Gate:
     def broken_by(self, audit: Mapping[str, float | str]) -> dict[str, float]:
         """Return the upper interval ends of figures that break the gate, by key of audit.json.
 
-        If the scores have the wrong sign (`wrong_sign`), all limited figures break the gate. A view's upper end is at
-        least its entry ``at_least`` in audit.json.
+        If the scores have the wrong sign (`wrong_sign`), all limited figures break the gate. The entry ``at_least`` in
+        audit.json can raise a view's upper end.
 
         Raises:
             InputError: none of the limited figures was measured.
@@ -90,7 +87,7 @@ class Gate:
         return {key: value for key, value in uppers.items() if self._exceeded(value)}
 
     def decision(self, audit: Mapping[str, float | str]) -> bool | None:
-        """Return True if this gate certainly holds, False if the gate is certainly broken, None if not decided."""
+        """Return True if this gate certainly holds, False if certainly broken, None if not decided."""
         if self.key == LOWER_BOUND or not self._ends(audit):
             return None
         if self._certain(audit):
@@ -99,7 +96,7 @@ class Gate:
         return True if holds else None
 
     def _certain(self, audit: Mapping[str, float | str]) -> dict[str, float]:
-        """Return the lower ends above the limit; the intervals of all limited figures are simultaneous (Bonferroni)."""
+        """Return the lower ends above the limit; the figures' intervals hold jointly (Bonferroni)."""
         if self.key == LOWER_BOUND:
             return self.broken_by(audit)
         count = len(self._ends(audit))
@@ -107,7 +104,7 @@ class Gate:
         return {key: low for key, low in lows.items() if self._exceeded(low)}
 
     def _ends(self, audit: Mapping[str, float | str], count: int = 1) -> dict[str, tuple[float, float]]:
-        """Return both ends of each limited figure's interval, at the audit's joint confidence for ``count`` figures."""
+        """Return the interval of each limited figure, so that ``count`` intervals hold jointly."""
         # Where attacks are listed, a view's figure repeats one of them.
         attacks = any(key.startswith("attacks.") for key in audit)
         explicit = {f"{self.key}.high"} if attacks else {*audit}

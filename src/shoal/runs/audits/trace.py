@@ -42,10 +42,10 @@ class Trace:
     """Recorded rounds, the records to attack, and the trained model.
 
     Args:
-        records: the clients' members, and non-members.
+        records: the members and non-members.
         files: the files of the recorded rounds, in order.
         read: the function that reads the updates in one file.
-        preferences: the limit and beta of each client, by the client's id, or ``None`` if unknown.
+        preferences: each client's limit and beta (`Preferences`), by client id, or ``None`` if unknown.
         local: the clients' local training, if the server knows the settings; otherwise ``None``.
         simulation: the simulation of a run of Shoal, or ``None`` for a trace of another framework.
     """
@@ -84,7 +84,7 @@ class Trace:
 
 
 def update_scores_of_trace(trace: Trace, engine: Engine) -> UpdateScores:
-    """Compute the scores of a trace's records for the server's attacks, on an engine of the trace's model."""
+    """Compute the scores of a trace's records for the server's attacks."""
     return update_scores(trace.rounds(), trace.records, engine)
 
 
@@ -159,8 +159,7 @@ class TraceSettings:
         shape: the shape of an input, [channels, height, width] for an image or [numbers] for a vector, or None for
             texts.
         vocabulary: the number of words in texts, numbered from 1, or None for images and vectors.
-        loss: ``cross-entropy``, or ``module:Name`` of a function of outputs (B, C) and labels (B,) that returns one
-            loss per example, (B,).
+        loss: ``cross-entropy``, or ``module:Name`` of a function from outputs (B, C) and labels (B,) to losses (B,).
         every: the number of rounds from one recorded round to the next, or None if rounds may be missing.
         local: the clients' local training, as in a run's configuration, or None if the server does not know the
             settings.
@@ -212,7 +211,7 @@ def read_records(path: Path, about: TraceSettings, model: Model) -> OwnedRecords
     Raises:
         InputError: the file is missing or damaged, or does not fit the model.
     """
-    arrays = parse_arrays(path, ("x", "y", "client"), "x, y, client and may have group")
+    arrays = parse_arrays(path, ("x", "y", "client"), "x, y and client (group is optional)")
     x, y = tensors_of(str(path), (arrays["x"], arrays["y"]))
     require(len(y) > 0, f"{path}: has no records")
     require_finite(str(path), x)
