@@ -174,7 +174,7 @@ def test_data_says_how_many_examples_have_the_property(config, capsys):
     assert capsys.readouterr().out.splitlines() == ["1,797 images in 10 classes", said]
 
 
-INTERRUPTED = "shoal: interrupted; the same command with --resume goes on"
+INTERRUPTED = "shoal: interrupted; rerun the command with --resume"
 
 
 @pytest.mark.processes
@@ -273,7 +273,7 @@ def test_every_help_has_an_example_and_the_exit_codes(command, capsys, monkeypat
     assert main([command, "--help"]) == 0
     assert capsys.readouterr().out == short
     assert f"Example: shoal {command} " in short
-    assert "0 done; 1 failed; 2 bad input; 3 a gate is broken; 130 interrupted" in short
+    assert "0 done; 1 failed; 2 bad input; 3 a --gate limit is broken; 130 interrupted" in short
 
 
 @pytest.mark.processes
