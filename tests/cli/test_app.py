@@ -133,7 +133,7 @@ def test_data_says_what_is_here_and_how_to_get_the_rest(capsys, monkeypatch, tmp
         (["run", "{config}", "--set", "nonsense"], ["KEY=VALUE", "nonsense"]),
         (["run", "{config}", "--set", "engine.device=cuda"], ["device 'cuda' cannot be used"]),
         (["run", "{config}", "--out", "/dev/null/x"], ["/dev/null/x", "cannot be written"]),
-        (["run", "{config}", "--out", "x" * 300], ["x" * 300, "too long a name"]),
+        (["run", "{config}", "--out", "x" * 300], ["x" * 300, "the file name is too long"]),
         (["run"], ["config"]),
         (["run", "{config}", "--oot", "x"], ["--oot"]),
         (["walk"], ["walk"]),

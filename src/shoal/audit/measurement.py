@@ -374,7 +374,7 @@ def _warn_of_one_answer(scores: ModelScores, federation: Federation) -> None:
             same.append(federation.groups[g])
     if same:
         LOG.warning(
-            "the attack's threshold lies beyond all examples of %s, so its balanced accuracy is always 0.5; "
+            "the attack's threshold lies beyond all examples of %s, so its balanced accuracy is 0.5; "
             "use the AUC (mia_auc), which needs no threshold",
             ", ".join(same),
         )
