@@ -177,7 +177,7 @@ def audit_records(
 ) -> Audit:
     """Attack ``records`` with every attack that their scores allow.
 
-    Thresholds come from `reference_thresholds`, without knowledge of the attacked model's members.
+    Thresholds come from `reference_thresholds`.
 
     Args:
         records: the attacked records, with at least two members and two non-members.

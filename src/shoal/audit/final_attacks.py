@@ -240,10 +240,10 @@ class _AttackTarget:
 def exposure_of_clients(by_model: Sequence[ByAttack], trainers: Bools, federation: Federation) -> dict[str, NDArray]:
     """Compute the clients' exposure columns of `clients.csv`, (N,) each.
 
-    ``exposure`` is the balanced accuracy of the `strongest` attack on the most exposed model that the client trained,
-    averaged over the attack's fits. ``exposure`` is NaN for a client that never trained. ``exposure_low`` is the lower
-    end of the 95 % interval of ``exposure``. ``exposure_null_high`` is the 95 % quantile of the balanced accuracy if
-    nothing is leaked. ``exceeded`` means that ``exposure_low`` is above the client's limit.
+    ``exposure`` is the `strongest` attack's mean balanced accuracy over its fits, on the most exposed model that the
+    client trained; NaN for a client that never trained. ``exposure_low`` is the lower end of its 95 % interval.
+    ``exposure_null_high`` is the 95 % quantile of the balanced accuracy if nothing is leaked. ``exceeded`` means that
+    ``exposure_low`` is above the client's limit.
 
     Args:
         trainers: the clients that trained each model, (N, S).

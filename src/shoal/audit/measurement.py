@@ -259,7 +259,7 @@ def _accuracies(clients: pd.DataFrame, metric: ModelMetric, weight: Floats | Non
 
 @measurement("fairness", "Fairness")
 def group_fairness(finished: FinishedTraining) -> Summary:
-    """Measure fairness between groups and the accuracy of a constant prediction; a regression has no such metrics."""
+    """Measure fairness between groups and the accuracy of a constant prediction; a regression has neither."""
     if finished.federation.classes is None:
         return Summary()
     # A fraction of examples is comparable only with accuracies.

@@ -247,7 +247,7 @@ class Membership:
 
     @staticmethod
     def of_deployed(state: State, deployed: DeployedModels, within: int) -> "Membership":
-        """Return the membership of the deployed models, which belong to clusters or to single clients.
+        """Return the membership of the deployed models.
 
         If a client trained several models in its last round, as in FedEM, `latest` is the model that the client uses.
         """

@@ -193,7 +193,7 @@ def protect(
     max_cost: Annotated[
         float,
         typer.Option(
-            "--max-cost", help="Largest loss of accuracy, as a fraction; in a regression, rise of the squared error."
+            "--max-cost", help="Largest loss of accuracy (a fraction), or in a regression rise of the squared error."
         ),
     ] = 0.02,
     view: Annotated[str, typer.Option("--view", help="Attacker's view: outsider, client or server.")] = "outsider",
@@ -245,10 +245,10 @@ def audit(
         ),
     ] = 16,
     scores: Annotated[
-        Path | None, typer.Option("--scores", metavar="FILE", help="Audit the records of a score file instead.")
+        Path | None, typer.Option("--scores", metavar="FILE", help="Audit the records of a score file.")
     ] = None,
     trace: Annotated[
-        Path | None, typer.Option("--trace", metavar="DIR", help="Audit clients' updates of any framework instead.")
+        Path | None, typer.Option("--trace", metavar="DIR", help="Audit recorded client updates of any framework.")
     ] = None,
     left: Annotated[
         str | None,

@@ -365,7 +365,7 @@ def exposure_rule(layer: LayerShape, moves: Moves, terms: ExampleTerms | None = 
 
     Args:
         moves: the updates that the attacker sees.
-        terms: the terms that examples add to the layer's first update, or None for no verdict on the matched filter.
+        terms: the terms that examples add to the layer's first update, or None to ignore the matched filter.
 
     Example:
         >>> from shoal.preflight.exposure_rule import LayerShape, Moves, exposure_rule

@@ -146,8 +146,8 @@ class VisibleMoves:
     def sum_of_clients(self, group: int) -> tuple[int, int]:
         """Return the number of clients behind the model of a group, and the number of these clients' examples.
 
-        The counted clients are all clients if there is one model, the group's clients if clusters match groups, and a
-        fraction of the group's clients if clusters split groups.
+        With one model, these are all clients. If clusters match groups, these are the group's clients; if clusters
+        split groups, a fraction of them.
         """
         sizes = self.federation.clients.sizes
         own = sizes[self.federation.with_group(group)]
