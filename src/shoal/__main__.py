@@ -1,10 +1,10 @@
-"""``shoal`` and ``python -m shoal`` are the command line."""
+"""The entry point of ``shoal`` and ``python -m shoal``."""
 
 from shoal.cli.interrupt import end_at_once_on_interrupt
 
 
 def script() -> None:
-    """The console script."""
+    """Run the command line."""
     end_at_once_on_interrupt()
     # Typer and rich take a third of a second, in which Ctrl-C would end in a traceback.
     from shoal.cli import app  # noqa: PLC0415

@@ -80,7 +80,7 @@ def check_algorithm(
             for _ in range(rounds):
                 restored = deepcopy(state)
                 after, _report = straight.round(state)
-                assert same_state(state, restored), "a round changes the state that it is given; return another one"
+                assert same_state(state, restored), "a round changes the given state; return a new state"
                 resumed, _report = training(everybody).round(restored)
                 assert same_state(after, resumed), "a round depends on more than the seed and the state"
                 state = after
@@ -90,18 +90,18 @@ def check_algorithm(
             *_, (permuted, _report) = other.rounds(other.start(), rounds)
             _check_permuted(state, permuted, order)
         idle, _report = training(everybody, 0.0).round(first)
-        assert torch.equal(idle.models, first.models), "a round without clients moves a model"
-        assert bool((idle.assignment == -1).all()), "a round without clients assigns some"
+        assert torch.equal(idle.models, first.models), "a round without clients changes a model"
+        assert bool((idle.assignment == -1).all()), "a round without clients assigns clients to clusters"
 
 
 def _check_value(value: object, protocol: type) -> None:
     name = type(value).__name__
     assert isinstance(value, protocol), f"{name} lacks a method of {protocol.__name__}"
-    assert deepcopy(value) == value, f"{name} is not a value: a copy differs; make it a frozen dataclass"
+    assert deepcopy(value) == value, f"{name} differs from its copy; make it a frozen dataclass"
 
 
 def _check_first(state: State, clients: int) -> None:
-    assert (state.round, state.assignment.tolist()) == (0, [-1] * clients), "the first state has rounds or clusters"
+    assert (state.round, state.assignment.tolist()) == (0, [-1] * clients), "the first state has a round or clusters"
     assert all(len(own) == clients for own in state.clients.values()), "a tensor of State.clients lacks a client"
     tensors = [state.models, state.risks, state.assignment, state.trained]
     tensors += [tensor for part in (state.server, state.clients, state.directives) for tensor in part.values()]
@@ -112,7 +112,7 @@ def _check_first(state: State, clients: int) -> None:
 def _check_plan(algorithm: Algorithm, state: State, cohort: Cohort) -> None:
     plan = algorithm.plan(state, cohort)
     assert plan.assignment.shape == cohort.clients.shape, "a plan must assign each client of the round to one cluster"
-    assert set(plan.assignment.tolist()) <= {*range(len(state.models))}, "a plan assigns a client to no model"
+    assert set(plan.assignment.tolist()) <= {*range(len(state.models))}, "a plan assigns a client to an unknown model"
     sums = [training.weights.sum(dim=1) for training in plan.trainings if training.weights is not None]
     if sums:
         total, chosen = torch.stack(sums).sum(dim=0), torch.bincount(plan.assignment, minlength=len(state.models)) > 0
@@ -124,7 +124,7 @@ def _check_deployed(training: Training, state: State) -> None:
     deployed, losses = training.deployed_models(state)
     clients = len(training.federation)
     assert deployed.model.shape == deployed.assignment.shape == losses.shape == (clients,), "a client has no model"
-    assert set(deployed.assignment.tolist()) <= {*range(len(state.models))}, "a client uses a cluster that is not there"
+    assert set(deployed.assignment.tolist()) <= {*range(len(state.models))}, "a client uses an unknown cluster"
 
 
 def _check_permuted(straight: State, permuted: State, order: Tensor) -> None:
@@ -200,7 +200,7 @@ def check_defense(defense: Defense, federation: Federation | None = None, model:
     setup = TrainingSetup(model, local, kind=federation.kind)
     given = dict(vars(setup))
     assert isinstance(defense.apply(setup), TrainingSetup), "'apply' must return a TrainingSetup"
-    assert vars(setup) == given, "'apply' changes the setup that it is given; return another one"
+    assert vars(setup) == given, "'apply' changes the given setup; return a new one"
 
     def trained(clients: Federation) -> State:
         state = simulate(clients, model, FedAvg(), local, rounds=2, defenses=[defense]).state

@@ -94,7 +94,10 @@ def test_the_command_asks_it_of_a_run_and_of_the_largest_clients_alone(tmp_path,
     for clients in (3, 2):
         monkeypatch.setattr(attack_inputs, "MOST_SITES", clients)
         assert main(["audit", str(tmp_path / "run"), "--references", "0", "--site"]) == 0
-        assert f"Of {clients} clients, outputs name that of" in capsys.readouterr().out
+        assert (
+            f"Site inference among {clients} clients: a held-out record's outputs reveal its client"
+            in capsys.readouterr().out
+        )
         found = json.loads((tmp_path / "run" / "audit.json").read_text())
         assert found["site-inference.clients"] == clients
         assert found["site-inference.gain.low"] > 0.1

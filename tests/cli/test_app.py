@@ -133,7 +133,7 @@ def test_data_says_what_is_here_and_how_to_get_the_rest(capsys, monkeypatch, tmp
         (["run", "{config}", "--set", "nonsense"], ["KEY=VALUE", "nonsense"]),
         (["run", "{config}", "--set", "engine.device=cuda"], ["device 'cuda' cannot be used"]),
         (["run", "{config}", "--out", "/dev/null/x"], ["/dev/null/x", "cannot be written"]),
-        (["run", "{config}", "--out", "x" * 300], ["x" * 300, "too long a name"]),
+        (["run", "{config}", "--out", "x" * 300], ["x" * 300, "the file name is too long"]),
         (["run"], ["config"]),
         (["run", "{config}", "--oot", "x"], ["--oot"]),
         (["walk"], ["walk"]),
@@ -174,7 +174,7 @@ def test_data_says_how_many_examples_have_the_property(config, capsys):
     assert capsys.readouterr().out.splitlines() == ["1,797 images in 10 classes", said]
 
 
-INTERRUPTED = "shoal: interrupted; the same command with --resume goes on"
+INTERRUPTED = "shoal: interrupted; rerun the command with --resume"
 
 
 @pytest.mark.processes
@@ -273,7 +273,7 @@ def test_every_help_has_an_example_and_the_exit_codes(command, capsys, monkeypat
     assert main([command, "--help"]) == 0
     assert capsys.readouterr().out == short
     assert f"Example: shoal {command} " in short
-    assert "0 done; 1 failed; 2 bad input; 3 a gate is broken; 130 interrupted" in short
+    assert "0 done; 1 failed; 2 bad input; 3 a --gate limit is broken; 130 interrupted" in short
 
 
 @pytest.mark.processes

@@ -43,7 +43,7 @@ def test_a_sweep_says_how_far_it_is_and_where_its_report_is(sweep, tmp_path, cap
     assert "Report: runs/rates/report.html" in printed.out
     assert [line.split(";")[0] for line in printed.err.splitlines()] == ["run 1 of 2", "run 2 of 2"]
     assert main(["sweep", str(sweep)]) == 0
-    assert capsys.readouterr().err == "2 of 2 runs are done already\n"
+    assert capsys.readouterr().err == "2 of 2 runs are already done\n"
     page = (tmp_path / "runs/rates/report.html").read_bytes()
     assert main(["report", "runs/rates"]) == 0
     assert (tmp_path / "runs/rates/report.html").read_bytes() == page
@@ -111,7 +111,7 @@ def test_interrupted_with_two_jobs_it_ends_its_workers(sweep, tmp_path):
         finally:
             process.kill()
     assert process.returncode == 130
-    assert printed.splitlines()[-1].endswith("the same command resumes")
+    assert printed.splitlines()[-1].endswith("rerun the command to resume")
     assert "Traceback" not in printed
 
 

@@ -84,13 +84,13 @@ class Astray(Derived):
 
 ALGORITHMS = [
     (Incomplete(), "Incomplete lacks a method of Algorithm"),
-    (NoValue(), "NoValue is not a value"),
+    (NoValue(), "NoValue differs from its copy"),
     (Unseeded(), "the first state depends on more than the seed"),
     (FewRows(), "a tensor of State.clients lacks a client"),
     (Shared(), "two tensors of the state share memory"),
-    (Astray(), "a plan assigns a client to no model"),
+    (Astray(), "a plan assigns a client to an unknown model"),
     (Heavy(), "the weights of a chosen cluster must sum to 1"),
-    (InPlace(), "a round changes the state that it is given"),
+    (InPlace(), "a round changes the given state"),
     (Counting(), "a round depends on more than the seed and the state"),
     (Ordered(), "State.clients.'position'. depends on the order of the clients"),
 ]
@@ -174,7 +174,7 @@ class Noisy:
     ("defense", "sentence"),
     [
         (Nothing(), "'apply' must return a TrainingSetup"),
-        (Changing(), "'apply' changes the setup that it is given"),
+        (Changing(), "'apply' changes the given setup"),
         (Noisy(), "training depends on more than the seed"),
     ],
     ids=lambda each: type(each).__name__,

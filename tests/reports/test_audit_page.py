@@ -282,7 +282,7 @@ def test_an_attack_with_other_clients_examples_as_non_members_has_its_name_and_s
 def test_where_weights_leave_too_few_non_members_for_a_rate_the_page_says_so() -> None:
     row = attack_row("fedmia-i", "all", "all", 0.6, records=310) | {"tpr_at_fpr_0.01": float("nan")}
     table = part(shown(audit_of(rows=[row])), "by-group")
-    assert "No TPR at 1 % FPR: too few non-members: 310, unequally weighted; 300 alike are needed." in table
+    assert "No TPR at 1 % FPR: too few non-members: 310, unequally weighted; 300 of equal weight are needed." in table
 
 
 def test_what_the_server_guesses_stands_with_its_interval_and_beside_guessing_blindly() -> None:

@@ -1,7 +1,4 @@
-"""Measurement of attacks on models, updates and records with known membership.
-
-This package turns attack scores into rates with intervals.
-"""
+"""Attacks on records with known membership, measured as rates with confidence intervals."""
 
 from shoal.audit.attacked_records import AuditRecords, leave_one_out_scores, median_threshold, reference_thresholds
 from shoal.audit.audit import Audit, audit_records

@@ -38,13 +38,13 @@ REFERENCE_ATTACKS: tuple[ReferenceAttack, ...] = (
 """The default attacks of an audit on scores."""
 
 CHOSEN_WITHOUT_REFERENCES = (RMIA.name, OfflineRMIA.name, DifficultyCalibration.name, LossScore.name)
-"""The order of choice of the deciding attack with fewer than `MIN_TO_CHOOSE` reference models."""
+"""The deciding attack with fewer than `MIN_TO_CHOOSE` reference models is the first available of these."""
 
 MIN_TO_CHOOSE = 4
-"""The number of reference models needed to choose the deciding attack by strength."""
+"""The number of reference models needed to choose the deciding attack by its AUC on them."""
 
 MIN_OF_CELL = 50
-"""The numbers of members and of non-members that a cell needs for a separate threshold."""
+"""The number of members, and of non-members, that a cell of `reference_thresholds` needs for a separate threshold."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,14 +93,14 @@ class AuditRecords:
         return table if scored.all() else table.take(scored)
 
     def _levels(self, answers: RecordTable) -> Floats | None:
-        """The levels (M,) of an attack's scores; None with too few reference models."""
+        """Return the `record_levels` (M,) of an attack's scores, or None with too few reference models."""
         reference = answers.reference
         if reference is None or reference.shape[1] < MIN_FOR_LEVELS or not np.isfinite(reference).all():
             return None
         try:
             return record_levels(answers.score, reference, self.scores.reference_member)
         except InputError:
-            # Scores that do not vary, such as of few and equal records.
+            # The scores do not vary.
             return None
 
 
@@ -126,7 +126,7 @@ class AttackedRecords:
 
     @cached_property
     def on_all(self) -> dict[str, MembershipMetrics]:
-        """Each attack's metrics on all records, beginning with the first attack of `order`."""
+        """Each attack's metrics on all records; the first attack of `order` comes first."""
         return {name: measure(self.attacks[name]) for name in dict.fromkeys((self.order[0], *self.attacks))}
 
     def chosen(self, view: View = OUTSIDER) -> str:
@@ -136,7 +136,7 @@ class AttackedRecords:
     def measured(self, by: str, view: View | None = None) -> dict[Any, dict[str, MembershipMetrics]]:
         """Measure each attack per value of a column, such as per group.
 
-        If a ``view`` is given, only the attacks that the view can carry out are measured, the chosen attack first.
+        With a ``view``, only measure attacks that this view can carry out; the chosen attack comes first.
         """
         metrics: dict[Any, dict[str, MembershipMetrics]] = {}
         for name in self.on_all:
@@ -170,7 +170,7 @@ def attack_records(records: AuditRecords, attacks: Sequence[ReferenceAttack] = R
         try:
             score = attack.scores(scores)
         except InputError as error:
-            # Such as an attack that needs models with a record as member, and none has it.
+            # No reference model may have a record as member, although the attack needs one.
             omitted[attack.name] = str(error)
             continue
         usable = np.shape(score) == scores.member.shape and bool(np.isfinite(score).all())
@@ -231,17 +231,15 @@ def stack_scores(
 
 
 def threshold_cells(group: Ints, model: Ints) -> tuple[Ints, Ints]:
-    """Return two cell numbers per record for `reference_thresholds`: the group, and the pair of group and model."""
+    """Return each record's cells for `reference_thresholds`: its group, and its pair (group, model), as numbers."""
     return group, group * (int(model.max(initial=0)) + 1) + model
 
 
 def leave_one_out_scores(attack: ReferenceAttack, records: ReferenceScores) -> Floats | None:
     """Attack each reference model with the remaining models as references.
 
-    The scores measure an attack's strength, since the reference models' members are known.
-
-    Reference federations are trained in pairs on opposite halves of the records. An attack on one model of a pair does
-    not use the second model of the pair, because the second model would give members fewer IN scores than non-members.
+    Reference federations are trained in pairs on opposite halves of the records. The attack on one model leaves out its
+    partner, which would give members fewer IN scores than non-members.
 
     Returns:
         Scores (M, R), or ``None`` with too few reference models or too few members.
@@ -275,7 +273,7 @@ def reference_thresholds(scores: Floats, left_out: Floats | None, trained: Bools
     Args:
         left_out: the scores of `leave_one_out_scores`, (M, R), or ``None`` if there are no reference models.
         trained: the members of each reference model, (M, R).
-        cells: the cell number of each record, (M,) per array; a later array's thresholds replace earlier thresholds.
+        cells: each record's cell, (M,) per array; later arrays override earlier arrays.
 
     Returns:
         The threshold for each record, (M,).
@@ -323,15 +321,15 @@ def best_threshold(scores: Floats, member: Bools) -> float:
     """
     values, at = np.unique(scores, return_inverse=True)
     kinds = np.stack([np.bincount(at[kind], minlength=len(values)) for kind in (member, ~member)])
-    # Threshold i lies below value i, the last one above all.
+    # Threshold i lies below value i; the last threshold lies above all values.
     above = np.concatenate([kinds[:, ::-1].cumsum(axis=1)[:, ::-1], np.zeros((2, 1))], axis=1)
     advantage = above[0] / member.sum() - above[1] / (~member).sum()
-    # Rates are sums of fractions: equal ones may differ in the last digit.
+    # Equal sums of fractions may differ in the last digit.
     best = np.flatnonzero(advantage >= advantage.max() - 1e-12)
     return _between(values, best[len(best) // 2])
 
 
 def _between(values: Floats, i: int) -> float:
-    """Half-way between value i and the one before it, of values in order; beyond them by 1 at the ends."""
+    """Return the midpoint of the sorted values i - 1 and i, or a number beyond the first or last value."""
     ends = np.concatenate([[values[0] - 1], values, [values[-1] + 1]])
     return float((ends[i] + ends[i + 1]) / 2)

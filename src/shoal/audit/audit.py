@@ -61,12 +61,12 @@ class Audit:
 
     Args:
         attacks: a table with one row per attack and scope, with `ATTACK_COLUMNS`. A scope is "all", a "group", an
-            attacked "model" or a "client"; a client has a row for the strongest attack only. A metric that was not
+            attacked "model" or a "client". A client has one row, for the strongest attack. A metric that was not
             measured is NaN. "exact" is the fraction of predicted members for which the attack claims certainty.
             "accuracy.null_high" is the 95 % quantile of the balanced accuracy if nothing is leaked. "view" is the
             `View` that the attack needs. "chosen" marks the attack chosen for a view without knowledge of the attacked
             model's members. "strongest" marks the attack that decides the scope's exposure; see `Audit.strongest`.
-            "title" is the attack's title. "other_clients" is 1 if non-members may belong to other clients.
+            "other_clients" is 1 if non-members may belong to other clients.
         records: a table with one row per record and the columns `RECORD_COLUMNS`, the most exposed record first. A row
             holds the strongest attack's score, and the record's exposure by `record_exposure`.
         empirical_epsilon: a lower bound, at 95 % confidence, on the epsilon of per-record (epsilon, delta)-differential
@@ -101,7 +101,7 @@ class Audit:
     def mark_other_clients(self, note: str) -> "Audit":
         """Return the audit with a note that non-members may belong to other clients.
 
-        Findings of the returned audit report records as exposed only if the attack is exact.
+        In the returned audit, records count as exposed only if the attack claims certainty.
         """
         return replace(self, attacks=self.attacks.assign(other_clients=1), notes=(*dict.fromkeys((*self.notes, note)),))
 
@@ -157,13 +157,13 @@ class Audit:
 def _figures(
     key: str, row: Mapping[Hashable, Any], metrics: Iterable[str], ends: Sequence[str]
 ) -> dict[str, float | str]:
-    """The figures of a row of `Audit.attacks` by key of audit.json; those that were not measured are left out."""
+    """Return the measured values in a row of `Audit.attacks`, by their key in audit.json."""
     columns = (f"{metric}{end}" for metric, end in product(metrics, ends))
     return {f"{key}.{name}": row[name] for name in columns if name in row and not np.isnan(row[name])}
 
 
 def _at_least(rows: Iterable[Mapping[Hashable, Any]], metric: str) -> float:
-    """What some attack certainly reaches: the largest lower end of intervals that all keep at once; NaN of none."""
+    """Return the largest lower end of the attacks' simultaneous intervals, or NaN without attacks."""
     known = [(row[metric], row[f"{metric}.low"]) for row in rows if not isnan(row[metric])]
     return max((value - at_once(len(known)) * (value - low) for value, low in known), default=nan)
 
@@ -177,7 +177,7 @@ def audit_records(
 ) -> Audit:
     """Attack ``records`` with every attack that their scores allow.
 
-    Thresholds come from `reference_thresholds`, without knowledge of the attacked model's members.
+    Thresholds come from `reference_thresholds`.
 
     Args:
         records: the attacked records, with at least two members and two non-members.
@@ -228,9 +228,9 @@ def audit_records(
 
 
 def _client_membership(attacked: AttackedRecords) -> dict[str, float]:
-    """Measure how well each view, except those that know it anyway, tells clients that took part from others.
+    """Measure how well an outsider or another client can tell which clients took part.
 
-    A client that took part has its members; the client that replaced it has the paired non-members.
+    A client's members stand for a client that took part; the paired non-members stand for an absent client.
     """
     values: dict[str, float] = {}
     for view in views_within(CLIENT):
@@ -259,7 +259,7 @@ def _records(records: AuditRecords, decisive: RecordTable, stream: Stream) -> pd
     exposure, low = record_exposure(records.scores, stream, pair=records.pair)
     score = decisive.score
     if len(decisive) < len(records):
-        # A record that the attack cannot be asked of has no score.
+        # Some records have no score.
         score = pd.Series(score, index=decisive.record).reindex(records.record).to_numpy()
     columns = {name: getattr(records, name) for name in ("record", "client", "group")}
     columns |= {"member": records.scores.member, "score": score}
@@ -307,7 +307,7 @@ def attack_row(
 _AUC = re.compile(r"attacks\.([^.]+)\.(.+)\.auc")
 
 TWO_SIDED = (LiRA.name, BaVarIA.name)
-"""Attacks with two distributions, which a wrong sign of the scores does not weaken."""
+"""Attacks that fit separate IN and OUT distributions, so a wrong sign of the scores does no harm."""
 
 
 def wrong_sign(audit: Mapping[str, float | str]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Canary audits: a lower bound on epsilon from one training run.
 
-Each canary is scored on the model that its client trained last. The score is the logit of the wrong label's
-probability.
+Each canary is scored on the model that its client trained last. The score is the logit of the probability of the
+canary's wrong label.
 
 Source: Steinke, Nasr, Jagielski 2023, arXiv:2305.08846, Theorem 5.2 and Algorithm 1. Each of the m canaries is included
 independently with probability 1/2. If training is (epsilon, delta)-DP for adding or removing one canary, then at least
@@ -31,16 +31,16 @@ CANARY_COLUMNS = ("client", "record", "model", "label", "true_label", "member", 
 """The columns of `canaries.csv`."""
 
 CLIENT_CANARY_COLUMNS = ("canaries", "canaries_found")
-"""The columns of `clients.csv` with canaries: the numbers of trained canaries and of found canaries."""
+"""The columns that canaries add to `clients.csv`."""
 
 DELTA = 1e-5
 """The default delta of an audit."""
 
 _STEPS = 128
-"""Epsilons at which the probability is computed before the first crossing is refined."""
+"""The number of epsilons in each search grid."""
 
 _CELLS = 1 << 22
-"""Probabilities computed at a time, which limits the memory."""
+"""The largest number of probabilities computed at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,14 +60,14 @@ class CanaryExposure:
         table = finished.tables["canaries"] = self._table(finished)
         outside = table["score"][~table["member"]].max()
         trained = table[table["member"] & table["score"].notna()]
-        # Without a left-out canary nothing can be said to stand out.
+        # Without left-out canaries, no canary counts as found.
         for column, rows in zip(CLIENT_CANARY_COLUMNS, (trained, trained[trained["score"] > outside]), strict=True):
             counts = rows["client"].value_counts()
             finished.clients[column] = finished.clients["client"].map(counts).fillna(0).astype(int)
         return canary_summary(table, self.delta)
 
     def _table(self, finished: FinishedTraining) -> pd.DataFrame:
-        """One row per canary; ``model`` is -1, and scores are NaN, where its client trained no model lately."""
+        """Return one row per canary; ``model`` is -1 and the score NaN if the client trained no model recently."""
         canaries, engine = self.canaries, finished.training.engine
         ids, position = finished.federation.ids.sort()
         model = finished.members.latest[position[torch.searchsorted(ids, canaries.client)]]
@@ -102,7 +102,7 @@ def canary_summary(table: pd.DataFrame, delta: float) -> Summary:
 
 @dataclass(frozen=True)
 class OneRunAudit:
-    """A lower bound on epsilon from guesses of the canaries that one training run used.
+    """A lower bound on epsilon, from guesses about which canaries one training run used.
 
     Args:
         delta: the delta of the tested (epsilon, delta)-differential privacy.
@@ -169,7 +169,7 @@ def one_run_audit(
 
 
 def default_guesses(canaries: int) -> list[tuple[int, int]]:
-    """Return three pairs (guesses "in", guesses "out"): 2/5, 1/5 and 1/20 of the canaries for both numbers."""
+    """Return three pairs (guesses "in", guesses "out"); both numbers are 2/5, 1/5 or 1/20 of the canaries."""
     ends = [max(1, canaries * part // 20) for part in (8, 4, 1)]
     return list(dict.fromkeys((end, min(end, canaries - end)) for end in ends))
 
@@ -184,7 +184,7 @@ def correct_guesses(scores: Floats, included: Bools, high: int, low: int) -> int
     if high + low > len(score):
         high = len(score) * high // (high + low)
         low = len(score) - high
-    # Equal scores: first those for which the guess would be wrong.
+    # Among equal scores, wrong guesses come first.
     highest, lowest = np.lexsort((member, -score))[:high], np.lexsort((~member, score))[:low]
     return int(member[highest].sum() + (~member[lowest]).sum())
 
@@ -203,7 +203,7 @@ def p_value(canaries: int, guesses: int, correct: int, epsilon: Floats, delta: f
     tail = stats.binom.sf(correct - 1, guesses, rate)
     if delta == 0 or correct == 0:
         return np.minimum(tail, 1.0)
-    # f(v - i) - f(v) grows no more beyond i = v, and so falls when divided by i.
+    # f(v - i) - f(v) is constant beyond i = v, so the quotient by i decreases.
     steps, largest = np.arange(1, correct + 1), np.zeros(len(rate))
     for begin in range(0, len(rate), max(1, _CELLS // correct)):
         some = slice(begin, begin + max(1, _CELLS // correct))
@@ -222,13 +222,13 @@ def one_run_epsilon(canaries: int, guesses: int, correct: int, delta: float = 0.
     )
     require(0 <= delta < 1, f"'delta' must be at least 0 and below 1 (got {delta:g})")
     level = 1 - confidence
-    # With delta = 0 this is the lower limit of Clopper and Pearson for the rate of right guesses.
+    # With delta = 0, this is the lower Clopper-Pearson limit of the rate of correct guesses.
     rate = stats.beta.ppf(level, correct, guesses - correct + 1) if correct else 0.0
     most = float(special.logit(rate)) if rate > 0.5 else 0.0
     if delta == 0 or most == 0:
         return most
     low, high = 0.0, most
-    # Of several crossings the first counts. Three grids, each in a cell of the last: exact to a millionth of the range.
+    # The first crossing counts. Each of three nested grids refines it, to a millionth of the range.
     for _ in range(3):
         grid = np.linspace(low, high, _STEPS)
         over = np.flatnonzero(p_value(canaries, guesses, correct, grid, delta) > level)

@@ -48,7 +48,7 @@ PAIRS_AT_ONCE = 2**20
 """The number of pairs of a client and a model per batch."""
 
 ByAttack = dict[str, MembershipMetrics]
-"""Metrics of several attacks on the same records, where the attack chosen beforehand comes first."""
+"""Each attack's metrics on the same records; the attack chosen beforehand comes first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ class FinalAttacks:
     """The results of all attacks on the final models.
 
     Args:
-        fits: the scores of the deployed models per fit, by the attack's name, the configured attack first.
+        fits: each attack's scores of the deployed models, one per fit; the configured attack comes first.
         shared: the scores of the clusters' models per fit of the configured attack.
         references: the records attacked with reference models, or ``None`` if there are no reference models.
     """
@@ -76,7 +76,7 @@ class FinalAttacks:
     def measured(self, by: Literal["model", "group"], view: View) -> dict[int, ByAttack]:
         """Measure all attacks that a view can carry out, per deployed model or per group with clients.
 
-        Fitted attacks use all examples, with non-members of the members' group. Attacks on records with reference
+        Fitted attacks use all examples; members and non-members have the same groups. Attacks on records with reference
         models are added (`join_attacks`).
         """
         federation, records, titles = self.configured[0].federation, self.records_of(view), self.titles
@@ -93,7 +93,7 @@ class FinalAttacks:
         return self._metrics_of_fits("of_model", range(len(self.configured[0].margins)))
 
     def _metrics_of_fits(self, method: str, numbers: Iterable[int]) -> dict[int, ByAttack]:
-        """Metrics on the rows that this method of `ModelScores` gives for each number."""
+        """Return each attack's metrics per number, on the rows from the named method of `ModelScores`."""
         rows_of = {n: methodcaller(method, n) for n in numbers}
         return {
             n: {name: mean_metrics([measure(rows(fit)) for fit in fits]) for name, fits in self.fits.items()}
@@ -109,7 +109,7 @@ class FinalAttacks:
 def join_attacks(by_records: ByAttack, by_fits: ByAttack) -> ByAttack:
     """Join the metrics of attacks on records and of fitted attacks.
 
-    Attacks on records come first. An attack with NaN metrics on records has the metrics of the fitted attack.
+    Attacks on records come first. If an attack's metrics on records are NaN, the fitted attack's metrics replace them.
     """
     measured = {name: metrics for name, metrics in by_records.items() if not np.isnan(metrics.accuracy)}
     return {**by_records, **by_fits, **measured}
@@ -189,7 +189,7 @@ def configured_title(attack: MembershipAttack) -> str:
 
 @dataclass(frozen=True, eq=False)
 class _Fit:
-    """An attack fitted on each of the K clusters' models, and the records whose reference models it asks."""
+    """An attack fitted on each of the K clusters' models, and the records with their reference models."""
 
     attack: str
     fitted: Sequence[FittedAttack]
@@ -198,13 +198,13 @@ class _Fit:
 
 @dataclass(frozen=True, eq=False)
 class _AttackTarget:
-    """S models to attack, each with the cluster whose fitted attack applies, its members and its users."""
+    """The S models to attack, with each model's cluster, members and users."""
 
     models: Tensor | PersonalModels
     cluster: Sequence[int]
     members: Membership
     model: Tensor
-    """(N,) int64, the model that each client uses, on whose examples it is evaluated too; -1: none."""
+    """The model that each client uses, (N,) int64, or -1 for none."""
     federation: Federation
     engine: Engine
 
@@ -223,7 +223,7 @@ class _AttackTarget:
     def _margins(
         self, part: slice, fits: Sequence[_Fit], watch: Callable[[int, ModelOutputs], None] | None
     ) -> list[list[Margins]]:
-        """The margins of each of ``fits`` on each of some models."""
+        """Return the margins of each fit on a slice of the models."""
         members, clusters = self.members.trainers[:, part], self.cluster[part]
         clients = members | (self.model[:, None] == torch.arange(len(self.models))[part])
         outputs = evaluate_models(self.models[part], clients, self.federation, self.engine, members=members)
@@ -240,10 +240,10 @@ class _AttackTarget:
 def exposure_of_clients(by_model: Sequence[ByAttack], trainers: Bools, federation: Federation) -> dict[str, NDArray]:
     """Compute the clients' exposure columns of `clients.csv`, (N,) each.
 
-    ``exposure`` is the balanced accuracy of the `strongest` attack on the most exposed model that the client trained,
-    averaged over the attack's fits. ``exposure`` is NaN for a client that never trained. ``exposure_low`` is the lower
-    end of the 95 % interval of ``exposure``. ``exposure_null_high`` is the 95 % quantile of the balanced accuracy if
-    nothing is leaked. ``exceeded`` means that ``exposure_low`` is above the client's limit.
+    ``exposure`` is the `strongest` attack's mean balanced accuracy over its fits, on the most exposed model that the
+    client trained; NaN for a client that never trained. ``exposure_low`` is the lower end of its 95 % interval.
+    ``exposure_null_high`` is the 95 % quantile of the balanced accuracy if nothing is leaked. ``exceeded`` means that
+    ``exposure_low`` is above the client's limit.
 
     Args:
         trainers: the clients that trained each model, (N, S).
@@ -264,10 +264,10 @@ def exposure_of_clients(by_model: Sequence[ByAttack], trainers: Bools, federatio
 
 
 def _worst(trainers: Bools, accuracy: Floats) -> tuple[NDArray, Bools]:
-    """(N,) the most exposed of the models that each client trained, by their accuracies (S,), and if it has any."""
+    """Return the most exposed model that each client trained, (N,), and whether there is one, (N,)."""
     defined = ~np.isnan(accuracy)
     worst, measured = np.zeros(len(trainers), dtype=np.int64), np.zeros(len(trainers), dtype=bool)
-    # Some clients at a time: with a model for each client N S numbers would be more than all else at the end of a run.
+    # Clients in batches, since N S numbers are too many if every client has its own model.
     size = max(1, PAIRS_AT_ONCE // max(1, len(accuracy)))
     for first in range(0, len(trainers), size):
         some = slice(first, first + size)

@@ -35,7 +35,7 @@ FIELDS = {
     for metric, field in METRICS.items()
     for end in ("", ".low", ".high")
 } | {"members": "members", "non_members": "non_members", "exact": "exact", "accuracy.null_high": "null_high"}
-"""The columns of `Audit.attacks` that hold fields of `MembershipMetrics`, by column."""
+"""The fields of `MembershipMetrics`, by their column in `Audit.attacks`."""
 
 FALSE_POSITIVE_RATES = (0.01, 0.001)
 """The false positive rates at which true positive rates are reported."""
@@ -53,7 +53,7 @@ VERDICTS: tuple[Verdict, ...] = ("exposed", "above the limit", "not decided", "w
 
 CERTAIN: tuple[Verdict, ...] = ("exposed", "above the limit")
 
-OTHERS = "non-members may be of other clients"
+OTHERS = "non-members may belong to other clients"
 """The reason why a finding above chance is not decided."""
 
 BY: Mapping[str, str] = {"outsider": "an outsider", "client": "another client", "server": "the server"}
@@ -105,11 +105,10 @@ class Finding:
         chance_high: the 95 % quantile of the balanced accuracy if nothing is leaked.
         chosen: whether the attack was chosen without knowledge of the attacked model's members.
         decides: whether the attack decides the exposure of the group's records; see `Audit.strongest`.
-        exact: the fraction of predicted members for which a span attack claims certainty, or ``None`` if the
-            attack makes no such claim.
+        exact: the fraction of predicted members for which the attack claims certainty, or ``None`` without such claims.
         limit: the limit on the accuracy, or ``None`` if the verdict compares the accuracy with chance.
-        other_clients: whether non-members may belong to other clients. If non-members belong to other clients, only an
-            exact attack can show that records are exposed.
+        other_clients: whether non-members may belong to other clients. If so, only an attack that claims certainty can
+            show exposure.
     """
 
     view: str
@@ -130,7 +129,7 @@ class Finding:
 
     @staticmethod
     def of(row: Mapping[Any, Any], looked: int, view: str = "") -> "Finding":
-        """Create a finding from a row of `Audit.attacks`, with simultaneous intervals for ``looked`` rows."""
+        """Create a finding from a row of `Audit.attacks`; its intervals are simultaneous for ``looked`` rows."""
         declared = row.get("title")
         return Finding(
             view=view or str(row["view"]),
@@ -190,7 +189,7 @@ class Finding:
         """Explain why there is no true positive rate at the given false positive rate."""
         needed, few = least_non_members(rate), f"too few non-members: {self.non_members:,}, "
         if self.non_members >= needed:
-            return f"{few}unequally weighted; {count(needed)} alike are needed"
+            return f"{few}unequally weighted; {count(needed)} of equal weight are needed"
         return f"{few}{count(needed)} are needed"
 
 
@@ -250,7 +249,7 @@ def every_attack(attacks: pd.DataFrame, scope: str) -> dict[str, list[Finding]]:
 
 
 def _pairs(attacks: pd.DataFrame) -> list[tuple[View, str, str]]:
-    """The views, each with the scope and name of the records that have a `headline`: groups, or else all records."""
+    """Return (view, scope, name) per group with a `headline`, or for all records if no group has one."""
     own = attacks[attacks["accuracy"].notna() & ~attacks["attack"].str.endswith(AGAINST_CLIENTS)]
     measured = {*zip(own["view"], own["scope"], own["name"].astype(str), strict=True)}
     names = attacks.loc[attacks["scope"] == "group", "name"].astype(str).unique().tolist()
@@ -265,18 +264,18 @@ def _pairs(attacks: pd.DataFrame) -> list[tuple[View, str, str]]:
 
 
 def _tried(attacks: pd.DataFrame) -> Counter[tuple[str, str]]:
-    """How many attacks were measured, by scope and name."""
+    """Count the measured attacks by scope and name."""
     measured = attacks[attacks["accuracy"].notna()]
     return Counter(zip(measured["scope"], measured["name"].astype(str), strict=True))
 
 
 def _looked(row: Mapping[Any, Any], pairs: int, tried: Mapping[tuple[str, str], int]) -> int:
-    """How many figures share an interval: one per view and group, times the attacks if one was chosen afterwards."""
+    """Count the simultaneous intervals: pairs (view, group), times the attacks if this one was chosen afterwards."""
     return pairs * (1 if row["chosen"] else max(1, tried[row["scope"], str(row["name"])]))
 
 
 def run_findings(summary: Summary) -> list[Finding]:
-    """Return one finding per group for the view of a run without an audit, for the deciding attack."""
+    """Return one finding per group of a run without an audit, for the run's view and the deciding attack."""
     measured = {name: metrics for name, metrics in summary.by_group.items() if "mia" in metrics}
     found = []
     for name, metrics in measured.items():
@@ -295,16 +294,16 @@ def run_findings(summary: Summary) -> list[Finding]:
 
 
 def _attack_of(metrics: Mapping[str, float]) -> str:
-    """The name of the attack that decides on a group of a run; "" where only the configured one was measured."""
+    """Return the deciding attack of a run's group, or "" if only the configured attack was measured."""
     prefix = accuracy_key("")
     by_attack = {key.removeprefix(prefix): value for key, value in metrics.items() if key.startswith(prefix)}
-    # A group's `mia` is that of the attack that decides, which need not be the largest.
+    # A group's `mia` is the deciding attack's accuracy, which need not be the highest.
     same = [attack for attack, value in by_attack.items() if value == metrics["mia"]]
     return (same or sorted(by_attack, key=lambda attack: -by_attack[attack]) or [""])[0].replace("_", "-")
 
 
 def most_exposed(found: Iterable[Finding]) -> list[Finding]:
-    """Return the measured findings by descending exposure; findings with a decided verdict come first."""
+    """Return the measured findings by descending accuracy; certainly exposed groups come first."""
     return sorted(
         (one for one in found if one.accuracy.known), key=lambda one: (one.verdict not in CERTAIN, _weakness(one))
     )
@@ -337,8 +336,8 @@ def sentence(finding: Finding) -> str:
     tpr = finding.tpr[0.01]
     if not tpr.known:
         return text
-    few = "Some members are exposed all the same: at" if finding.verdict != "exposed" and tpr.low > 0.01 else "At"
-    return f"{text} {few} a false positive rate of 1 % it finds {tpr.text} of the members ({tpr.interval})."
+    few = "Some members are exposed: at" if finding.verdict != "exposed" and tpr.low > 0.01 else "At"
+    return f"{text} {few} a false positive rate of 1 % the attack finds {tpr.text} of the members ({tpr.interval})."
 
 
 def findings_table(found: Sequence[Finding]) -> list[str]:
@@ -375,7 +374,7 @@ def exposure_summary(found: Sequence[Finding], *, unasked: bool = True) -> str:
 
 
 def _to_whom(found: Iterable[Finding]) -> str:
-    """Groups to views; the views to which the same groups are exposed share a phrase."""
+    """List the groups with their views; views with the same groups share a phrase."""
     by_view = names_by(("all records" if one.group == "all" else one.group, one.view) for one in found)
     by_names = names_by((BY.get(view, view), join_words(names, MOST_NAMES)) for view, names in by_view.items())
     return "; ".join(f"{names} to {join_words(views)}" for names, views in by_names.items())

@@ -104,7 +104,7 @@ class FinishedTraining:
             "alpha": preferences.alpha.numpy(),
             "beta": preferences.beta.numpy(),
             "loss": self.losses.numpy(),
-            # Where the share is 0 the value may be infinite.
+            # The metric may be infinite where the share is 0.
             "accuracy": np.where(shares > 0, shares * self.predictions.test[model], 0.0).sum(axis=1),
             "mia": mia,
             "violated": exceeds_threshold(mia, threshold),
@@ -120,7 +120,7 @@ class FinishedTraining:
 
     @cached_property
     def exposures(self) -> dict[View, pd.DataFrame]:
-        """The columns of `exposure_of_clients` and ``mia``, for the views of the run and of clients' limits."""
+        """The columns of `exposure_of_clients` and ``mia``, for the run's view and the views in clients' limits."""
         federation, trainers, model = self.federation, self.members.trainers.numpy(), self.deployed.model.numpy()
         views: list[View] = [self.attacks.view, *federation.preferences.views(self.attacks.view)]
         by_model: dict[View, Sequence[ByAttack]] = {
@@ -134,7 +134,7 @@ class FinishedTraining:
         }
 
     def _accuracy_of_models(self, view: View, by_model: Sequence[ByAttack]) -> Floats:
-        """(S,) balanced accuracy on each deployed model, of the configured attack, or the strongest on records."""
+        """Return the balanced accuracy on each deployed model, (S,), by the configured or the strongest attack."""
         if self.attacks.records_of(view) is None:
             scores = self.attacks.configured[0]
             return np.array([measure(scores.of_model(s)).accuracy for s in range(len(scores.margins))])
@@ -162,7 +162,7 @@ class Measurement(Protocol):
 
 @dataclass(frozen=True)
 class _Function:
-    """A measurement that is a function."""
+    """A `Measurement` made from a function."""
 
     name: str
     title: str
@@ -243,15 +243,15 @@ def client_accuracy(finished: FinishedTraining) -> Summary:
 
 
 def _mean(values: pd.Series, weight: Floats | None = None) -> float:
-    """The mean of those that are known, by weight."""
+    """Return the weighted mean of the values that are not NaN."""
     known, weights = values.notna(), pd.Series(1.0 if weight is None else weight, values.index)
     return float((values[known] * weights[known]).sum() / weights[known].sum()) if known.any() else nan
 
 
 def _accuracies(clients: pd.DataFrame, metric: ModelMetric, weight: Floats | None = None) -> dict[str, float]:
-    """Means over clients, each on its own group's test examples and on its own training examples.
+    """Return the clients' mean accuracies on their groups' test examples and on their own training examples.
 
-    The gap is the balanced accuracy of an attack only where the metric is the fraction of examples that are right.
+    For metrics other than `accuracy`, the gap is not an attack's accuracy, and is NaN.
     """
     test, train = _mean(clients["accuracy"], weight), _mean(clients["train_accuracy"], weight)
     return {"accuracy": test, "train_accuracy": train, "gap": gap_accuracy(train, test) if metric is accuracy else nan}
@@ -259,23 +259,23 @@ def _accuracies(clients: pd.DataFrame, metric: ModelMetric, weight: Floats | Non
 
 @measurement("fairness", "Fairness")
 def group_fairness(finished: FinishedTraining) -> Summary:
-    """Measure fairness between groups and the accuracy of a constant prediction; a regression has no such metrics."""
+    """Measure fairness between groups and the accuracy of a constant prediction; a regression has neither."""
     if finished.federation.classes is None:
         return Summary()
-    # A share of examples, which says nothing beside another metric than accuracy.
+    # A fraction of examples is comparable only with accuracies.
     guess = _most_frequent_class(finished.federation) if finished.metric is accuracy else {}
     return Summary(overall=_differences(finished), by_group=guess)
 
 
 def _differences(finished: FinishedTraining) -> Metrics:
-    """On each group's test examples, predicted by each model, weighted by the fraction of the group that uses it."""
+    """Measure fairness on each group's test examples; a model has the weight of its users in the group."""
     test, predicted = finished.federation.test, finished.predictions.predicted
     shares, model = finished.federation.group_shares.numpy(), finished.deployed.model.numpy()
     assert predicted is not None
     columns: tuple[list[NDArray], ...] = ([], [], [], [])
     for g in finished.federation.groups_with_clients:
         rows = (test.group == g).numpy()
-        # With a model for each client there are N M / G of each kind: few bits, and repeated when they are joined.
+        # With personal models, each column has N M / G rows, so its values have few bits.
         actual = test.y.cpu().to(predicted.dtype).numpy()[rows]
         for k in np.unique(model[shares[:, g] > 0]):
             share = np.broadcast_to(shares[model == k, g].sum() / shares[:, g].sum(), len(actual))
@@ -287,11 +287,7 @@ def _differences(finished: FinishedTraining) -> Metrics:
 
 
 def _most_frequent_class(federation: Federation) -> Mapping[str, Metrics]:
-    """Each group's fraction of test examples in the class that is most frequent among the group's training examples.
-
-    This is the accuracy of always naming that class. The most frequent class of the test examples would be so by
-    chance.
-    """
+    """Return the accuracy per group of always predicting the most frequent class of the group's training examples."""
     test, labels, clients = federation.test, federation.test.y.cpu(), federation.clients
     trained, trained_group = clients.y.cpu()[clients.indices], federation.groups_of("clients")
     shares = {}
@@ -299,7 +295,7 @@ def _most_frequent_class(federation: Federation) -> Mapping[str, Metrics]:
         of_group = labels[test.group == g]
         if len(of_group):
             guess = trained[trained_group == g].bincount().argmax()
-            # Divided as integers of Python: PyTorch's quotient has 24 bits, and an accuracy has 53.
+            # Python's quotient has 53 bits, PyTorch's only 24.
             share = int((of_group == guess).sum()) / len(of_group)
             shares[federation.groups[g]] = {"most_frequent_class": share, "test_examples": len(of_group)}
     return shares
@@ -342,7 +338,7 @@ def _of_group(g: int, attacks: FinalAttacks, federation: Federation) -> Metrics:
 
 
 def _decided(attacks: ByAttack) -> Metrics:
-    """Metrics of the strongest attack on a group, and the accuracy of each."""
+    """Return the metrics of the strongest attack on a group, and every attack's accuracy."""
     name, low = strongest(attacks)
     best = attacks[name]
     metrics = _attack_metrics(best) | {"mia_low": low, "mia_high": best.high}
@@ -351,7 +347,7 @@ def _decided(attacks: ByAttack) -> Metrics:
 
 
 def _attack_metrics(measured: MembershipMetrics, non_members: str = "") -> dict[str, float]:
-    """An attack's metrics by name; ``non_members`` is the part of the name that says their kind."""
+    """Return an attack's metrics by key; ``non_members`` is the key's suffix for the kind of non-members."""
     return {
         f"mia{non_members}": measured.accuracy,
         **({} if non_members else {"mia_null_high": measured.null_high}),
@@ -362,15 +358,14 @@ def _attack_metrics(measured: MembershipMetrics, non_members: str = "") -> dict[
 
 
 def _interval(metric: str, measured: MembershipMetrics) -> dict[str, float]:
-    """The ends of the 95 % interval of an attack's balanced accuracy, which is called ``metric``."""
+    """Return the ends of a 95 % interval; their keys begin with ``metric``."""
     return {f"{metric}_low": measured.low, f"{metric}_high": measured.high}
 
 
 def _warn_of_one_answer(scores: ModelScores, federation: Federation) -> None:
-    """Warn of groups for whose examples an attack always gives the same answer, and so measures nothing.
+    """Warn of groups whose examples all get the same prediction from an attack, which then measures nothing.
 
-    Losses without a bound have this effect, since a few shadow models that fit badly move the mean loss beyond all
-    others.
+    Unbounded losses cause this, because a few badly fitted shadow models raise the mean loss above all other losses.
     """
     same = []
     for g in federation.groups_with_clients:
@@ -379,8 +374,8 @@ def _warn_of_one_answer(scores: ModelScores, federation: Federation) -> None:
             same.append(federation.groups[g])
     if same:
         LOG.warning(
-            "the attack's threshold lies beyond all examples of %s, so its balanced accuracy is 0.5 whatever models "
-            "give away; the AUC (mia_auc) needs no threshold",
+            "the attack's threshold lies beyond all examples of %s, so its balanced accuracy is 0.5; "
+            "use the AUC (mia_auc), which needs no threshold",
             ", ".join(same),
         )
 
@@ -406,7 +401,7 @@ def model_exposure(finished: FinishedTraining) -> Summary:
 def repeated_attacks(finished: FinishedTraining) -> Summary:
     """Compute the mean and standard deviation of ``mia`` over the configured attack's fits, by group and by cluster.
 
-    A run with one fit has no ``mia_mean`` and no ``mia_spread``.
+    A run with one fit has neither metric.
     """
     deployed, shared, federation = finished.attacks.configured, finished.attacks.shared, finished.federation
     if len(deployed) == 1:
@@ -423,7 +418,7 @@ def repeated_attacks(finished: FinishedTraining) -> Summary:
     )
 
 
-@measurement("shadow_examples", "Examples of each shadow model")
+@measurement("shadow_examples", "Examples per shadow model")
 def shadow_examples(finished: FinishedTraining) -> Summary:
     """Report the number of training examples per shadow model, by cluster."""
     if finished.red_team.attack.needs == "nothing":
@@ -434,7 +429,7 @@ def shadow_examples(finished: FinishedTraining) -> Summary:
     small = [str(k) for k in sizes if shadows.size == "cluster" and sizes[k] < examples[k]]
     if small:
         LOG.warning(
-            "cluster %s: the server has too few examples for shadow models of the cluster's size, so its estimated "
+            "cluster %s: the server has too few examples for shadow models of the cluster's size, so the estimated "
             "exposure is that of a smaller cluster; give the server more examples, or run shoal audit",
             ", ".join(small),
         )
@@ -443,6 +438,6 @@ def shadow_examples(finished: FinishedTraining) -> Summary:
 
 @measurement("references", "Reference models")
 def reference_models(finished: FinishedTraining) -> Summary:
-    """Report the number of reference models, unless there are none."""
+    """Report the number of reference models, if any."""
     references = finished.attacks.references
     return Summary(overall={"references": references.references} if references and references.references else {})

@@ -1,6 +1,6 @@
 """Model outputs and attack scores on training and test examples.
 
-Only the simulator knows the members. Algorithms use the members only if the red team's estimator is "audit". Test
+Only a simulator knows the members. Algorithms do not use them, except with the red team's estimator "audit". Test
 examples serve as non-members, weighted to the members' groups and labels.
 """
 
@@ -25,7 +25,7 @@ from shoal.models import ModelMetric
 from shoal.models.model import Loss, cross_entropy
 
 MAX_OUTPUTS = 2**24
-"""The number of outputs on training examples per model (64 MB) above which only members' outputs are stored."""
+"""With more outputs on training examples per model (64 MB), only members' outputs are stored."""
 
 
 ROC_POINTS = 400
@@ -37,10 +37,10 @@ class ModelOutputs:
     """Outputs of K models on training examples and on test examples.
 
     Args:
-        training: the indices of the T_k training examples with stored outputs, per model, (T_k,) int64.
-        members: the outputs on the examples in ``training``, per model, (T_k, C).
-        evaluated: the indices of the E_k training examples with a known metric, per model, (E_k,) int64.
-        values: the model's metric (such as accuracy) on each example in ``evaluated``, per model, (E_k,) float64.
+        training: per model, the indices of the T_k training examples with stored outputs, (T_k,) int64.
+        members: per model, the outputs on the examples in ``training``, (T_k, C).
+        evaluated: per model, the indices of the E_k training examples with a known metric, (E_k,) int64.
+        values: per model, the metric (such as accuracy) on each example in ``evaluated``, (E_k,) float64.
         labels: the labels of all training examples, (T,), or (T, d) in a regression.
         owner: the client of each training example, (T,).
         test: the outputs of every model on every test example, (K, M, C).
@@ -85,7 +85,7 @@ def evaluate_models(
     metric = engine.model.metric_for(federation.classes)
     evaluated = [torch.nonzero(clients[owner, k]).flatten() for k in range(len(models))]
     kept, of_kept, of_test, values = [], [], torch.empty(0), []
-    # A client's model may be read from a disk, or trained, whenever it is asked for: once each.
+    # Each access may read a client's model from a disk or train it, so access it only once.
     for k, model in enumerate(models):
         outputs = engine.outputs(model, test.x).cpu()
         if k == 0:
@@ -121,7 +121,7 @@ def evaluate_models(
 
 
 def _masks_of_stored(evaluated: Sequence[Tensor], owner: Tensor, members: Tensor | None, numbers: int) -> list[Tensor]:
-    """Masks (E_k,) of each model's examples with stored outputs, ``numbers`` per example."""
+    """Return the mask (E_k,) of each model's examples with stored outputs; an example has ``numbers`` outputs."""
     if members is None:
         return [torch.ones_like(rows, dtype=torch.bool) for rows in evaluated]
     return [
@@ -154,7 +154,7 @@ def with_references(
 
 
 def _rows(shards: Shards, examples: Tensor) -> Tensor:
-    """Rows of the training ``examples`` (t,) in the data."""
+    """Return the rows of ``examples`` (t,) in the data."""
     return shards.indices[examples].to(shards.y.device)
 
 
@@ -206,7 +206,7 @@ def predictions_of(
     total = torch.zeros(counts.numel(), dtype=torch.float64)
     for s, (examples, training) in enumerate(zip(outputs.evaluated, outputs.values, strict=True), first):
         owner = outputs.owner[examples]
-        # Of others the value may be infinite, so it is left out, not multiplied by zero.
+        # Other models' metrics may be infinite, so they are replaced by 0, not multiplied by 0.
         total.index_add_(0, owner * groups + group[examples], torch.where(deployed.model[owner] == s, training, 0.0))
     total, predicted = total.reshape(counts.shape), None
     if federation.classes is not None:
@@ -247,7 +247,7 @@ class Membership:
 
     @staticmethod
     def of_deployed(state: State, deployed: DeployedModels, within: int) -> "Membership":
-        """Return the membership of the deployed models, which belong to clusters or to single clients.
+        """Return the membership of the deployed models.
 
         If a client trained several models in its last round, as in FedEM, `latest` is the model that the client uses.
         """
@@ -258,8 +258,8 @@ class Membership:
             used = state.trained[number, deployed.model]
             last = (used > 0) & (used == state.trained.amax(dim=1)) & members.trainers[number, deployed.model]
             return Membership(members.trainers, torch.where(last, deployed.model, members.latest))
-        # Where nothing is sent, as in local training, no training is recorded, and who was there has trained. Who
-        # fine-tunes has trained, also if it took part in no round.
+        # Local training sends no updates and records no training, so every client that took part has trained.
+        # With fine-tuning, every client has trained.
         took_part = (state.trained > 0).any(dim=1) if bool(state.trained.any()) else state.assignment >= 0
         took_part = took_part | bool(deployed.fine_tuning)
         number = torch.arange(len(took_part))
@@ -319,8 +319,8 @@ class ModelScores:
     def of_model(self, k: int, *, population: bool = False) -> RecordTable:
         """Return the members of model k, and test examples with an equal total weight.
 
-        Test examples are weighted to the members' groups and labels, or with ``population`` to all clients' mix of
-        groups. Members without a comparable test example are left out.
+        Test examples are weighted to the members' groups and labels; ``population`` uses all clients' mix of groups.
+        Members without a comparable test example are left out.
         """
         scored = self.margins[k]
         inside = self.members.trainers.numpy()[self._owner[scored.training], k]
@@ -352,12 +352,12 @@ class ModelScores:
         return self._table(parts)
 
     def _table(self, parts: Sequence[tuple[int, Bools, Floats]]) -> RecordTable:
-        """The members of some models at a mask (T_k,), then their non-members, by group and label as many as wanted."""
+        """Return some models' masked members (T_k,), and non-members weighted to the wanted groups and labels."""
         members, non_members = [], []
         for k, inside, wanted in parts:
             scored, weight = self.margins[k], matching_weights(wanted.ravel(), self._test_stratum)
             examples, rows = scored.training[inside], np.flatnonzero(weight)
-            # With many clients' models rows are many, so integers are short.
+            # Short integers, because many personal models have many rows.
             of_model = partial(RecordTable.from_columns, model=np.int32(k), attack=self.attack)
             members.append(of_model(
                 scored.members[inside], True, record=examples.astype(np.int32),
@@ -371,11 +371,11 @@ class ModelScores:
         return RecordTable.join([*members, *non_members])
 
     def _is_comparable(self, examples: Ints, groups: Bools) -> Bools:
-        """Mask of the training examples with test examples of their label in all ``groups`` (G,)."""
+        """Return the mask of the examples whose label occurs in the test examples of all ``groups`` (G,)."""
         return np.all(self._test_counts[groups] > 0, axis=0)[self._stratum[examples] % self._labels]
 
     def _count(self, examples: Ints) -> Floats:
-        """(G, labels) numbers of training examples by group and label."""
+        """Count training examples by group and label, (G, labels)."""
         counts = np.bincount(self._stratum[examples], minlength=self._test_counts.size)
         return counts.reshape(self._test_counts.shape).astype(np.float64)
 
@@ -385,19 +385,19 @@ class ModelScores:
 
     @cached_property
     def _owner(self) -> Ints:
-        """(T,) the client that holds each training example."""
+        """The client that holds each training example, (T,)."""
         return self.federation.clients.owners().numpy()
 
     @cached_property
     def _stratum(self) -> Ints:
-        """(T,) a number of each training example's group and label."""
+        """The number of each training example's pair (group, label), (T,)."""
         shards = self.federation.clients
         labels = shards.y[shards.indices.to(shards.y.device)]
         return self._number(self.federation.groups_of("clients").numpy(), labels)
 
     @cached_property
     def _test_stratum(self) -> Ints:
-        """(M,) the same of each test example."""
+        """The number of each test example's pair (group, label), (M,)."""
         return self._number(self.federation.test.group.numpy(), self.federation.test.y)
 
     def _number(self, group: Ints, labels: Tensor) -> Ints:
@@ -405,13 +405,13 @@ class ModelScores:
 
     @cached_property
     def _test_counts(self) -> Floats:
-        """(G, labels) numbers of test examples by group and label."""
+        """The number of test examples by group and label, (G, labels)."""
         shape = len(self.federation.groups), self._labels
         return np.bincount(self._test_stratum, minlength=shape[0] * shape[1]).reshape(shape).astype(np.float64)
 
 
 def mixes_of_non_members(g: int, federation: Federation) -> Mapping[str, Floats]:
-    """Return the groups' proportions (G,) for each choice of non-members in attacks on group g, by name."""
+    """Return the groups' proportions (G,) in each choice of non-members for attacks on group g, by name."""
     return {"group": np.eye(len(federation.groups))[g], "population": federation.group_fractions.numpy()}
 
 
@@ -430,7 +430,7 @@ def _curve(records: RecordTable, group: str, non_members: str) -> pd.DataFrame:
         return pd.DataFrame({"group": [], "non_members": [], "fpr": [], "tpr": []})
     fpr, tpr = roc(records.score, records.member, records.weight)
     if len(fpr) > ROC_POINTS:
-        # Evenly in the logarithm of the false positive rate, since the figure's axes are logarithmic.
+        # Evenly spaced on the figure's logarithmic axis.
         rates = np.concatenate([[0.0], np.geomspace(1e-5, 1.0, ROC_POINTS - 1)])
         keep = np.unique(np.searchsorted(fpr, rates, side="right") - 1)
         fpr, tpr = fpr[keep], tpr[keep]

@@ -10,13 +10,13 @@ from shoal.core.randomness import Stream
 from shoal.metrics.intervals import Bools, Floats, Ints
 
 _Prior = tuple[float, float]
-"""Mean and shape of a distribution of variances; the mean is NaN or 0 without any."""
+"""The mean and shape of a distribution of variances; the mean is NaN or 0 without variances."""
 
 DRAWS = 399
-"""The number of random memberships; the 380th of 399 sorted maxima is an exact 95 % bound."""
+"""The number of random memberships. The 380th of 399 sorted maxima is an exact 95 % bound."""
 
 MIN_MODELS = 5
-"""The number of models, including the attacked model, needed for lower ends."""
+"""The number of models, including the attacked model, needed for the lower ends of intervals."""
 
 
 def record_exposure(
@@ -30,11 +30,10 @@ def record_exposure(
     the record's sample variance (Smyth 2004). The prior adds at least four degrees of freedom to the sample variance.
     An exposure below 0.5 means that IN scores are lower than OUT scores.
 
-    The lower ends of the exposures' intervals are simultaneous for all records, with probability 95 %. A lower end is d
-    - c e, mapped to a balanced accuracy. The standard error of d at f degrees of freedom is e = sqrt(1 / n_in + 1 /
-    n_out + d^2 / (2 f)) (Hedges and Olkin 1985). The factor c is the 95 % quantile of the records' largest d / e under
-    random memberships. Random memberships are drawn per pair and model, or permuted within each record if there are no
-    pairs.
+    The lower ends of the exposures' intervals are simultaneous for all records, with probability 95 %. A lower end is
+    Phi((d - c e) / 2). The standard error of d at f degrees of freedom is e = sqrt(1 / n_in + 1 / n_out + d^2 / (2 f))
+    (Hedges and Olkin 1985). The factor c is the 95 % quantile of the records' largest d / e under random memberships.
+    The memberships are drawn per pair and model, or permuted per record if there are no pairs.
 
     Args:
         scores: the records' scores on the attacked model and on the reference models.
@@ -67,7 +66,7 @@ def record_exposure(
 
     values = np.column_stack([scores.score, scores.reference])
     inside = np.column_stack([scores.member, scores.reference_member])
-    # Around each record's mean, or squares of large scores would lose their last digits.
+    # Scores are centred, because squares of large scores would lose digits.
     values = values - values.mean(axis=1, keepdims=True)
     sums = values.sum(axis=1), (values**2).sum(axis=1)
     distance, error, prior = _distances(values, inside, sums)
@@ -87,16 +86,16 @@ def record_exposure(
 def _distances(
     values: Floats, inside: Bools, sums: tuple[Floats, Floats], prior: _Prior | None = None
 ) -> tuple[Floats, Floats, _Prior]:
-    """Differences (M,) of mean IN and OUT scores in standard deviations, and their standard errors (M,).
+    """Return the differences d (M,) of mean IN and OUT scores, in standard deviations, and their standard errors (M,).
 
-    Both are NaN where a record has scores of one kind only. The ``prior`` is that of the true memberships. With other
-    memberships, one exposed record would have a variance that makes all others look alike.
+    Both are NaN for a record with only IN scores or only OUT scores. Random memberships use the prior of the true
+    memberships; otherwise one exposed record would inflate the prior.
 
     Args:
-        values: scores (M, 1 + R), of each record around its mean.
-        inside: (M, 1 + R) whether each model was trained on each record.
-        sums: (M,) each, of a record's values and of their squares, which no assignment changes.
-        prior: mean and shape of the inverse-gamma distribution of the variances; None: that of these.
+        values: each record's scores minus their mean, (M, 1 + R).
+        inside: whether each model was trained on each record, (M, 1 + R).
+        sums: the sums of each record's values and of their squares, (M,) each.
+        prior: the mean and shape of the variances' inverse-gamma prior, or None to fit the prior.
     """
     count_in = inside.sum(axis=1).astype(np.float64)
     count_out = values.shape[1] - count_in
@@ -116,10 +115,10 @@ def _distances(
 
 
 def _prior(squares: Floats, freedom: int) -> tuple[float, float]:
-    """Mean and shape of the inverse-gamma distribution of variances that fits sums of squares (m,), by its moments.
+    """Fit an inverse-gamma distribution of variances to sums of squares (m,); return its mean and shape.
 
-    A sample variance s of f degrees of freedom has E s^2 = E variance^2 (f + 2) / f; those of an inverse-gamma
-    distribution of shape a are E variance^2 = (E variance)^2 (1 + 1 / (a - 2)).
+    A sample variance s with f degrees of freedom has E s^2 = E v^2 (f + 2) / f, where v is the true variance. If v is
+    inverse-gamma with shape a, E v^2 = (E v)^2 (1 + 1 / (a - 2)).
     """
     if freedom < 1 or not squares.sum() > 0:
         return nan, nan
@@ -129,7 +128,7 @@ def _prior(squares: Floats, freedom: int) -> tuple[float, float]:
 
 
 def _opposites(inside: Bools) -> Ints:
-    """(1 + R,) the columns of memberships that one coin draws: models 2 i and 2 i + 1 where always one trained."""
+    """Number the models, (1 + R,); a pair shares a number if exactly one of its models trained on each record."""
     block = np.arange(inside.shape[1])
     for first in range(1, inside.shape[1] - 1, 2):
         if (inside[:, first] != inside[:, first + 1]).all():
@@ -138,7 +137,7 @@ def _opposites(inside: Bools) -> Ints:
 
 
 def _redrawn(inside: Bools, pair: Ints | None, random: np.random.Generator) -> Iterator[Bools]:
-    """`DRAWS` assignments of memberships, drawn as they are where nothing is leaked."""
+    """Yield `DRAWS` random memberships, distributed as if nothing is leaked."""
     if pair is None:
         yield from (random.permuted(inside, axis=1) for _ in range(DRAWS))
         return

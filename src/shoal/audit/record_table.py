@@ -1,6 +1,6 @@
 """The table of attacked records, and the function that measures membership attacks.
 
-Property inference also uses `RecordTable`, where "members" are the updates with the property.
+Property inference also uses `RecordTable`; its "members" are the updates with the property.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,10 +23,10 @@ SERVER: View = "server"
 """The views of an attacker, from the narrowest to the widest; `VIEWS` lists them."""
 
 CHOSEN_OF_VIEW: Mapping[View, str] = {CLIENT: "span-models", SERVER: "span"}
-"""The chosen attack of a view if the attack claims certainty for at least half of the predicted members."""
+"""Each view's exact attack, chosen if it claims certainty for at least half of its predicted members."""
 
 JOINT_OF_VIEW: Mapping[View, str] = {CLIENT: "joint-models", SERVER: "joint"}
-"""The chosen attack of a view if the exact attack is not chosen and the AUC is significantly above 0.5."""
+"""Each view's joint attack, chosen if its AUC is significantly above 0.5 and the exact attack is not chosen."""
 
 AGAINST_CLIENTS = "-others"
 """The suffix of attacks whose non-members are other clients' examples."""
@@ -48,8 +48,7 @@ class RecordTable:
         view: the narrowest `View` that can run the attack.
         pair: the pair number of each row, or ``None`` if rows are independent. A pair is a member and a non-member.
         exact: whether the attack claims certainty for the record.
-        level: the record's level by `record_levels`, for true positive rates with a threshold per record, or ``None``
-            if unknown.
+        level: the record's level (`record_levels`), for thresholds per record, or ``None`` if unknown.
         reference: the attack's scores on each of R reference models, (M, R), or ``None`` if the scores are
             unknown.
 
@@ -98,7 +97,7 @@ class RecordTable:
     ) -> "RecordTable":
         """Create a table from columns (M,), or from scalars that apply to all rows.
 
-        Without ``member``, `AuditRecords.rows_of` must fill the column before a measurement.
+        If ``member`` is missing, `AuditRecords.rows_of` must add it before a measurement.
         """
         columns = [score, member, threshold, weight, record, client, group, model, attack, view, exact]
         rows = (np.broadcast_to(np.asarray(column), np.shape(score)) for column in columns)
@@ -131,7 +130,7 @@ def _rows_of(column: NDArray[Any], positions: NDArray[Any]) -> NDArray[Any]:
 
 
 def _concatenate(columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Concatenated columns; equal single values stay one value."""
+    """Concatenate columns; columns broadcast from the same value stay broadcast."""
     filled = [column for column in columns if len(column)]
     if filled and all(column.strides == (0,) and column[0] == filled[0][0] for column in filled):
         return np.broadcast_to(filled[0][:1], sum(map(len, filled)))
@@ -169,7 +168,7 @@ def matching_weights(wanted: NDArray[Any], stratum: Ints) -> Floats:
 
 
 def mean_metrics(fits: Sequence[MembershipMetrics]) -> MembershipMetrics:
-    """Return the metrics of an attack's first fit, but with the mean accuracy and mean interval over all fits.
+    """Return the metrics of an attack's first fit, with the accuracy and its interval averaged over all fits.
 
     The mean interval is conservative, since all fits have the same members.
     """
@@ -192,9 +191,8 @@ def rank_attacks_for_view(
     """Return the attacks that a view can carry out, the chosen attack first.
 
     For an outsider, the chosen attack is the first of ``order``. For a wider view, the deciding attack of the narrower
-    view is replaced by a candidate with at least the same AUC. The first candidate is the exact attack of
-    `CHOSEN_OF_VIEW`, if the attack claims certainty for at least half of the predicted members. The second candidate is
-    the joint attack of `JOINT_OF_VIEW`, if the AUC is significantly above 0.5.
+    view is replaced by a candidate with at least the same AUC. The candidate is the attack of `CHOSEN_OF_VIEW`, or else
+    of `JOINT_OF_VIEW`, if its condition holds.
 
     Example:
         >>> import numpy as np

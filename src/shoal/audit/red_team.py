@@ -78,7 +78,7 @@ class RedTeam:
         """Estimate the membership-inference accuracy on each of the K models of ``state``.
 
         A model without clients keeps its last estimate. For "shadow", the interval is for the mean over shadow models.
-        All other intervals treat examples as independent and the attack as fixed.
+        Other intervals treat the attack as fixed and the examples as independent.
         """
         if self.estimator == "shadow":
             records = self._records(state, federation, engine, local, stream)
@@ -114,24 +114,24 @@ class RedTeam:
     def _records(
         self, state: State, federation: Federation, engine: Engine, local: tuple[LocalSGD, ...], stream: Stream
     ) -> list[Records]:
-        """The shadow models' records; with the models themselves only where the attack needs them."""
+        """Return the shadow models' records, and the models themselves if the attack needs them."""
         keep, shadows = self.attack.needs == "reference models", stream("shadow models")
         return self.shadow_models.records(state, federation, engine, local, shadows, keep_models=keep)
 
     def _cross_validated_accuracy(self, records: Records, stream: Stream) -> Estimate:
-        """Mean over shadow models of the balanced accuracy on each of the attack fitted on the others."""
+        """Attack each shadow model with the remaining shadow models, and average the balanced accuracy."""
         if int(records.shadow.max()) == 0:
-            # One shadow model: two halves of its records take turns.
+            # A single shadow model is split into two halves of its records.
             records = replace(records, shadow=torch.arange(len(records)) % 2)
         accuracies, parts = [], records.shadow.unique().tolist()
-        # Of one example, or of two halves with one kind each, nothing is to be learnt.
+        # Each part needs members and non-members.
         if any(len(records.member[records.shadow == part].unique()) < 2 for part in parts):
             return Estimate()
         for model in parts:
             attack = self.attack.fit(records.without(model), stream("left out", model))
             score, member = attack.score(records.query(model)), records.member[records.shadow == model].numpy()
             accuracies.append(_estimate(RecordTable.from_columns(score, member, threshold=attack.threshold)).value)
-        # Student's t knows no bounds, and a rate has two.
+        # Student's t interval may exceed the range of a rate.
         return Estimate(float(np.mean(accuracies)), *np.clip(mean_interval(np.array(accuracies)), 0, 1).tolist())
 
 
@@ -156,7 +156,7 @@ def _federated_accuracy(
     federation: Federation,
     engine: Engine,
 ) -> Estimate:
-    """Balanced accuracy from the counts of all clients of model k; NaN without training or hold-out examples."""
+    """Return the balanced accuracy over all clients of model k, or NaN without training or hold-out examples."""
     require_holdout(federation, "federated")
     tables = []
     clients = torch.nonzero(state.assignment == k).flatten()

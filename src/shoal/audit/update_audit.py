@@ -155,7 +155,7 @@ def audit_updates(attack: UpdateAttack, scores: UpdateScores, group: str | None 
 
 
 def _tables(attack: UpdateAttack | ScoredUpdates, scores: UpdateScores) -> tuple[RecordTable, RecordTable]:
-    """The rows of an attack on all clients, against records of nobody and against other clients'."""
+    """Return an attack's rows for all clients, with unused records and with other clients' records as non-members."""
     score = attack.score(scores)
     return _records(attack, score, scores, other_clients=False), _records(attack, score, scores, other_clients=True)
 
@@ -169,7 +169,7 @@ def _audit(tables: tuple[RecordTable, RecordTable], scores: UpdateScores, group:
 
 
 def _clients(scores: UpdateScores, group: str | None) -> Ints:
-    """The ids of the clients with records, or of those with records of a group."""
+    """Return the ids of the clients with records, or with records of a ``group``."""
     owner = scores.client if group is None else scores.client[scores.group == scores.groups.index(group)]
     return scores.clients[np.unique(owner[owner != NOBODY])]
 
@@ -177,9 +177,7 @@ def _clients(scores: UpdateScores, group: str | None) -> Ints:
 def _records(
     attack: UpdateAttack | ScoredUpdates, score: Floats, scores: UpdateScores, *, other_clients: bool
 ) -> RecordTable:
-    """The members of each client's update, by their ``score`` (N, M), and as non-members the records of other clients
-    or of nobody, weighted to the members' groups and labels.
-    """
+    """Return each client's members and weighted non-members, with their ``score`` (N, M)."""
     kind = scores.group * (scores.label.max() + 1) + scores.label
     owner = np.where(scores.client == NOBODY, NOBODY, scores.clients[scores.client])
     tables, thresholds = [], np.broadcast_to(attack.threshold, score.shape)
@@ -209,7 +207,7 @@ def _records(
 
 WITHOUT_ROUNDS: Mapping[str, str] = dict.fromkeys(
     (ClusterIdentity().name, PreferenceInference().name),
-    "needs recorded rounds, which the run has not (record.updates)",
+    "needs recorded rounds (record.updates)",
 )
 """Reasons for missing guesses in an audit without recorded rounds, by name."""
 
@@ -222,10 +220,9 @@ def audit_server(
 ) -> Audit:
     """Attack every client whose updates were recorded.
 
-    In `Audit.attacks`, an attack of the server has two rows per scope, for two choices of non-members. An attack named
-    with `AGAINST_CLIENTS` uses other clients' examples; an attack with a plain name uses examples that no client
-    trained on. `Audit.guesses` holds the accuracy of guessing each record's client, each client's group, and the half
-    of the group with stricter limits.
+    In `Audit.attacks`, each attack of the server has two rows per scope. With the suffix `AGAINST_CLIENTS`, the
+    non-members are other clients' examples; otherwise no client trained on them. `Audit.guesses` holds the accuracy of
+    guessing each record's client, each client's group, and which clients of a group have stricter limits.
 
     Args:
         preferences: each client's threshold and beta, by the client's id, or ``None`` if preferences are unknown.
@@ -283,7 +280,7 @@ def with_server(audit: Audit, server: Audit) -> Audit:
     The server's attack decides a scope if its AUC's lower end is above 0.5 and above the AUC of the attack on models.
     """
     rows = pd.concat([audit.attacks, server.attacks], ignore_index=True)
-    # Of both, the first was chosen without the updates; a view's own attack stays chosen beside it.
+    # The attack chosen on models stays chosen; so do exact and joint attacks.
     span = rows["attack"].isin([*CHOSEN_OF_VIEW.values(), *JOINT_OF_VIEW.values()])
     rows["chosen"] &= span | ~rows.assign(span=span).duplicated(["scope", "name", "chosen", "span"])
     for _, decides in rows[rows["strongest"].astype(bool)].groupby(["scope", "name"]):
@@ -303,7 +300,7 @@ def with_server(audit: Audit, server: Audit) -> Audit:
 def _guesses(
     scores: UpdateScores, preferences: Mapping[int, tuple[float, float]] | None
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """The keys and values of audit.json beside membership, and reasons for missing ones."""
+    """Return the keys and values of `Audit.guesses`, and the reasons for missing guesses."""
     group = client_groups(scores)
     sources = {
         "source-inference": SourceInference().guess(scores),
@@ -315,14 +312,14 @@ def _guesses(
     choices = {identity.name: partial(identity.guess, scores.assignment, group, scores.clients)}
     omitted: dict[str, str] = {}
     if preferences is None:
-        omitted[inference.name] = "needs the clients' thresholds, the truth that guesses are judged by"
+        omitted[inference.name] = "needs the clients' thresholds to check the guesses"
     else:
         pairs = torch.tensor([preferences[client] for client in scores.clients.tolist()], dtype=torch.float64)
         tolerated = Preferences(pairs[:, 0], pairs[:, 1])
         choices[inference.name] = partial(inference.guess, scores.assignment, group, tolerated, scores.clients)
     for name, guess in choices.items():
         try:
-            # The same halves whoever asks, so that the audits of a run and of its trace agree.
+            # A fixed stream, so that the audits of a run and of its trace agree.
             guessed = guess(Stream(0)(name))
             values |= {f"{name}.{key}": value for key, value in _rate(guessed, last_round=guessed.last_round).items()}
         except InputError as error:

@@ -13,7 +13,7 @@ import typer
 if TYPE_CHECKING:
     from shoal.runs.audits.gate import Gate
 
-EXIT_CODES = "Exit codes: 0 done; 1 failed; 2 bad input; 3 a gate is broken; 130 interrupted."
+EXIT_CODES = "Exit codes: 0 done; 1 failed; 2 bad input; 3 a --gate limit is broken; 130 interrupted."
 
 _AS_JSON = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
 
@@ -23,7 +23,7 @@ class CommandResult:
     """A command's answer.
 
     Args:
-        document: the answer for programs, with the keys of the written files.
+        document: the answer as JSON, with the keys of the written files.
         shown: the answer for a person, as text or as a function that prints.
         gates: the gates on the document's figures; a broken gate makes the exit code 3.
         code: the exit code without a broken gate.
@@ -45,7 +45,7 @@ def command(app: typer.Typer, example: str) -> Callable[[Callable[..., CommandRe
 
         signature = inspect.signature(function)
         option = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_AS_JSON)
-        # Typer reads both.
+        # Typer reads both attributes.
         answered.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # pyright: ignore[reportAttributeAccessIssue]
         answered.__annotations__ = function.__annotations__ | {"as_json": _AS_JSON, "return": None}
         return app.command(epilog=f"Example: shoal {example}\n\n{EXIT_CODES}")(answered)
@@ -64,14 +64,14 @@ def _print(answer: CommandResult, *, as_json: bool) -> None:
         answer.shown()
     for sentence, _ in judged:
         typer.echo(sentence, err=as_json)
-    # A gate on what was not measured is an error, after all gates were judged.
+    # A gate on an unmeasured figure raises an error, after all gates are printed.
     broken = [gate.broken_by(answer.document) for gate in answer.gates]
     if any(broken) or answer.code:
         raise typer.Exit(3 if any(broken) else answer.code)
 
 
 def _finite(value: object) -> object:
-    """The value with null for each number that JSON does not have, and text for a path."""
+    """Replace NaN and infinities by None, and other objects by text."""
     match value:
         case Mapping():
             return {str(key): _finite(part) for key, part in value.items()}

@@ -1,6 +1,6 @@
 """The command line: ``shoal init``, ``data``, ``preflight``, ``run``, ``audit``, ``protect``, ``sweep`` and others.
 
-Exit codes: 0 success; 2 bad input, with one sentence on stderr; 3 a broken gate; 1 failure; 130 interrupted.
+Exit codes: 0 success; 2 bad input, with one sentence on stderr; 3 a --gate limit is broken; 1 failure; 130 interrupted.
 
 Each command imports PyTorch and other modules when it is called, because ``--help`` should answer immediately.
 """
@@ -64,7 +64,7 @@ ChangesOption = Annotated[
 
 Gates = Annotated[
     list[str] | None,
-    typer.Option("--gate", metavar="EXPRESSION", help="Exit with 3 unless this limit holds; repeatable."),
+    typer.Option("--gate", metavar="EXPRESSION", help="Exit with code 3 unless this limit holds; can be repeated."),
 ]
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress; warnings and errors remain.")]
@@ -79,9 +79,9 @@ def _root(show_version: Annotated[bool, typer.Option("--version", help="Show the
 
 @command(app, "init mine.toml --data table --algorithm fedavg")
 def init(
-    file: Annotated[Path, typer.Argument(help="The TOML file to write, which must not exist.")] = Path("run.toml"),
+    file: Annotated[Path, typer.Argument(help="The new TOML file.")] = Path("run.toml"),
     data: Annotated[
-        str, typer.Option("--data", metavar="SOURCE", help="Data source; folder and table read your own data.")
+        str, typer.Option("--data", metavar="SOURCE", help="Data source; 'folder' or 'table' for your own data.")
     ] = "digits",
     algorithm: Annotated[str, typer.Option("--algorithm", metavar="NAME", help="Algorithm's name.")] = "ifca-mir",
 ) -> CommandResult:
@@ -89,7 +89,7 @@ def init(
     from shoal.config.starter import write_starter
 
     write_starter(file, data, algorithm)
-    said = f"{file} is written; 'shoal data {file}' shows its data, and 'shoal run {file}' trains"
+    said = f"Wrote {file}; see its data with 'shoal data {file}', train with 'shoal run {file}'"
     return CommandResult({"configuration": file}, said)
 
 
@@ -123,9 +123,9 @@ def run(
     from shoal.runs.sinks import TensorBoard
 
     directory = out if out is not None else Path("runs") / config.stem
-    end_soon_after_interrupt(directory / "config.toml", "the same command with --resume goes on")
+    end_soon_after_interrupt(directory / "config.toml", "rerun the command with --resume")
     for name in log or []:
-        elsewhere = "docs/use.md has classes to log to MLflow and W&B from Python"
+        elsewhere = "for MLflow or W&B, see docs/use.md"
         require(name == "tensorboard", f"'--log' must be 'tensorboard' (got '{name}'); {elsewhere}")
     sinks = [TensorBoard()] if log else []
     settings = read_config(config, _with_device(changes, device), allow_code=allow_code or None)
@@ -193,7 +193,7 @@ def protect(
     max_cost: Annotated[
         float,
         typer.Option(
-            "--max-cost", help="Largest loss of accuracy, as a fraction; in a regression, rise of the squared error."
+            "--max-cost", help="Largest loss of accuracy (a fraction), or in a regression rise of the squared error."
         ),
     ] = 0.02,
     view: Annotated[str, typer.Option("--view", help="Attacker's view: outsider, client or server.")] = "outsider",
@@ -215,7 +215,7 @@ def protect(
     allow_code: AllowCode = False,
     quiet: Quiet = False,
 ) -> CommandResult:
-    """Find the cheapest protection that keeps a limit on exposure; the same command resumes an interrupted search."""
+    """Find the cheapest protection that keeps the exposure within a limit; to resume a search, run the same command."""
     from shoal.cli.displays import SweepDisplay
     from shoal.config.schema import read_config
     from shoal.core.processes import Workers, Workplace
@@ -245,14 +245,14 @@ def audit(
         ),
     ] = 16,
     scores: Annotated[
-        Path | None, typer.Option("--scores", metavar="FILE", help="Audit the records of a score file instead.")
+        Path | None, typer.Option("--scores", metavar="FILE", help="Audit the records of a score file.")
     ] = None,
     trace: Annotated[
-        Path | None, typer.Option("--trace", metavar="DIR", help="Audit clients' updates of any framework instead.")
+        Path | None, typer.Option("--trace", metavar="DIR", help="Audit recorded client updates of any framework.")
     ] = None,
     left: Annotated[
         str | None,
-        typer.Option("--left", metavar="CLIENT", help="Audit whether the run forgot this client, which left."),
+        typer.Option("--left", metavar="CLIENT", help="Audit whether the run forgot this former client."),
     ] = None,
     gate: Gates = None,
     attack: Annotated[
@@ -263,7 +263,7 @@ def audit(
         bool, typer.Option("--leave-out-duplicates", help="Exclude records that have copies elsewhere.")
     ] = False,
     queries: Annotated[
-        int, typer.Option("--queries", metavar="Q", help="Number of copies to query per image, at most 18.")
+        int, typer.Option("--queries", metavar="Q", help="Copies to query per image, shifted or flipped; at most 18.")
     ] = 1,
     site: Annotated[
         bool,
@@ -278,7 +278,7 @@ def audit(
     allow_code: AllowCode = False,
     quiet: Quiet = False,
 ) -> CommandResult:
-    """Attack a run's members with every attack, and write audit.json and audit.html."""
+    """Run every attack on the training records of a finished run, and write audit.json and audit.html."""
     from shoal.cli.displays import format_audit
     from shoal.config.kinds import create_from_table
     from shoal.runs.audits.audit_members import audit_scores, audit_trace
@@ -451,13 +451,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ShoalError as error:
         return _say(str(error), 2 if isinstance(error, InputError) else 1)
     except _UsageError as error:
-        # Without a command the help is all that is said.
+        # Without a command, only the help is shown.
         return _say(error.format_message(), 2) if error.format_message() else 2
     except (KeyboardInterrupt, typer.Abort):
         returned = 130
     except OSError as error:
         if error.errno == ENAMETOOLONG:
-            return _say(f"{error.filename}: is too long a name for a file; choose another", 2)
+            return _say(f"{error.filename}: the file name is too long; choose a shorter name", 2)
         where = f"{error.filename}: " if error.filename else ""
         return _say(f"failed: {where}{error.strerror or error}", 1)
     # Some versions of Typer turn Ctrl-C into this code themselves.

@@ -28,12 +28,11 @@ _VERDICTS = {
     "yellow": ("may recognise records", "may be recognised"),
     "green": ("recognises no record", "is hidden"),
 }
-"""The words of verdicts in sentences, by colour."""
+"""The highlighted phrases of verdicts, by colour."""
 
 
 def format_audit(audit: Audit, stated: Mapping[str, Any] = {}) -> str:
-    """Format an audit: a table of verdicts per view and group, a sentence on the exposure, and the bounds on any
-    attack.
+    """Format an audit as text: a table of findings, a summary, and the bounds on any attack.
 
     ``stated`` has the entries "bound.*" of the run's guarantee.
     """
@@ -45,8 +44,8 @@ def format_audit(audit: Audit, stated: Mapping[str, Any] = {}) -> str:
         site = {name.removeprefix("site-inference."): value for name, value in stated.items()}
         gain = Estimate.of(site, "gain")
         lines += [
-            f"Of {site['clients']} clients, outputs name that of {decimal(site['accuracy'])} of held-out records, the "
-            f"class alone that of {decimal(site['chance'])}. The gain is {gain.figure}, by site inference."
+            f"Site inference among {site['clients']} clients: a held-out record's outputs reveal its client "
+            f"with accuracy {decimal(site['accuracy'])}, its class with {decimal(site['chance'])}; gain: {gain.figure}."
         ]
     for view in VIEWS:
         limit = limit_sentence(view, stated, [one.accuracy.value for one in found if one.view == view])
@@ -55,7 +54,7 @@ def format_audit(audit: Audit, stated: Mapping[str, Any] = {}) -> str:
 
 
 class SweepDisplay(LiveBar):
-    """The display of the runs of a sweep, or of a step of `shoal protect`; a `SweepWatch`.
+    """A progress display for a sweep, or for one step of `shoal protect`; a `SweepWatch`.
 
     Args:
         lines: the number of progress lines in a log, per sweep or step.
@@ -72,7 +71,7 @@ class SweepDisplay(LiveBar):
         self._steps += 1
         self.begin(f"step {self._steps}: run" if self._lines == 1 else "run", now.done * now.runs, now.runs)
         if now.finished and not self._console.is_terminal and self._lines > 1:
-            self.say(f"{now.finished} of {now.runs} runs are done already")
+            self.say(f"{now.finished} of {now.runs} runs are already done")
 
     def run_ended(self, now: SweepProgress) -> None:
         """Show that a run ended."""
@@ -97,7 +96,7 @@ def print_comparison(comparison: Comparison) -> None:
 
 
 def _print_frame(title: str, frame: pd.DataFrame) -> None:
-    """Print a table; outside a terminal it is as wide as it needs to be."""
+    """Print a table, with unlimited width outside a terminal."""
     table = Table(box=None, pad_edge=False)
     table.add_column(escape(title))
     for name in frame.columns:

@@ -1,7 +1,7 @@
 """Ctrl-C: the process ends cleanly within about a second, or is killed.
 
 A process that is still loading has written no file and ends immediately. After loading, Python raises
-`KeyboardInterrupt`, and worker threads stop after their present item, which can take minutes. Every run directory can
+`KeyboardInterrupt`, and worker threads stop after their current item, which can take minutes. Every run directory can
 be resumed after a kill.
 """
 
@@ -13,12 +13,12 @@ import time
 from typing import NoReturn
 
 GRACE = 1.2
-"""Seconds to end in good order."""
+"""The number of seconds for a clean end."""
 
 _reported = threading.Event()
 
 _resumable: list[tuple[str, str]] = []
-"""What exists once the command can be resumed, and how."""
+"""Paths that exist once the command can be resumed, and instructions to resume."""
 
 
 def say_interrupted() -> None:
@@ -39,7 +39,7 @@ def _end_at_once(*_: object) -> None:
     os._exit(130)
 
 
-def end_soon_after_interrupt(begun: str | os.PathLike[str] = "", advice: str = "the same command resumes") -> None:
+def end_soon_after_interrupt(begun: str | os.PathLike[str] = "", advice: str = "rerun the command to resume") -> None:
     """Make SIGINT end this process and its workers with exit code 130 within `GRACE` seconds.
 
     Call `end_at_once_on_interrupt` first.
@@ -52,12 +52,12 @@ def end_soon_after_interrupt(begun: str | os.PathLike[str] = "", advice: str = "
     if signal.getsignal(signal.SIGINT) is not _end_at_once:
         return
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # joblib's tracker, a process that frees what the workers shared, would warn of having to do it.
+    # joblib's resource tracker would warn about its cleanup.
     filters = filter(None, (os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"))
     os.environ["PYTHONWARNINGS"] = ",".join(filters)
     received, write = os.pipe()
     os.set_blocking(write, False)
-    # Written to when the signal arrives, also while the main thread is in a function that Python cannot interrupt.
+    # The signal writes here even while the main thread is in a function that Python cannot interrupt.
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     threading.Thread(target=_end_after, args=(received,), name="shoal interrupt", daemon=True).start()
 
@@ -79,7 +79,7 @@ def end_interrupted() -> NoReturn:
     import multiprocessing  # noqa: PLC0415 (a third of the time until the first line above is in force)
 
     for worker in multiprocessing.active_children():
-        # Those of joblib have no method for it.
+        # joblib's workers have no kill method.
         if worker.pid is not None:
             os.kill(worker.pid, signal.SIGKILL)
     sys.stdout.flush()

@@ -1,15 +1,14 @@
 """A rule that predicts from a layer's shape whether the layer's updates reveal membership; nothing is trained.
 
-An update is a client's update, or the difference between two models. The update of a dense layer is a sum of terms
-(error x input), so the update's rows lie in the span of the training inputs. An attacker can stack the rows of
-several rounds. If the rows span all training inputs, but not the whole input space, a record is a member exactly if the
-record's input lies in the span.
-With n distinct inputs, width w, r rounds and d input dimensions:
+The rule covers clients' updates and differences between two models. The update of a dense layer is a sum of terms
+(error x input), so the update's rows lie in the span of the training inputs. An attacker can stack the rows of several
+rounds. If the rows span all training inputs, but not the whole input space, a record is a member exactly if the
+record's input lies in the span. With n distinct inputs, width w, r rounds and d input dimensions:
 
     recognised  iff  c(r) = min(w r, d) > n(r)  for a number of rounds r that the attacker sees.
 
-If n(r) is at least c(r), members still lie closer to the span than non-members. For normal inputs and random errors,
-the energy of a record in c of d dimensions is chi-squared. A member's mean energy exceeds a non-member's by
+If n(r) is at least c(r), members still lie closer to the span than non-members. For normal inputs and random errors, a
+record's energy (squared norm) in c of d dimensions is chi-squared. A member's mean energy exceeds a non-member's by
 (d - c) c / n. If all d dimensions are visible, a member's mean energy in the inverse metric is smaller than a
 non-member's by the fraction c / n. The AUC of the best test of a record's energy is therefore at most
 
@@ -17,23 +16,22 @@ non-member's by the fraction c / n. The AUC of the best test of a record's energ
 
 For natural inputs, which are not normal, the attack's AUC is below Phi(z). Noise in an update makes the span inexact.
 
-An attacker who knows a record's label can compute the record's term and search for the term by a matched filter. A
-matched filter also works under noise, or if an update sums more examples than the layer has directions.
-`ExampleTerms` predict the AUC of the matched filter. For a convolution, no AUC is predicted. With noise of standard
-deviation s, in units of the largest contribution of one example, the AUC of an attack on a convolution is at most
-``Phi(sqrt(r / 2) / s)``.
+An attacker who knows a record's label can compute the record's term and search for it with a matched filter. The filter
+also works under noise, or if an update sums more examples than the layer has directions. `ExampleTerms` predicts the
+filter's AUC. For a convolution, no AUC is predicted. With noise of standard deviation s, in units of the largest
+contribution of one example, the AUC of an attack on a convolution is at most ``Phi(sqrt(r / 2) / s)``.
 
 The verdict is "recognised" if c(r) > n(r) or the predicted AUC of the filter is above `SURE_AUC`, "hidden" if all
 bounds are below `UNSURE_AUC`, and "between" in all other cases.
 
 The filter (`shoal.attacks.span.matched_filter`) weighs the update ``D = sum_i g_i + noise`` of a dense layer,
-``g = e a'``, by the inverse covariance C of the update without the record. In units of the contribution of one pass,
-n examples and noise of standard deviation s in each number give
+``g = e a'``, by the inverse covariance C of the update without the record. With n examples and noise of standard
+deviation s per weight, in units of one pass's contribution,
 
     C = p (H x A) / (tr H tr A) + s^2 I,   p = E |D|^2 - s^2 h d = n E |g|^2 + n (n - 1) |E g|^2.
 
-The score of a member is higher by ``u = (g' C^-1 g)^(1/2)``. The noise, drawn anew in each of r rounds, and the other
-examples, equal in all rounds, give scores the variance
+A member's score is higher by ``u = (g' C^-1 g)^(1/2)``. The noise is redrawn in each of r rounds, and the other
+examples are equal in all rounds. Scores have the variance
 
     v(r) = (n - 1)^2 Var[m(g)] + (n - 1) E Var[g_i' C^-1 g / u] + s^2 E |C^-1 g|^2 / (u^2 r)
 
@@ -67,41 +65,40 @@ from shoal.models import Model
 Recognition = Literal["recognised", "between", "hidden"]
 
 RECOGNISED_AUC = 0.9
-"""What the AUC of the attack is at least where records are recognised."""
+"""The lowest attack AUC under the verdict "recognised"."""
 
 HIDDEN_AUC = 0.6
-"""What it is at most where they are hidden."""
+"""The highest attack AUC under the verdict "hidden"."""
 
 SURE_AUC = 0.99
-"""The filter's AUC from which on records count as recognised."""
+"""The predicted AUC of the filter above which the verdict is "recognised"."""
 
 UNSURE_AUC = 0.58
-"""The largest AUC of any test below which they count as hidden."""
+"""The bound on the AUC of any test below which the verdict is "hidden"."""
 
 
 MIN_EXAMPLES = 100
-"""Examples below which moments say nothing."""
+"""The smallest number of examples for estimates of moments."""
 
 _EXAMPLES, _FEWER_EXAMPLES, _LARGE = 2000, 400, 1 << 21
-"""Examples for moments; fewer for a network with at least ``_LARGE`` parameters."""
+"""The number of examples for moments, and the number for a network with at least ``_LARGE`` parameters."""
 
 _SCORED = 120
-"""Examples with predicted scores, which also give the mean term."""
+"""The number of examples with predicted scores; clipped gradients also use them for the mean term."""
 
 _PAIRED = 60
-"""Examples by whose pairs the variance of single terms is known."""
+"""The number of examples whose pairs give the variance of single terms."""
 
 
 @dataclass(frozen=True, eq=False)
 class ExampleTerms:
-    """The terms that m examples add to the update of a dense layer, in the eigenvectors of the examples' second
-    moments.
+    """The terms that m examples add to a dense layer's update, in the eigenbasis of the second moments.
 
     Args:
-        inputs: the inputs of the L vectors per example, (m, L, r).
-        errors: the errors of the L vectors per example, (m, L, s).
-        moments: the products of the eigenvalues of the moments of errors and inputs, divided by their sum, (s, r).
-        numbers: the number of weights of the layer, h d.
+        inputs: the L input vectors of each example, (m, L, r).
+        errors: the L error vectors of each example, (m, L, s).
+        moments: the products of the errors' and inputs' eigenvalues, scaled to sum 1, (s, r).
+        numbers: the number of the layer's weights, h d.
         length: the mean squared norm of a term, E |g|^2.
         mean: the mean term of ``averaged`` examples, (s, r).
         averaged: the number of examples in ``mean``.
@@ -145,17 +142,17 @@ class ExampleTerms:
 
     @property
     def _common(self) -> float:
-        """|E g|^2, without the part that the number of terms has in their mean."""
+        """An unbiased estimate of |E g|^2."""
         return max(0.0, (self.averaged * float(self.mean.square().sum()) - self.length) / (self.averaged - 1))
 
     def _variances(self, examples: int, noise: float) -> tuple[Tensor, float, float]:
-        """u^2 (m,), and the variances of scores by other examples and by the noise of one round."""
+        """Return u^2 (m,), and the scores' variances due to other examples and to one round's noise."""
         count, paired = len(self.inputs), min(_PAIRED, len(self.inputs))
-        # The square of an integer may have more bits than a tensor can take.
+        # A float, because a tensor cannot hold large squares of integers.
         others = float(max(0, examples - 1))
         strength = examples * self.length + examples * others * self._common
         covariance = strength * (self.moments + RIDGE / self.numbers) + noise**2
-        # No separation depends on their scale; theirs would leave float32.
+        # Scaling does not change separations, and keeps the weights within float32.
         scale = float(covariance.min().clamp(min=1e-300))
         weights = (scale / covariance.clamp(min=1e-300)).float()
         own, noisy, along = torch.zeros(3, count).unbind()
@@ -168,7 +165,7 @@ class ExampleTerms:
             along += weighed @ mean
             pairs += weighed[:paired] @ terms[:paired].T
         own = own.clamp(min=1e-30)
-        # A record's own term is not among the others; and the mean of few terms makes its own difference.
+        # Remove the record's own term from the mean of the other terms, and correct for the mean's own variance.
         along = (along - own / self.averaged) / (1 - 1 / self.averaged) / own.sqrt()
         single = pairs / own[:paired, None].sqrt()
         single = single[~torch.eye(paired, dtype=torch.bool)].view(paired, paired - 1).var(dim=1).mean()
@@ -227,14 +224,14 @@ def initial_gradients(
         moments = Clutter.of_records(inputs, errors)
         read, made = (_places(values) for values in (inputs @ moments.inputs, errors @ moments.errors))
         own = read[scored], made[scored] * factors[:, None, None]
-        # Where gradients are clipped, of those whose lengths are known.
+        # With clipping, only the scored examples have known lengths.
         of_all = own if clipped < inf else (read, made)
         terms[name] = _terms(moments, inputs.shape[-1] * errors.shape[-1], own, of_all)
     return InitialGradients(terms, length, common)
 
 
 def _terms(moments: Clutter, numbers: int, own: tuple[Tensor, Tensor], of_all: tuple[Tensor, Tensor]) -> ExampleTerms:
-    """The terms of inputs (m, L, r) and errors (m, L, s), with the mean of more of them."""
+    """Return the terms of inputs (m, L, r) and errors (m, L, s), with the mean term of ``of_all``."""
     products = moments.of_errors[:, None] * moments.of_inputs
     products = products / products.sum().clamp(min=1e-300)
     mean = of_all[1].flatten(0, 1).T @ of_all[0].flatten(0, 1) / len(of_all[0])
@@ -243,22 +240,22 @@ def _terms(moments: Clutter, numbers: int, own: tuple[Tensor, Tensor], of_all: t
 
 
 def _length(inputs: Tensor, errors: Tensor) -> float:
-    """The mean of ``|sum_l e_l a_l'|^2``."""
+    """Return the mean of ``|sum_l e_l a_l'|^2``."""
     return float(((inputs @ inputs.mT) * (errors @ errors.mT)).sum(dim=(1, 2)).mean())
 
 
 def _places(values: Tensor) -> Tensor:
-    """Values (m, L, d) of (m, d) too."""
+    """Return values (m, d) as (m, 1, d), and other values unchanged."""
     return values.unflatten(0, (-1, 1)) if values.dim() == 2 else values
 
 
 def _spread(count: int, most: int) -> Tensor:
-    """At most ``most`` of the numbers 0 to count - 1, evenly spaced."""
+    """Return at most ``most`` of the numbers 0 to count - 1, evenly spaced."""
     return torch.arange(count) if count <= most else torch.linspace(0, count - 1, most).long()
 
 
 def _gradient_lengths(model: Model, row: Tensor, x: Tensor, y: Tensor, clipped: float) -> tuple[Tensor, float]:
-    """The lengths (m,) of examples' gradients, and of the mean of them clipped."""
+    """Return the norms (m,) of examples' gradients, and the norm of the mean clipped gradient."""
     network, size = model.structure().eval(), batch_of_gradients(model)
     lengths, whole = list[Tensor](), torch.zeros(model.layout.trainable)
     for inputs, labels in zip(x.split(size), y.split(size), strict=True):
@@ -274,9 +271,9 @@ class LayerShape:
 
     Args:
         name: the name of the layer's weights.
-        inputs: the dimension of the layer's inputs, or the rank of the data if the rank is lower, d.
-        outputs: the number of independent rows of the layer's update in one round, w. The number w is the number of
-            outputs, minus 1 for softmax, because softmax errors sum to 0.
+        inputs: the dimension of the layer's inputs, or the rank of the data if lower, d.
+        outputs: the number of independent rows of the layer's update in one round, w. For softmax, w is the number of
+            outputs minus 1, because softmax errors sum to 0.
         positions: the number of inputs per example: 1 for a dense layer, the number of patches for a convolution, the
             number of tokens for an embedding.
         reads_data: whether no earlier layer is trained. If an earlier layer is trained, the layer's inputs
@@ -300,7 +297,7 @@ class Moves:
         passes: the number of passes over the examples per update.
         merged: the number of rounds that one update sums, such as all rounds for the difference between the final and
             the initial model; features differ between these rounds.
-        share: the fraction of the examples behind one update, in (0, 1], drawn anew in every round.
+        share: the fraction of the examples that one update uses, in (0, 1], redrawn every round.
         copies: the largest number of random copies of an example in training, such as 2 for flips; 1 without
             augmentation, and infinite if every pass draws a new copy.
         searched: whether the attacker searches for the random transform of a record.
@@ -309,7 +306,7 @@ class Moves:
         gradient_noise: the standard deviation of the noise in each number of an update, in units of gradients, for
             `ExampleTerms`.
         exact: whether an update is a sum of terms (error x input), apart from noise of known size and changes that the
-            attacker can undo. Adam and noise of unknown size are not exact.
+            attacker can undo. Adam and noise of unknown size make updates inexact.
     """
 
     examples: int
@@ -324,9 +321,7 @@ class Moves:
     exact: bool = True
 
     def examples_seen(self, rounds: int) -> int:
-        """Return the number of distinct examples behind ``rounds`` updates, rounded up; the mean if ``share`` is below
-        1.
-        """
+        """Return the expected number of distinct examples behind ``rounds`` updates, rounded up."""
         return ceil(self.examples * (1 - (1 - self.share) ** rounds) - 1e-9)
 
     def inputs_each(self, rounds: int, layer: LayerShape) -> int:
@@ -343,8 +338,7 @@ class Exposure:
         layer: the layer.
         verdict: "recognised" for an attack AUC above 0.9, "hidden" for an attack AUC below 0.6, and "between" if the
             rule decides neither.
-        rounds: the first number of rounds in which records are recognised, r; if no records are recognised, the number
-            of rounds with the highest bound on the AUC.
+        rounds: r, the smallest number of rounds that reveal records, or else the number with the highest AUC bound.
         capacity: the largest number of independent directions in the updates of ``rounds`` rounds, c(r).
         distinct: the number of distinct inputs behind the updates of ``rounds`` rounds, n(r).
         expected: the predicted AUC of the attack, which tends to be too large, or NaN without a prediction.
@@ -361,7 +355,7 @@ class Exposure:
 
     @property
     def auc(self) -> tuple[float, float]:
-        """The lowest and the highest AUC of the attack that the verdict allows."""
+        """The lowest and the highest attack AUC under the verdict."""
         ranges = {"recognised": (RECOGNISED_AUC, 1.0), "between": (0.5, 1.0), "hidden": (0.5, HIDDEN_AUC)}
         return ranges[self.verdict]
 
@@ -371,7 +365,7 @@ def exposure_rule(layer: LayerShape, moves: Moves, terms: ExampleTerms | None = 
 
     Args:
         moves: the updates that the attacker sees.
-        terms: the terms that examples add to the layer's first update, or None for no verdict on the matched filter.
+        terms: the terms that examples add to the layer's first update, or None to ignore the matched filter.
 
     Example:
         >>> from shoal.preflight.exposure_rule import LayerShape, Moves, exposure_rule
@@ -382,7 +376,7 @@ def exposure_rule(layer: LayerShape, moves: Moves, terms: ExampleTerms | None = 
         >>> of_a_sum.verdict, of_a_sum.rounds, of_a_sum.capacity, of_a_sum.distinct
         ('recognised', 2, 400, 300)
     """
-    # More rounds than span all that the layer reads only add examples; the features of several cannot be stacked.
+    # Rounds beyond the full input space only add examples; rounds with changing features cannot be stacked.
     last = min(moves.rounds, ceil(layer.inputs / layer.outputs)) if layer.reads_data else 1
     most, largest, plain = None, -inf, moves.searched or moves.copies == 1
     for rounds in range(1, last + 1):
@@ -396,7 +390,7 @@ def exposure_rule(layer: LayerShape, moves: Moves, terms: ExampleTerms | None = 
             most, largest = Exposure(layer, "between", rounds, capacity, distinct), z
     assert most is not None
     if moves.noise:
-        # What noise alone leaves to any linear test; without it, what is left of the span.
+        # Under noise, the bound for any linear test applies, unless the filter's AUC is predicted.
         largest = inf if terms is not None else min(largest, sqrt(moves.rounds / 2) / moves.noise)
     if not moves.exact:
         return most
@@ -407,12 +401,12 @@ def exposure_rule(layer: LayerShape, moves: Moves, terms: ExampleTerms | None = 
     expected = auc()
     if expected > SURE_AUC and moves.copies == 1 and moves.merged == 1:
         return replace(most, verdict="recognised", rounds=1, expected=expected)
-    # The further signal of the span without noise.
+    # Without noise, the span adds a signal.
     besides = 0.0 if moves.noise else sqrt(2) * largest
     expected = auc(rounds=moves.rounds)
     if auc(rounds=moves.rounds, besides=besides) < UNSURE_AUC:
         return replace(most, verdict="hidden", expected=expected)
-    # Of transformed images the filter's own term is not known.
+    # The filter does not know the term of a transformed image.
     return replace(most, expected=expected if moves.copies == 1 else nan)
 
 
@@ -425,7 +419,7 @@ def most_exposed_layer(
 
 
 def _rank_of(one: Exposure) -> tuple[int, bool, float, float]:
-    """The order of exposures: what is recognised first, by the span before the filter, then what lacks least."""
+    """Return the sort key of exposures: recognised layers first, and the span before the filter."""
     order = ("recognised", "between", "hidden").index(one.verdict)
     if one.exact:
         return order, False, one.rounds, one.distinct / one.capacity

@@ -21,15 +21,15 @@ from shoal.preflight.exposure_rule import Exposure, Moves
 from shoal.preflight.visible_moves import VisibleMoves
 
 _STEPS = (1, 1.5, 2, 3, 4, 5, 6, 8)
-"""Advice is in round numbers: these, times powers of ten."""
+"""Advice uses only these numbers times powers of ten."""
 
 _GRID = tuple(step * 10.0**power for power in range(-1, 8) for step in _STEPS)
 
 _MAX_PASSES = 1000
-"""The largest number of passes in advice."""
+"""The largest number of passes that advice suggests."""
 
 _ASSUMED_NORM = 1.0
-"""The assumed bound on gradients where DP-SGD is not configured."""
+"""The gradient norm that advice assumes if DP-SGD is not configured."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class GroupExposure:
     """The predicted exposure of a group to a view.
 
     Args:
-        exposure: the exposure of the largest recognised client, or of the sum over clients.
+        exposure: the exposure of the largest client with recognised records, or of the sum over clients.
         recognised: the fraction of the group's records that can be recognised.
         clients: the number of clients behind an update.
-        whose: the recognised clients, in words.
+        whose: a phrase for the clients behind the update.
         noun: a plural noun for the examples.
     """
 
@@ -68,7 +68,7 @@ class GroupExposure:
             share = "less than 1 %" if self.recognised < 0.005 else f"{100 * self.recognised:.0f} %"
             return "recognises every record" if self.recognised == 1 else f"recognises {share} of the records"
         if self.exposure.verdict == "hidden":
-            return "recognises no record by these attacks"
+            return "recognises no record with these attacks"
         return f"may recognise records{self._expected}"
 
     @property
@@ -91,14 +91,14 @@ class GroupExposure:
         return f"{self.whose}: {said}. Layer '{layer.name}' ({size}) receives {self._inputs()}{self._why()}."
 
     def _inputs(self) -> str:
-        """The distinct inputs in words."""
+        """Describe the distinct inputs."""
         examples, distinct = self.moves.examples_seen(self.exposure.rounds), self.exposure.distinct
         if distinct == examples:
             return f"{count(examples)} {self.noun}"
         return f"{count(distinct)} inputs of {count(examples)} {self.noun}"
 
     def _why(self) -> str:
-        """Why the span does not recognise them."""
+        """Explain why the span does not recognise the records."""
         one, noise = self.exposure, ", under noise" if self.moves.noise else ""
         if one.exact or noise:
             return noise
@@ -123,7 +123,7 @@ def predicted_exposure(seen: VisibleMoves, view: str, group: int) -> GroupExposu
         return GroupExposure(view, name, exposure, moves, recognised, clients, whose, noun)
     by_size = cache(lambda size: seen.most(seen.moves(view, size, 1)))
     distinct = sizes.unique().tolist()
-    # The more examples a client has, the less is each recognised.
+    # Records of larger clients are harder to recognise.
     recognised = bisect_left(distinct, True, key=lambda size: by_size(size).verdict != "recognised")
     shown, inside = distinct[max(0, recognised - 1)], sizes[:0]
     whose = "every client"
@@ -137,7 +137,7 @@ def predicted_exposure(seen: VisibleMoves, view: str, group: int) -> GroupExposu
 
 @dataclass(frozen=True)
 class _Option:
-    """A setting that could be changed, the values that are tried, mildest first, and the rule's verdict for each."""
+    """A setting with values to try, mildest first, and the exposure for each value."""
 
     what: str
     bound: str
@@ -155,7 +155,7 @@ class _Option:
 
 
 def protection_advice(seen: VisibleMoves, worst: GroupExposure) -> Iterator[str]:
-    """Yield the smallest change of each setting that makes a group's records hidden, or no longer recognised.
+    """Yield the smallest changes of each setting that hide a group's records, or make their recognition uncertain.
 
     Args:
         worst: the most exposed group of a view.
@@ -216,7 +216,7 @@ def _options(seen: VisibleMoves, worst: GroupExposure) -> Iterator[_Option]:
 
 
 def _first(holds: Callable[[float], bool], values: Sequence[float]) -> float | None:
-    """The first of the values for which something holds that goes on to hold; None: for none."""
+    """Return the first value from which on ``holds`` is true, by bisection, or None."""
     if not values or not holds(values[-1]):
         return None
     low, high = -1, len(values) - 1
@@ -247,7 +247,7 @@ _ATTACKER = {
     CLIENT: "Another client, from the models of every round",
     OUTSIDER: "An outsider, from the initial and the final models",
 }
-"""Who sees what, in words."""
+"""Each view's attacker, and the data that this attacker sees."""
 
 _VIEW_NAMES = {SERVER: "the server", CLIENT: "another client", OUTSIDER: "an outsider"}
 
@@ -259,19 +259,19 @@ class Preflight:
     Other attacks, such as queries of the released models, are not covered.
 
     Args:
-        views: one row per view and group, with the columns `COLUMNS`. The verdict is that of `exposure_rule.Exposure`
-            for the most exposed client or sum over clients. The column "recognised" is the fraction of the group's
+        views: one row per view and group, with the columns `COLUMNS`. The verdict (`exposure_rule.Exposure`) is for the
+            most exposed client, or for the sum over clients. The column "recognised" is the fraction of the group's
             records that can be recognised. The columns "clients" and "examples" count the contributors to an update,
             and "rounds" counts the rounds until recognition. The columns "auc.low" and "auc.high" limit the AUC of the
             attack; "auc.expected" is the predicted AUC, or NaN.
         answers: a short answer per view.
-        sentences: sentences about all groups or each group, per view.
+        sentences: the explanation of each view's answer, as sentences.
         changes: changes of settings that reduce the exposure of each view's most exposed group.
         assumptions: the assumptions of the rule, including the sizes of clusters.
         epsilons: the epsilon of a record after all rounds with DP-SGD, by view; the key "" means every view.
         delta: the delta of the epsilons.
         bounds: bounds on any attack on a record, by the keys of ``epsilons``.
-        choice: whether the bounds cover a client's choice of model.
+        choice: whether the bounds also cover which cluster a client chooses.
     """
 
     views: pd.DataFrame
@@ -307,13 +307,13 @@ class Preflight:
         yield from ((f"Why: {join_words(names)}", said) for said, names in views.items())
         if self.epsilons:
             said = [self._promise_words(view, epsilon) for view, epsilon in self.epsilons.items()]
-            said += [] if self.choice else ["A client's choice of model is not covered."]
+            said += [] if self.choice else ["The guarantee does not cover which cluster a client chooses."]
             yield "What DP-SGD guarantees", said
         yield from ((f"What would change it: {of}", said) for of, said in self.changes.items() if said)
         yield "What this assumes", self.assumptions
 
     def _promise_words(self, view: str, epsilon: float) -> str:
-        """The meaning of an epsilon for membership, in words."""
+        """Describe what an epsilon means for membership."""
         accuracy, auc = self.bounds[view]
         bound = (
             f"no attack on a record has a balanced accuracy above {decimal(accuracy)} or an AUC above {decimal(auc)}"
@@ -360,7 +360,7 @@ def preflight(seen: VisibleMoves, *, first_round: int = 1, steered: bool = False
 
 
 def _together(found: Sequence[GroupExposure], said: Callable[[GroupExposure], str]) -> list[str]:
-    """One sentence for all groups that share it; without names where all groups do."""
+    """Return each distinct sentence with its groups' names, or without names if all groups share one sentence."""
     groups = names_by((one.group, said(one)) for one in found)
     if len(groups) == 1:
         return [*groups]
@@ -370,7 +370,7 @@ def _together(found: Sequence[GroupExposure], said: Callable[[GroupExposure], st
 def _promise(
     seen: VisibleMoves, choice: float | None, first_round: int
 ) -> tuple[dict[str, float], float, Mapping[str, AttackBound]]:
-    """The epsilons of a record, the largest of all clients, their delta, and what they limit; none without DP-SGD."""
+    """Return the largest epsilons of any client's record, their delta, and their bounds; empty without DP-SGD."""
     rule = accounting.private_rule(seen.local)
     if rule is None:
         return {}, 0.0, {}
@@ -389,20 +389,19 @@ def _promise(
 
 
 def _assumptions(seen: VisibleMoves, steered: bool) -> list[str]:
-    """The assumptions of the rule."""
     federation = seen.federation
     named = {federation.groups[group]: seen.sum_of_clients(group)[0] for group in federation.groups_with_clients}
     sums = ", ".join(f"{count(clients)} of {group}" for group, clients in named.items())
     lines = []
     if not seen.has(LocalOnly):
-        lines.append(f"Clusters match the groups, and a sum has these clients: {sums}.")
+        lines.append(f"Clusters match the groups; numbers of clients in a sum: {sums}.")
     if seen.share_of_clients < 1:
-        lines.append("Participation is random, so numbers of examples and rounds are means.")
+        lines.append("Participation is random, so numbers of examples and rounds are averages.")
     if seen.copies == inf:
         lines.append("The attacker knows the family of image transforms and searches it for each record.")
     if steered:
-        lines.append("Defences under a coordinator are ignored.")
+        lines.append("A coordinator's changes of defences are ignored.")
     lines.append("The attacker knows the learning rate and subtracts weight decay, momentum and control variates.")
-    lines.append("A predicted AUC is for an attacker who knows a record's label, with gradients of the initial model.")
+    lines.append("A predicted AUC assumes that the label is known, and uses the initial model's gradients.")
     lines.append("Attacks that query released models are not predicted; shoal audit measures them after training.")
     return lines

@@ -1,4 +1,4 @@
-"""The updates that each view of a simulation will see, with layers, gradients of examples, sizes and noise."""
+"""The updates that each view of a simulation will see: their layers, gradients, sizes and noise."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,17 +30,17 @@ from shoal.preflight.exposure_rule import (
 )
 
 _EXAMPLES = 2000
-"""Examples for the rank of layers' inputs and the moments of gradients."""
+"""The number of examples for the rank of layers' inputs and for gradients' moments."""
 
 _LINEAR_OPTIMIZERS = ("SGD", "ASGD")
 """Optimizers whose steps are sums of gradients."""
 
 
 MAX_INPUTS = 4096
-"""Inputs up to which the rank of what a layer reads is computed."""
+"""The largest number of a layer's inputs for which their rank is computed."""
 
 _RANK_TOLERANCE = 1e-6
-"""Singular values below this part of the largest are of the rounding of float32."""
+"""Singular values below this fraction of the largest are rounding errors of float32."""
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -92,8 +92,8 @@ class VisibleMoves:
     def nothing(self) -> str:
         """The reason for a missing verdict, as a sentence."""
         if self.has(LocalOnly):
-            return "nothing is sent, so there is nothing to see but the models that clients release."
-        return "no dense layer, convolution or embedding is sent, and the rule is of no other."
+            return "nothing is sent, so an attacker sees only the models that clients release."
+        return "no dense layer, convolution or embedding is sent, and the rule covers no other layers."
 
     def has(self, *kinds: type) -> bool:
         """Return whether the algorithm, or an algorithm inside a wrapper, is an instance of one of ``kinds``."""
@@ -104,7 +104,7 @@ class VisibleMoves:
         """The layers whose updates clients send."""
         if self.has(LocalOnly):
             return ()
-        # Transformed images have all dimensions, also where those as they are lack some.
+        # Transformed images span all dimensions.
         layers = layer_shapes(self.setup.model, self._examples[0], ranks=self.copies == 1)
         layout = self.setup.model.layout
         own = [base.own_mask(layout) for base in with_bases(self.algorithm) if isinstance(base, OwnLayers)]
@@ -146,8 +146,8 @@ class VisibleMoves:
     def sum_of_clients(self, group: int) -> tuple[int, int]:
         """Return the number of clients behind the model of a group, and the number of these clients' examples.
 
-        The counted clients are all clients if there is one model, the group's clients if clusters match groups, and a
-        fraction of the group's clients if clusters split groups.
+        With one model, these are all clients. If clusters match groups, these are the group's clients; if clusters
+        split groups, a fraction of them.
         """
         sizes = self.federation.clients.sizes
         own = sizes[self.federation.with_group(group)]
@@ -178,7 +178,7 @@ class VisibleMoves:
         summed, merged = max(1.0, clients * participation), 1
         if view == OUTSIDER:
             passes, steps, merged, rounds = passes * rounds, steps * rounds, rounds, 1
-            # Of what was trained on in any of them.
+            # The fraction of the examples used in any of the merged rounds.
             share = 1 - (1 - share) ** merged
         noise, gradient_noise = self.noise(size, steps, passes, summed)
         return Moves(
@@ -197,7 +197,7 @@ class VisibleMoves:
         if multiplier is None:
             multiplier = 0.0 if rule is None else rule.noise_multiplier
         private = multiplier * sqrt(steps * clients) / passes
-        # Of the update's own length, which no example exceeds.
+        # Relative to the update's norm, which no example exceeds.
         laplace = self._laplace * sqrt(clients / self.setup.model.parameters)
         length = self.gradients.update_length(size) if laplace else 0.0
         scaled = private * self.clip if private else 0.0
@@ -205,13 +205,13 @@ class VisibleMoves:
 
     @property
     def _laplace(self) -> float:
-        """The length of each client's noise in lengths of its update."""
+        """The norm of each client's noise, relative to the norm of the client's update."""
         filtered = self.setup.client_filter
         return (filtered.noise_multiplier or 0.0) if isinstance(filtered, LaplaceNoise) else 0.0
 
     @property
     def _exact(self) -> bool:
-        """Whether moves are sums of (error x input), but for noise whose size is known."""
+        """Whether updates are sums of (error x input), apart from noise of known size."""
         optimizer, filtered = self.local.optimizer, self.setup.client_filter
         known = filtered is None or (isinstance(filtered, LaplaceNoise) and filtered.epsilon is None)
         linear = optimizer is None or optimizer.name in _LINEAR_OPTIMIZERS
@@ -228,10 +228,10 @@ class VisibleMoves:
 
 @dataclass(frozen=True, eq=False)
 class RecognisedRisks:
-    """The risk of clients whose records can be recognised by the rule of exposure, without queries of the red team.
+    """The risk of clients whose records the rule of exposure recognises, without the red team's attacks.
 
-    The risk refers to the client's current cluster and to all rounds of the simulation. The balanced accuracy
-    of an attack that recognises records is set to the lowest AUC of the verdict.
+    The risk refers to the client's current cluster and to all rounds of the simulation. Its value is
+    `RECOGNISED_AUC`, which stands for a balanced accuracy.
 
     Args:
         seen: the updates that each view will see.
@@ -242,15 +242,13 @@ class RecognisedRisks:
     view: View
 
     def __call__(self, state: State) -> Tensor:
-        """Return the risk (N,) float64 of each client's model for the attacker of the client's limit, or NaN without
-        recognition.
-        """
+        """Return each client's risk (N,) float64 for the view in its limit, or NaN without recognition."""
         federation, assignment = self.seen.federation, state.assignment
         sizes = federation.clients.sizes
         views = federation.preferences.views(self.view)
         risks = torch.full((len(federation),), torch.nan, dtype=torch.float64)
         members = torch.bincount(assignment[assignment >= 0], minlength=len(state.models))
-        # A client sees sums over its cluster, the server each client alone.
+        # A client sees sums over its cluster; the server sees each client's update.
         mean = [ceil(float(sizes[assignment == k].double().mean())) if n else 0 for k, n in enumerate(members.tolist())]
         for i, (view, k, size) in enumerate(zip(views, assignment.tolist(), sizes.tolist(), strict=True)):
             if view == CLIENT and k >= 0 and mean[k]:
@@ -317,7 +315,7 @@ def _note(
     given: tuple[Any, ...],
     out: Tensor,
 ) -> None:
-    """Add the shape of a layer that is called on ``count`` examples, and the number of its outputs."""
+    """Append the shape of a layer that is called on ``count`` examples, and its number of outputs."""
     read, *_ = given
     reads_data = not read.requires_grad
     if isinstance(module, nn.Linear):
@@ -333,8 +331,8 @@ def _note(
 
 
 def _rank(rows: Tensor) -> int:
-    """The rank of rows (B, d) in float32, at least 1; d if B is too small to determine it."""
-    # Of the smaller of both products; its eigenvalues are squares.
+    """Return the rank of rows (B, d) in float32, at least 1, or d if B is too small to determine the rank."""
+    # The eigenvalues of the smaller Gram matrix are squared singular values.
     wide = rows.double()
     product = wide @ wide.T if len(rows) < rows.shape[1] else wide.T @ wide
     values = torch.linalg.eigvalsh(product)
