@@ -31,7 +31,7 @@ class FedAvg:
     average. `Scaffold` and `FedProx` reduce client drift.
 
     Args:
-        weighting: the weights of clients in the average: by number of "examples" (the paper), or "equal".
+        weighting: the clients' weights in the average: their numbers of "examples" (the paper), or "equal".
 
     Source: McMahan et al. 2017, arXiv:1602.05629, Algorithm 1.
 
