@@ -128,16 +128,13 @@ def _spelled(hint: Any) -> str:  # noqa: ANN401
     if origin is Literal:
         return _or(_words(hint))
     if origin in (Union, UnionType):
-        words = []
-        for member in inside:
-            bare = unmarked(member)[0]
-            if get_origin(bare) is Literal:
-                words += _words(bare)
-            elif bare is str and words:
-                words.append("`module:Name`")
-            elif bare is not NoneType:
-                spelled = _spelled(member)
-                words.append("list of these" if words and spelled == f"list of {_or(words)}" else spelled)
+        members = [unmarked(member)[0] for member in inside]
+        words = [word for member in members if get_origin(member) is Literal for word in _words(member)]
+        for member, bare in zip(inside, members, strict=True):
+            if get_origin(bare) is Literal or bare is NoneType:
+                continue
+            spelled = "`module:Name`" if words and bare is str else _spelled(member)
+            words.append("list of these" if words and spelled == f"list of {_or(words)}" else spelled)
         return _or(words)
     if origin is tuple:
         members = re.sub(r"\b(integer|number|string|table)\b", r"\1s", _spelled(inside[0]))

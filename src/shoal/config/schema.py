@@ -133,7 +133,7 @@ class AlgorithmSection:
     that the new algorithm does not have. Keys set by ``--set`` or the sweep must belong to the new algorithm.
 
     Args:
-        value: the algorithm; each algorithm has its own keys.
+        value: the algorithm.
         rounds: the number of rounds.
         participation: the fraction of clients that train in each round. Above 0, at least one client trains; with 0,
             the models stay unchanged.
@@ -303,7 +303,7 @@ class Config:
 
     Args:
         seed: the seed of all random draws.
-        events: the rounds before which clients leave or join. Each such round is a table ``[[events]]``.
+        events: the clients that leave or join during the run, as tables ``[[events]]``.
 
     Example:
         >>> import shoal

@@ -287,7 +287,7 @@ class LocalSGD:
         learning_rate: the learning rate of the first round.
         decay: the factor applied to the learning rate after every round.
         weight_decay: the L2 coefficient, added to the gradient as ``weight_decay * parameters``.
-        momentum: the momentum.
+        momentum: the momentum coefficient.
         clip_norm: the largest L2 norm of a batch's gradient, as in `torch.nn.utils.clip_grad_norm_`; by default,
             gradients are not clipped.
         optimizer: an optimizer of `torch.optim`, slower than the default, SGD.

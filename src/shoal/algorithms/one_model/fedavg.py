@@ -28,7 +28,7 @@ class FedAvg:
 
     ``w_i`` is the result of client i's local training, and ``n_i`` is the client's number of examples. With `DPSGD`,
     the epsilon covers everything that a client sends. FedAvg is inaccurate for clients whose data differ from the
-    average. `Scaffold` and `FedProx` reduce client drift.
+    average.
 
     Args:
         weighting: the clients' weights in the average: their numbers of "examples" (the paper), or "equal".

@@ -80,7 +80,7 @@ class FineTuning(Wrapper):
 
     Args:
         base: the algorithm that trains the shared models.
-        local: the local training settings for fine-tuning; by default the same as in a round.
+        local: the settings of fine-tuning; by default the same as in a round.
 
     Source: Wang et al. 2019, arXiv:1910.10252; Collins et al. 2022, arXiv:2205.13692 (FedAvg-FT).
 

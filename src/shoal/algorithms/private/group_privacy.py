@@ -22,7 +22,7 @@ class GroupPrivacy(Derived):
     Without noise, the result equals that of `IFCA` if the distances between models are much larger than the norms of
     updates.
 
-    Reports show the client's own choice as its cluster. A model's members (`State.trained`) are the clients that the
+    Reports show a client's own choice as its cluster. A model's members (`State.trained`) are the clients that the
     server assigned to the model. Attacks by the server are too strong in this implementation, because recorded updates
     contain clients' choices, which a real server does not receive.
 

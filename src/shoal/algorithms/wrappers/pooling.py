@@ -20,8 +20,8 @@ class Pooling(Wrapper):
     The mean weights each model by the number of clients that trained it in the round. Pooling reduces a single record's
     influence on its cluster's model. The members of a model are only the clients that trained the model.
 
-    ``rho_k`` is ``share``. A coordinator can multiply ``rho_k`` by the cluster's directive "pooling" in [0, 1]. With
-    ``rho_k`` = 0 the model equals that of ``base`` bit for bit.
+    ``rho_k`` is ``share``, times a coordinator's directive "pooling" in [0, 1] for the cluster. With ``rho_k`` = 0 the
+    model equals that of ``base`` bit for bit.
 
     Args:
         base: the algorithm that trains the models.

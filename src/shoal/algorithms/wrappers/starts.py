@@ -158,7 +158,7 @@ class OneShotStart(InitialisationPhase):
 
 @settings
 class FedAvgStart(InitialisationPhase):
-    """Initial models from FedAvg: one model is trained by FedAvg, then copied K times with independent Gaussian noise.
+    """Initial models from FedAvg: K copies of one trained model, each with independent Gaussian noise.
 
     All clients that take part in FedAvg are members of every copy. Put other wrappers inside `FedAvgStart`, because an
     outer wrapper would treat the new models as updates.

@@ -81,11 +81,10 @@ class Columns:
             groups, each row belongs to its own group.
         inputs: the input columns, in this order. The default is all other columns of numbers and, with ``one_hot``, all
             other columns with 2 to 20 different words. Numbers are standardised by the mean and standard deviation of
-            the clients' training rows. In Python, the only column may contain images or lists of equal shape, which
-            Shoal does not standardise.
+            the clients' training rows. In Python, a single input column may contain images or lists of equal shape,
+            which Shoal does not standardise.
         one_hot: whether columns of words become inputs: one 0/1 input per word in the training rows.
-        rows: a column and its allowed values, such as ["grade", "3"]; other rows are left out. By default all rows are
-            used.
+        rows: a column and its allowed values, such as ["grade", "3"]; other rows are left out.
         impute: the statistic of the column's training rows that replaces empty cells. Columns of words always use the
             most frequent value. By default, an empty cell is an error.
 

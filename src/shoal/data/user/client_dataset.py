@@ -237,8 +237,8 @@ class ClientSplit:
         shadow_fraction: the fraction of each client's examples in the server's shadow set; at least one example if
             above 0. A real server must get its shadow set from a different source.
         min_examples: the smallest number of examples per client. Shoal leaves out smaller clients and logs a warning.
-            If a client has too few examples for all fractions, the first example is for training, and the next examples
-            are for test, hold-out and shadow set, in this order.
+            With too few examples for all fractions, a client trains on one example; test, hold-out and shadow set get
+            the rest in this order.
 
     Raises:
         InputError: a value is outside its allowed range, or no fraction remains for training.
