@@ -128,13 +128,11 @@ def _spelled(hint: Any) -> str:  # noqa: ANN401
     if origin is Literal:
         return _or(_words(hint))
     if origin in (Union, UnionType):
-        members = [unmarked(member)[0] for member in inside]
-        words = [word for member in members if get_origin(member) is Literal for word in _words(member)]
-        for member, bare in zip(inside, members, strict=True):
-            if get_origin(bare) is Literal or bare is NoneType:
-                continue
-            spelled = "`module:Name`" if words and bare is str else _spelled(member)
-            words.append("list of these" if words and spelled == f"list of {_or(words)}" else spelled)
+        words = [word for member in inside for word in _words(member)]
+        for member in inside:
+            if member is not NoneType and not _words(member):
+                spelled = "`module:Name`" if words and unmarked(member)[0] is str else _spelled(member)
+                words.append("list of these" if words and spelled == f"list of {_or(words)}" else spelled)
         return _or(words)
     if origin is tuple:
         members = re.sub(r"\b(integer|number|string|table)\b", r"\1s", _spelled(inside[0]))
@@ -144,8 +142,8 @@ def _spelled(hint: Any) -> str:  # noqa: ANN401
     return {int: "integer", float: "number", bool: "true or false", str: "string"}[hint] + _range(marks)
 
 
-def _words(literal: Any) -> list[str]:  # noqa: ANN401
-    return [f"`{word}`" for word in get_args(literal)]
+def _words(hint: Any) -> list[str]:  # noqa: ANN401
+    return [f"`{word}`" for word in get_args(unmarked(hint)[0])] if get_origin(unmarked(hint)[0]) is Literal else []
 
 
 def _range(marks: Sequence[Any]) -> str:

@@ -166,7 +166,7 @@ class Objective(Protocol):
 class TorchOptimizer:
     """An optimizer of `torch.optim`, created anew for every client in every round.
 
-    The learning rate and the weight decay are those of `LocalSGD`.
+    The learning rate and the weight decay are those of local training.
 
     Args:
         name: the optimizer's class name, such as "AdamW".

@@ -107,8 +107,7 @@ class Network:
             of a table: ``mlp`` or ``logistic``. Texts: ``gru``. Your own network: ``module:Name``, a class or function
             that takes a `Shape`, `VectorShape` or `TextShape` and returns a `torch.nn.Module`.
         classes: the number of outputs; the default is the number of classes in the data, or 1 in a regression.
-        hidden: the number of hidden neurons of ``mlp`` (default 200) and ``faces-cnn`` (default 256). Other networks
-            have a fixed number.
+        hidden: the number of hidden neurons of ``mlp`` (default 200) and ``faces-cnn`` (default 256).
         filters: the numbers of filters of the three convolutions of ``faces-cnn``; the default is [32, 64, 128].
         norm: the normalisation of the VGG networks: ``batch`` norm as in the paper, or ``group`` norm, which DP-SGD
             requires.

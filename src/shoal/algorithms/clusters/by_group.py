@@ -16,8 +16,7 @@ from shoal.engine import Engine, LocalSGD, State
 class ByGroup(FixedClusters):
     """FedAvg within each group of the federation, with one model per group.
 
-    A client's assignment to a model reveals only the client's group. With one group, the result equals that of `FedAvg`
-    bit for bit.
+    Assignments reveal only the clients' groups. With one group, the result equals that of `FedAvg` bit for bit.
 
     Args:
         weighting: the clients' weights in a group's average: their numbers of "examples", or "equal".

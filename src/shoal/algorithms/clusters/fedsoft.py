@@ -49,7 +49,7 @@ class FedSoft:
         strength: the factor lambda of the penalty (0.01 to 1 in the authors' code, 0.1 on MNIST).
         smoother: the importance of a cluster whose model is best for none of the client's examples.
         selection: the number of clients that the server draws per cluster without replacement; by default all clients
-            train. The probabilities are proportional to importance times number of examples.
+            train. The draw probabilities are proportional to importance times number of examples.
         start: the initial parameters of local training: the client's "personal" model, or the mean of the models of all
             "clusters", weighted by importance.
 

@@ -21,10 +21,9 @@ class HypCluster(Derived):
     With optimizer "sgd", server learning rate 1 and clients of equal size, the result equals that of `IFCA`.
 
     The "farthest-first" start takes one round. Random clients train the first random model separately, and the server
-    selects K of the trained models. The first selected model is random. Each further selected model comes from the
-    client whose lowest loss over the already selected models is highest. The farthest-first start refuses DP-SGD,
-    because clients send the losses without noise. A selected model reveals one client's examples until other clients
-    have trained the model.
+    selects K of the trained models. The first selected model is random. Each further model is that of the client whose
+    lowest loss over the selected models is highest. The farthest-first start refuses DP-SGD, because clients send the
+    losses without noise. A selected model reveals one client's examples until other clients have trained the model.
 
     Args:
         clusters: K, the number of models.

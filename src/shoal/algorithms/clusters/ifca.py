@@ -90,10 +90,9 @@ class IFCA:
     does not cover the choices. With random initial models, a small group may join a large group's cluster. `Redraw`,
     `OneShotStart` and `FedAvgStart` are other ways to initialise the models.
 
-    With ``clusters`` = "auto", Shoal first trains IFCA with 1 to ``max_clusters`` models on some of the examples, and
-    compares the losses on the remaining examples. K is the smallest number of models such that no larger number is
-    significantly better (paired t tests, total significance level 5 %). If K is above 1 and no other start wraps IFCA,
-    `OneShotStart` initialises the models.
+    With ``clusters`` = "auto", Shoal first trains IFCA with 1 to ``max_clusters`` models on some of the examples. K is
+    the smallest number that no larger number beats significantly (paired t tests of the losses on the remaining
+    examples, total level 5 %). If K is above 1 and no other start wraps IFCA, `OneShotStart` initialises the models.
 
     Args:
         clusters: K, the number of models; "auto" lets Shoal choose K.

@@ -38,8 +38,8 @@ class APFL(Derived):
     As in the paper, ``m_i`` mixes parameters; the authors' code mixes outputs.
 
     Args:
-        alpha: the weight of the personal model in [0, 1] (0.5 in the authors' code). With ``adaptive``, ``alpha`` is
-            the initial weight.
+        alpha: the weight of the personal model (0.5 in the authors' code). With ``adaptive``, ``alpha`` is the initial
+            weight.
         adaptive: whether each client adapts its own weight in every step: ``alpha_i <- alpha_i - eta * <v_i - w,
             g(m_i)>``, clipped to [0, 1].
         weighting: the clients' weights in the average: "equal" (the paper), or their numbers of "examples".

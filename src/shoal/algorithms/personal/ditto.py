@@ -37,8 +37,7 @@ class Ditto(Wrapper):
 
     Args:
         base: the algorithm that trains the shared models.
-        strength: the factor lambda of the penalty (0.05 to 2 in the paper); with 0, personal models are trained on
-            local data only.
+        strength: the factor lambda of the penalty (0.05 to 2 in the paper); 0 gives purely local training.
         local: the local training of the personal models; by default the same as for the shared models.
 
     Source: Li et al. 2021, arXiv:2012.04221, Algorithm 1.

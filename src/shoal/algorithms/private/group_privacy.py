@@ -19,8 +19,7 @@ class GroupPrivacy(Derived):
 
     The server starts k-means from the K models of the round, and each model becomes the mean of its cluster. With
     `LaplaceNoise` at the clients, the server may assign a client's model to a different cluster than the client chose.
-    Without noise, the result equals that of `IFCA` if the distances between models are much larger than the norms of
-    updates.
+    Without noise, the result equals that of `IFCA` if updates are much shorter than the distances between models.
 
     Reports show a client's own choice as its cluster. A model's members (`State.trained`) are the clients that the
     server assigned to the model. Attacks by the server are too strong in this implementation, because recorded updates

@@ -150,8 +150,9 @@ class IFCAMIR(_ChoiceOverIFCA):
 class IFCAWithinLimit(_ChoiceOverIFCA):
     """IFCA in which client i trains the model with the smallest loss among the models with ``risk_k <= threshold_i``.
 
-    If no model is within the limit, the client trains the model with the smallest risk, and counts as above its limit.
-    With limits of 1 for every client the result equals that of `IFCA` bit for bit. ``privacy.beta`` has no effect.
+    If no model is within the client's limit ``threshold_i``, the client trains the model with the smallest risk, and
+    counts as above its limit. With limits of 1 for every client the result equals that of `IFCA` bit for bit.
+    ``privacy.beta`` has no effect.
 
     Source: the limits are the thresholds of Jung, Biswas, Palamidessi (IFCA-MIR).
 

@@ -42,8 +42,6 @@ class CoordinateMedian(RobustMerging):
 class TrimmedMean(RobustMerging):
     """Robust merging by the coordinate-wise mean of a cluster's updates, without the smallest and largest values.
 
-    See `RobustMerging`.
-
     Args:
         base: the algorithm that trains the models and assigns clients to clusters.
         trim: the fraction beta of values to remove at each end: ``floor(beta * m)`` values in a cluster of m clients.

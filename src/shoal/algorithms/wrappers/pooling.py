@@ -20,7 +20,7 @@ class Pooling(Wrapper):
     The mean weights each model by the number of clients that trained it in the round. Pooling reduces a single record's
     influence on its cluster's model. The members of a model are only the clients that trained the model.
 
-    ``rho_k`` is ``share``, times a coordinator's directive "pooling" in [0, 1] for the cluster. With ``rho_k`` = 0 the
+    ``rho_k`` is ``share``. A coordinator's directive "pooling" in [0, 1] multiplies ``rho_k``. With ``rho_k`` = 0 the
     model equals that of ``base`` bit for bit.
 
     Args:
