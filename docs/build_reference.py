@@ -74,7 +74,7 @@ def _section(cls: type, table: str, title: str, level: int = 3, *, named: bool =
     keys = [(owner, key) for owner, key in _flat(cls) if not (named and key.field == "name")]
     shipped = [key.hint for key in keys_of(cls) if key.inline and _is_shipped(key.hint)]
     if shipped:
-        yield "Its keys are those of " + _or([f"`{name_of(cls)}`" for cls in shipped]) + "."
+        yield f"`{name_of(cls)}` has the keys of {_or([f'`{name_of(base)}`' for base in shipped])}."
     if keys:
         yield _HEAD + "\n".join(_row(owner, key) for owner, key in keys)
     for _, key in keys:
@@ -117,7 +117,7 @@ def _value(cls: type, key: Key) -> str:
     if kind is None:
         return _spelled(get_type_hints(cls, include_extras=True)[key.field])
     if not key.inline:
-        return f"table, {kind.title} by `name` with its keys"
+        return f"table with the `name` and keys of {kind.title}"
     return _or([f"`{name}`" for name in (*kind.shipped, "module:Name")])
 
 
@@ -126,15 +126,24 @@ def _spelled(hint: Any) -> str:  # noqa: ANN401
     hint, marks = unmarked(hint)
     origin, inside = get_origin(hint), get_args(hint)
     if origin is Literal:
-        return _or([f"`{word}`" for word in inside])
+        return _or(_words(hint))
     if origin in (Union, UnionType):
-        return ", or ".join(_spelled(member) for member in inside if member is not NoneType)
+        words = [word for member in inside for word in _words(member)]
+        for member in inside:
+            if member is not NoneType and not _words(member):
+                spelled = "`module:Name`" if words and unmarked(member)[0] is str else _spelled(member)
+                words.append("list of these" if words and spelled == f"list of {_or(words)}" else spelled)
+        return _or(words)
     if origin is tuple:
-        members = re.sub(r"\b(integer|number|text|table)\b", r"\1s", _spelled(inside[0]))
+        members = re.sub(r"\b(integer|number|string|table)\b", r"\1s", _spelled(inside[0]))
         return f"list of {members}" if Ellipsis in inside else "[low, high]"
     if origin is dict or is_dataclass(hint):
-        return f"table, as `[{_TOP[hint]}]`" if hint in _TOP else "table"
-    return {int: "integer", float: "number", bool: "true or false", str: "text"}[hint] + _range(marks)
+        return f"table with the keys of `[{_TOP[hint]}]`" if hint in _TOP else "table"
+    return {int: "integer", float: "number", bool: "true or false", str: "string"}[hint] + _range(marks)
+
+
+def _words(hint: Any) -> list[str]:  # noqa: ANN401
+    return [f"`{word}`" for word in get_args(unmarked(hint)[0])] if get_origin(unmarked(hint)[0]) is Literal else []
 
 
 def _range(marks: Sequence[Any]) -> str:
@@ -144,7 +153,7 @@ def _range(marks: Sequence[Any]) -> str:
     }
     low, high = limits.get("ge", limits.get("gt")), limits.get("le", limits.get("lt"))
     if low is None or high is None:
-        return "" if low is None else f", {'at least' if 'ge' in limits else 'above'} {low}"
+        return "" if low is None else f" {'≥' if 'ge' in limits else '>'} {low}"
     return f" in {'[' if 'ge' in limits else '('}{low}, {high}{']' if 'le' in limits else ')'}"
 
 

@@ -31,17 +31,17 @@ NEED_HOLDOUT: tuple[Estimator, ...] = ("federated", "histogram", "relative-histo
 
 @settings
 class RedTeam:
-    """A periodic estimator of each model's risk, implementing the engine's protocol `RiskEstimator`.
+    """A periodic attack on each model that estimates the model's risk (a `RiskEstimator`).
 
     Args:
-        every: the number of rounds between estimates (IFCA-MIR: 5). 0 means that risks are never estimated.
+        every: the number of rounds between estimates (5 in IFCA-MIR); with 0, risks are never estimated.
         estimator: how the risk is estimated. "shadow" attacks each shadow model with the remaining shadow models.
-            "federated" sends the attack to the clients, which return counts on their training and hold-out examples.
-            "histogram" chooses the best loss threshold from clients' histograms of training and hold-out losses, for
-            any ``attack``. "relative-histogram" is like "histogram", but subtracts the loss of other clusters' models
-            from each loss. With several clusters, "relative-histogram" is the closest estimator to a strong attack
-            (`docs/results/audit/measured.md`), but is too low for models that share parameters. "audit" uses all
-            training and test examples, which only a simulator knows.
+            "federated" sends the attack to the clients, which return how many training and hold-out examples the attack
+            classifies as members. "histogram" chooses the best loss threshold from clients' histograms of training and
+            hold-out losses, for any ``attack``. "relative-histogram" is like "histogram", but subtracts the mean loss
+            of the other clusters' models from each loss. With several clusters, "relative-histogram" is closest to a
+            strong attack (`docs/results/audit/measured.md`), but too low for models that share parameters. "audit" uses
+            all training and test examples, which only a simulator knows.
         attack: the attack on each model, during training and at the end of a run.
         shadow_models: the training of the attack's shadow models.
         histograms: the clients' histograms for "histogram" and "relative-histogram".

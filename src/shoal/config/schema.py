@@ -46,33 +46,34 @@ _OF_CLIENTS = {
 
 @settings
 class DataSection:
-    """The examples and their partition.
+    """The data source and the division of its examples among clients.
 
-    Shoal partitions most sources across clients by ``clients``, ``examples_per_client`` and ``test_examples``. The
-    sources ``folder``, ``table`` and the named tables state each example's client. For these sources,
-    ``test_fraction``, ``holdout_fraction`` and ``shadow_fraction`` set the held-out fractions instead. The keys
-    ``size`` and ``channels`` apply only to the source ``folder``. The keys ``client``, ``label``, ``group`` and
-    ``inputs`` belong to ``table``, which requires ``client`` and ``label``; named tables have defaults for all four
-    keys. See [own data](own-data.md).
+    For most sources, Shoal draws each client's examples as set by ``clients``, ``examples_per_client`` and
+    ``test_examples``. The sources ``folder`` and ``table`` and the named tables already assign each example to a
+    client. For these sources, ``test_fraction``, ``holdout_fraction`` and ``shadow_fraction`` set the held-out
+    fractions. The keys ``size`` and ``channels`` apply only to the source ``folder``. The keys ``client``, ``label``,
+    ``group`` and ``inputs`` describe the columns of ``table``, which requires ``client`` and ``label``. Named tables
+    have defaults for all four keys. See [own data](own-data.md).
 
     Args:
         source: the name of the data source. Images: ``digits``, ``mnist``, ``fashion-mnist``, ``emnist-byclass``,
-            ``cifar10``, ``lfw`` or ``idx`` (a folder in MNIST's format, given by ``path``). Texts: ``yelp``. Examples
-            by client: ``folder`` (pictures) or ``table`` (CSV or Parquet). Named tables: ``hsb82``, ``azprocedure``,
-            ``aids2``, ``chem97`` or ``star`` (``pip install 'shoal[tables]'``). Your own function: ``module:Name``,
-            which returns a data set, a pair of inputs and labels, a table or a federation. ``shoal data`` lists the
-            sources on this machine.
+            ``cifar10``, ``lfw`` or ``idx`` (a folder in MNIST's format, given by ``path``). Texts: ``yelp``. Your own
+            files with the client of each example: ``folder`` (pictures) or ``table`` (CSV or Parquet). Named tables,
+            which require ``pip install 'shoal[tables]'``: ``hsb82``, ``azprocedure``, ``aids2``, ``chem97`` or
+            ``star``. Your own function: ``module:Name``, which returns a data set, a pair of inputs and labels, a table
+            or a federation. ``shoal data`` lists the sources on this machine.
         partition: the number of examples for each purpose; None if files state each example's client.
-        path: the source's folder or archive, required by ``folder`` and ``table``. By default, Shoal searches
-            ``--data-dir``, ``SHOAL_DATA``, the user's cache and Debian's folder. A relative path in a file starts from
-            the file's folder; a relative path in ``--set`` starts from the working directory.
-        task: the label to learn and the property to infer, ``MAIN/PROPERTY``, or the label alone, ``MAIN``; see
+        path: the source's file, folder or archive, required by ``folder`` and ``table``. By default, Shoal searches the
+            folders ``--data-dir`` and ``SHOAL_DATA``, the user's cache and Debian's folder of data sets. A relative
+            path in a configuration file starts from the file's folder; a relative path in ``--set`` starts from the
+            working directory.
+        task: the label to learn, ``MAIN``, or this label and a property to infer, ``MAIN/PROPERTY``; see
             [tasks](#tasks). The default is the source's own label; ``lfw`` has no default. Tables have the tasks
             ``classification`` (the default) and ``regression``, which predicts a number.
-        groups: the groups of clients, one table ``[data.groups.NAME]`` each, with shares that sum to 1. The default is
-            one group, ``all``. A federation with several groups cannot have a group named ``all``. A group with share 0
-            has only test examples, for the metrics ``mia_against_*``. The sources ``folder`` and ``table`` define
-            groups in their files, and do not allow ``groups``.
+        groups: the groups of clients. Each group is a table ``[data.groups.NAME]``, and the shares of all groups sum to
+            1. The default is one group, ``all``. A federation with several groups cannot have a group named ``all``. A
+            group with share 0 has only test examples, for the metrics ``mia_against_*``. The sources ``folder`` and
+            ``table`` define groups in their files and do not allow this key.
         split: the held-out fractions of each client's examples, or None for a partitioned data set.
         pictures: the format of the pictures of ``folder``.
         columns: the roles of the columns of a ``table``.
@@ -128,14 +129,14 @@ class DataSection:
 class AlgorithmSection:
     """The federated algorithm and its number of rounds.
 
-    A key of a different algorithm is an error. When ``--set`` or a sweep changes ``name``, Shoal drops the file's keys
-    that the new algorithm lacks. Keys set by ``--set`` or the sweep must belong to the new algorithm.
+    A key of a different algorithm is an error. If ``--set`` or a sweep changes ``name``, Shoal ignores keys in the file
+    that the new algorithm does not have. Keys set by ``--set`` or the sweep must belong to the new algorithm.
 
     Args:
-        value: the algorithm; each algorithm has its own keys.
+        value: the algorithm.
         rounds: the number of rounds.
-        participation: the fraction of the clients that train in a round, at least one client. With 0, no client trains
-            and the models stay unchanged.
+        participation: the fraction of clients that train in each round. Above 0, at least one client trains; with 0,
+            the models stay unchanged.
     """
 
     value: Annotated[Algorithm, Inline("name")]
@@ -302,8 +303,7 @@ class Config:
 
     Args:
         seed: the seed of all random draws.
-        events: clients that leave or join during the run, one table ``[[events]]`` each. By default all clients take
-            part in the whole run.
+        events: the clients that leave or join during the run, as tables ``[[events]]``.
 
     Example:
         >>> import shoal

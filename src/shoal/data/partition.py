@@ -38,15 +38,15 @@ class Partition:
     Args:
         clients: the number of clients.
         examples_per_client: the number of training examples per client; with ``dirichlet_alpha``, the mean number.
-        holdout_examples: the number of additional examples per client that the client does not train on.
+        holdout_examples: the number of additional examples per client, not used for training.
         shadow_examples: the number of examples in the server's shadow set, divided among the groups by
             ``shadow_share``.
         test_examples: the number of test examples, divided equally among all groups, including groups without
             clients.
         dirichlet_alpha: the concentration of label skew. Each class is divided among the clients in proportions from
-            Dirichlet(dirichlet_alpha). By default, clients have equal sizes and no label skew.
+            Dirichlet(dirichlet_alpha). By default, clients have equal numbers of examples and no label skew.
         reuse_images: whether all groups get the same images, as in IFCA's rotated MNIST. The clients of a group get
-            disjoint images, and all groups have the same test images. ``dirichlet_alpha`` must not be set.
+            disjoint images, and all groups have the same test images. This key excludes ``dirichlet_alpha``.
 
     Raises:
         InputError: a value is outside its allowed range, or ``reuse_images`` is combined with ``dirichlet_alpha``.

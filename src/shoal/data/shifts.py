@@ -28,22 +28,19 @@ _Factor = Annotated[float, Field(ge=0, le=100, strict=True)]
 
 @settings
 class Group:
-    """A group of clients with equally shifted images or labels.
+    """A group of clients whose images or labels have the same shift.
 
     Args:
         name: the group's name in tables and summary keys.
-        share: the fraction of clients in the group, in [0, 1]. A group of share 0 has no clients, only test images.
-        rotation: the range [low, high] of rotation angles in degrees, counter-clockwise, with bilinear interpolation
-            and 0 outside the image. By default images are not rotated.
-        brightness: the range [low, high] of brightness factors; results are clipped to [0, 1]. By default the
-            brightness stays unchanged.
-        shift_per: the unit that shares one angle and one brightness factor. With ``image`` each image has its own angle
-            and factor; with ``client`` all training and hold-out images of a client have the same angle and factor.
-            Test and shadow images always have their own angle and factor.
-        label_shift: a number added to every label of the group, modulo the number of classes (concept shift). By
-            default labels stay unchanged.
-        shadow_share: the weight of the group in the server's shadow set; 0 excludes the group. The default is
-            ``share``.
+        share: the fraction of all clients that belong to the group. A group with share 0 has only test images.
+        rotation: the range [low, high] of rotation angles in degrees, counter-clockwise. Interpolation is bilinear, and
+            pixels outside the image are 0.
+        brightness: the range [low, high] of brightness factors. Changed pixel values are clipped to [0, 1].
+        shift_per: whether each ``image`` or each ``client`` has its own angle and brightness factor. With ``client``, a
+            client's training and hold-out images all have the same angle and factor. Test and shadow images always have
+            their own angle and factor.
+        label_shift: a number added to every label of the group, modulo the number of classes (concept shift).
+        shadow_share: the group's weight in the server's shadow set; 0 excludes the group. The default is ``share``.
 
     Raises:
         InputError: a value is outside its allowed range, a range has low above high, the name is reserved, or

@@ -166,7 +166,7 @@ class Objective(Protocol):
 class TorchOptimizer:
     """An optimizer of `torch.optim`, created anew for every client in every round.
 
-    The learning rate and the weight decay come from `LocalSGD`.
+    The learning rate and the weight decay are those of local training.
 
     Args:
         name: the optimizer's class name, such as "AdamW".
@@ -285,12 +285,12 @@ class LocalSGD:
         batch_size: the number of examples per step, or "all" for all local data; the last batch of a pass may be
             smaller.
         learning_rate: the learning rate of the first round.
-        decay: the factor applied to the learning rate after every round, in (0, 1].
+        decay: the factor applied to the learning rate after every round.
         weight_decay: the L2 coefficient, added to the gradient as ``weight_decay * parameters``.
-        momentum: the factor on the previous step, in [0, 1).
-        clip_norm: the largest L2 norm of a batch's gradient, as in `torch.nn.utils.clip_grad_norm_`; ``None`` disables
-            clipping.
-        optimizer: an optimizer of `torch.optim`, which runs slower than SGD; ``None`` uses SGD.
+        momentum: the momentum coefficient.
+        clip_norm: the largest L2 norm of a batch's gradient, as in `torch.nn.utils.clip_grad_norm_`; by default,
+            gradients are not clipped.
+        optimizer: an optimizer of `torch.optim`, slower than the default, SGD.
         gradient_privacy: the settings of DP-SGD (set by a defence); ``None`` trains without DP-SGD.
         dropout: the rate of the network's `SeededDropout` layers (set by a defence); ``None`` keeps each layer's rate.
         augmentation: the transformation of the images of every batch (set by a defence); ``None`` leaves images

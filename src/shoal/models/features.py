@@ -177,14 +177,14 @@ def _map(name: str) -> str:
 
 @settings
 class Features:
-    """A fixed map before the trained network, computed once per example.
+    """A fixed feature map before the trained network, computed once per example.
 
-    The map's inputs are images or rows of numbers, not texts. Training does not change the map.
+    The inputs of the map are images or rows of numbers, not texts.
 
     Args:
-        maps: the maps in the order of their application. ``scattering`` computes wavelets of images, without data.
-            ``pca`` computes principal components of the shadow set, without labels. Your own map is ``module:Name``, a
-            class or function without arguments that returns a `torch.nn.Module`.
+        maps: the feature maps, in the order of application. ``scattering`` is a wavelet transform of images. ``pca``
+            projects onto the principal components of the shadow set, whose labels are not used. Your own map is
+            ``module:Name``, a class or function without arguments that returns a `torch.nn.Module`.
         dimension: the number of components of ``pca``.
         modules: the class, function or module of each ``module:Name`` in ``maps``, for use from Python.
 

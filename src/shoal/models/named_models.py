@@ -98,8 +98,8 @@ class VectorShape(_Sizes):
 class Network:
     """The trained network.
 
-    The keys ``hidden``, ``filters``, ``norm`` and ``padding`` are errors for networks that lack them. When ``--set`` or
-    a sweep changes ``name``, Shoal drops the file's keys that the new network lacks.
+    Each network allows only some of the keys ``hidden``, ``filters``, ``norm`` and ``padding``. If ``--set`` or a sweep
+    changes ``name``, Shoal ignores keys in the file that the new network does not have.
 
     Args:
         name: the network's name. Images: ``digits-cnn``, ``mnist-cnn``, ``femnist-cnn``, ``vgg11``, ``vgg13``,
@@ -107,13 +107,13 @@ class Network:
             of a table: ``mlp`` or ``logistic``. Texts: ``gru``. Your own network: ``module:Name``, a class or function
             that takes a `Shape`, `VectorShape` or `TextShape` and returns a `torch.nn.Module`.
         classes: the number of outputs; the default is the number of classes in the data, or 1 in a regression.
-        hidden: the number of hidden neurons of ``mlp`` (default 200) and ``faces-cnn`` (default 256); fixed in other
-            networks.
+        hidden: the number of hidden neurons of ``mlp`` (default 200) and ``faces-cnn`` (default 256).
         filters: the numbers of filters of the three convolutions of ``faces-cnn``; the default is [32, 64, 128].
         norm: the normalisation of the VGG networks: ``batch`` norm as in the paper, or ``group`` norm, which DP-SGD
             requires.
-        padding: the padding of the convolutions of ``femnist-cnn``, 0 or 1 pixels.
-        features: a fixed map before the network, ``[model.features]``; the network then takes vectors of features.
+        padding: the padding in pixels of the convolutions of ``femnist-cnn``.
+        features: a fixed feature map before the network, ``[model.features]``. The network's inputs are then feature
+            vectors.
 
     Raises:
         InputError: a value is outside its allowed range, or the network does not have the key.

@@ -16,10 +16,10 @@ from shoal.engine import Engine, LocalSGD, State
 class ByGroup(FixedClusters):
     """FedAvg within each group of the federation, with one model per group.
 
-    The assignment reveals only a client's group. With one group, the result equals that of `FedAvg` bit for bit.
+    Assignments reveal only the clients' groups. With one group, the result equals that of `FedAvg` bit for bit.
 
     Args:
-        weighting: the weights of a group's clients in the average, by number of "examples" or "equal".
+        weighting: the clients' weights in a group's average: their numbers of "examples", or "equal".
 
     Example:
         >>> import shoal

@@ -41,9 +41,9 @@ class CFL(Derived):
     3. The cluster is split if ``gamma_max < sqrt((1 - a) / 2)``, where a is the largest cosine between updates of
        different parts.
 
-    A client that missed a split, or joined later, moves down the tree of splits, one split per round. This late client
-    trains the model from before the split, and joins the part with the most similar update. The server sends each
-    client only the model of its cluster.
+    A client that missed a split, or joined later, moves down the tree of splits, one split per round. The client trains
+    the model from before the split, and joins the part that contains the update most similar to its own. The server
+    sends each client only the model of its cluster.
 
     Unlike in the paper, a cluster of two clients may be split, and updates exclude batch norm's statistics. The paper's
     encryption of updates (Algorithm 5) is not implemented.
@@ -53,20 +53,20 @@ class CFL(Derived):
     Malicious clients that send long updates cause further splits (`shoal.attacks.ModelAcquisition`).
 
     Args:
-        eps1: the upper bound on the norm of the mean update of a cluster to split; 0 disables splits.
-        eps2: the lower bound on the largest norm of a client's update in a cluster to split.
-        gamma_max: the threshold of the split criterion, which bounds the relative noise of an update; 0 accepts every
-            proposed split.
+        eps1: the norm of a cluster's mean update below which the cluster may be split; 0 disables splits.
+        eps2: the norm that at least one client's update must exceed before its cluster is split.
+        gamma_max: the threshold in step 3, a bound on the relative noise of an update; 0 accepts every proposed split.
         linkage: the linkage of the hierarchical clustering: "single" (the paper) or "complete" (the authors' notebook).
         warm_up: the number of initial rounds without splits (20 in the authors' notebook).
         min_clients: the smallest number of this round's clients in each part of a split.
         min_examples: the smallest number of training examples in each part of a split, summed over this round's
             clients.
-        sketch: the length of an update's `UpdateSketch`, used to compute cosines. Cosines are exact for models with at
-            most ``sketch`` parameters.
-        walk: how a late client moves down the tree of splits. With "stepwise" (the paper) the client trains the model
-            of one split per round. With "at-once" a single update of the client decides its whole path.
-        admission: the smallest cosine at which a late client may join the part with the most similar update. A refused
+        sketch: the length of the sketches of updates (`UpdateSketch`), from which cosines are computed. Cosines are
+            exact for models with at most ``sketch`` parameters.
+        walk: how a client that missed splits moves down the tree of splits. With "stepwise" (the paper), the client
+            trains the model of one split per round. With "at-once", a single update of the client decides its whole
+            path.
+        admission: the smallest cosine between updates at which a client that missed a split may join a part. A refused
             client tries again in its next round; -1 admits every client.
 
     Source: Sattler et al. 2019, arXiv:1910.01991, Algorithms 1 and 4. The implementation follows notes on the paper and

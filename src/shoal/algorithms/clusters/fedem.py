@@ -28,10 +28,10 @@ class FedEM:
     """Every client trains all M models, and weights each example by the model's responsibility for the example.
 
     - E step: the responsibility of model m for example s of client i is ``q_sm = pi_im exp(-loss_sm) / sum_j pi_ij
-      exp(-loss_sj)``. The weight ``pi_im`` of model m is the mean of ``q_sm`` over the client's examples, at
-      first 1 / M.
-    - M step: model m minimises the mean of ``q_sm * loss_sm`` over a batch. The server averages the clients' results,
-      weighted by their numbers of examples.
+      exp(-loss_sj)``. The weight ``pi_im`` of model m is the mean of ``q_sm`` over the client's examples, initially 1 /
+      M.
+    - M step: a client trains model m on the mean of ``q_sm * loss_sm`` over each batch. The server averages the
+      clients' results, weighted by their numbers of examples.
 
     FedEM predicts with the mixture ``sum_m pi_im p_m(y | x)`` (see `mixture_outputs`). Shoal evaluates and attacks one
     model per client: the model with the highest weight ``pi_im``, which is also the client's assigned cluster. All

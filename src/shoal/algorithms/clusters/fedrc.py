@@ -19,18 +19,18 @@ _MIN_SUM = 1e-8
 
 @settings
 class FedRC(FedEM):
-    """FedEM with responsibilities in proportion to ``pi_im exp(-loss_sm) / P_m(y_s)``, where ``y_s`` is the example's
+    """FedEM with responsibilities proportional to ``pi_im exp(-loss_sm) / P_m(y_s)``, where ``y_s`` is the example's
     label.
 
     ``P_m(y)`` is the fraction of label y in cluster m in the last round, with examples weighted by responsibility. A
     model that was trained on more examples of a label has a lower loss on that label for any input. The division by
-    ``P_m(y)`` removes this advantage, so clusters form by the dependence of labels on inputs.
+    ``P_m(y)`` removes this advantage, so clusters reflect how labels depend on inputs.
 
-    Each client sends its sums of responsibilities by label without protection, so the server learns how many examples
-    of each label a client has.
+    Each client sends its sum of responsibilities per label without noise, so the server learns how many examples of
+    each label a client has.
 
     Args:
-        clusters: M, the number of models in the mixture (3 in the authors' command).
+        clusters: M, the number of models in the mixture (3 in the authors' command line).
 
     Source: Guo et al. 2023, arXiv:2301.12379. The formulas follow the authors' code (LINs-lab/FedRC), not the paper's
     text.

@@ -47,12 +47,11 @@ class FedSoft:
     Args:
         clusters: K, the number of clusters.
         strength: the factor lambda of the penalty (0.01 to 1 in the authors' code, 0.1 on MNIST).
-        smoother: the importance of a cluster whose model has the lowest loss on none of the client's examples.
+        smoother: the importance of a cluster whose model is best for none of the client's examples.
         selection: the number of clients that the server draws per cluster without replacement; by default all clients
-            train. A client's probability of being drawn is in proportion to its importance times its number of
-            examples.
-        start: the initial parameters of local training: the client's "personal" model, or the mean of the "clusters"
-            models weighted by importance.
+            train. The draw probabilities are proportional to importance times number of examples.
+        start: the initial parameters of local training: the client's "personal" model, or the mean of the models of all
+            "clusters", weighted by importance.
 
     Source: Ruan, Joe-Wong 2021, arXiv:2112.06053. The formulas follow the authors' code (ycruan/FedSoft), not the
     paper's text.

@@ -17,12 +17,12 @@ from shoal.engine import Aggregate, Cohort, DeployedModels, Engine, LocalSGD, Lo
 class FeSEM:
     """Clusters by parameter distance: each client trains its cluster's center, then joins the nearest center.
 
-    A center becomes the plain mean of its clients' trained parameters, including batch norm's statistics. A client that
-    changes its cluster is a member of both models.
+    The server sets each center to the unweighted mean of its clients' trained parameters, including batch norm's
+    statistics. A client that changes its cluster counts as a member of both models.
 
-    Unlike in the paper, all clients train one initial model in the first round, and k-means of the results gives the
-    first centers (as in `OneShotClustering`). A new client trains the initial model in its first round and joins the
-    nearest center, but does not change the center.
+    Unlike in the paper, all clients train one initial model in the first round, and the first centers are the k-means
+    centers of the trained models (as in `OneShotClustering`). A new client trains the initial model in its first round
+    and joins the nearest center, but does not change the center.
 
     Args:
         clusters: K, the number of clusters.

@@ -17,23 +17,23 @@ from shoal.engine import Algorithm, Cohort, LocalSGD, RemoteRounds, RoundPlan, S
 class HypCluster(Derived):
     """IFCA weighted by examples, with a server optimizer per model.
 
-    The gradient of a model's optimizer is minus the mean of the clients' updates, weighted by examples (see `FedOpt`).
+    The pseudo-gradient of a model is the negative mean of its clients' updates, weighted by examples (see `FedOpt`).
     With optimizer "sgd", server learning rate 1 and clients of equal size, the result equals that of `IFCA`.
 
-    The "farthest-first" start takes one round. Some clients train the first random model separately, and the server
-    selects K of the results. The first is drawn at random. Each further model comes from the client with the highest
-    minimum loss over the selected models. The farthest-first start refuses DP-SGD, because clients send the losses
-    without noise. A selected model reveals one client's examples until other clients have trained the model.
+    The "farthest-first" start takes one round. Random clients train the first random model separately, and the server
+    selects K of the trained models. The first selected model is random. Each further model is that of the client whose
+    lowest loss over the selected models is highest. The farthest-first start refuses DP-SGD, because clients send the
+    losses without noise. A selected model reveals one client's examples until other clients have trained the model.
 
     Args:
         clusters: K, the number of models.
-        start: the K initial models, "random" or by "farthest-first".
+        start: the choice of the K initial models: "random", or by the "farthest-first" start.
         candidates: the number of random clients that train in the farthest-first start.
-        optimizer: the server's optimizer, "sgd", "adam" or "yogi".
+        optimizer: the server's optimizer.
         server_learning_rate: the learning rate of the server's optimizer.
         beta1: the decay rate of the first moment; with "sgd", the momentum.
         beta2: the decay rate of the second moment.
-        tau: the adaptivity constant of "adam" and "yogi", added to the denominator of a step.
+        tau: the constant that "adam" and "yogi" add to the denominator of a step.
 
     Source: Mansour et al. 2020, arXiv:2002.10619. The server optimizer and the farthest-first start follow fedjax
     (`fedjax/algorithms/hyp_cluster.py`).

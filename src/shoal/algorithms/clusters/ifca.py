@@ -37,13 +37,13 @@ _PARTS = ("base", "ifca")
 
 @settings
 class Redraw:
-    """Draws of initial models until enough clients choose every model, as in IFCA's official code.
+    """Repeated draws of the initial models until enough clients choose each model, as in IFCA's official code.
 
     Args:
         share: the fraction of sampled clients that must choose each model (0.35 for K = 2 and 0.1 for K = 4 in the
             official code).
         clients: the number of sampled clients (20 in the official code).
-        attempts: the largest number of draws. If all fail, Shoal uses one more draw and logs a warning.
+        attempts: the largest number of draws. If every draw fails, Shoal uses one more draw and logs a warning.
 
     Example:
         >>> import shoal
@@ -90,19 +90,19 @@ class IFCA:
     does not cover the choices. With random initial models, a small group may join a large group's cluster. `Redraw`,
     `OneShotStart` and `FedAvgStart` are other ways to initialise the models.
 
-    With ``clusters`` = "auto", a simulation first trains with 1 to ``max_clusters`` models on some of the examples. It
-    chooses the smallest number for which no larger number is significantly better on the remaining examples (paired t
-    tests at a total level of 5 %). If this number is above 1, `OneShotStart` initialises the models, unless another
-    start wraps IFCA.
+    With ``clusters`` = "auto", Shoal first trains IFCA with 1 to ``max_clusters`` models on some of the examples. K is
+    the smallest number that no larger number beats significantly (paired t tests of the losses on the remaining
+    examples, total level 5 %). If K is above 1 and no other start wraps IFCA, `OneShotStart` initialises the models.
 
     Args:
-        clusters: K, the number of models, or "auto".
+        clusters: K, the number of models; "auto" lets Shoal choose K.
         max_clusters: the largest number of models that "auto" tries; 4 by default.
-        averaging: the averaged values: "model" (the paper's Option II), or "gradient" (Option I). With "gradient", the
-            sum of the gradients of one local step is divided by the number of all clients in the round.
-        weighting: the weights of a cluster's clients in the average: "equal" (the paper), or by number of "examples".
-        choose_by: the examples on which a client compares the models: "all" local examples, or the first "batch" of the
-            round's training.
+        averaging: whether the server averages each client's "model" (the paper's Option II) or "gradient" (Option I).
+            With "gradient", the server divides a cluster's sum of one-step gradients by the number of all clients in
+            the round.
+        weighting: the clients' weights in a cluster's average: "equal" (the paper), or their numbers of "examples".
+        choose_by: the examples on which a client compares the models: "all" its training examples, or the round's first
+            "batch".
         redraw: the rule for redrawing the initial models; by default Shoal draws once.
 
     Source: Ghosh et al. 2020, arXiv:2006.04088, Algorithm 1.

@@ -37,8 +37,8 @@ class PACFL(FixedClusters):
         threshold: the largest distance at which clusters are merged, in degrees. A suitable threshold is above the
             distances within groups and below the distances between groups.
         vectors: p, the number of singular vectors per client (3 to 5 in the authors' code).
-        distance: the "smallest" principal angle between two clients, or the "sum" of all angles.
-        linkage: the linkage of the hierarchical clustering: "average", "complete" or "single".
+        distance: the distance of two clients: the "smallest" principal angle, or the "sum" of all angles.
+        linkage: the linkage of the hierarchical clustering.
 
     Source: Vahidian et al. 2022, arXiv:2209.10526. The implementation follows notes on the paper and the authors' code
     (MMorafah/PACFL), because the paper's text was not available.

@@ -28,10 +28,10 @@ class FedAvg:
 
     ``w_i`` is the result of client i's local training, and ``n_i`` is the client's number of examples. With `DPSGD`,
     the epsilon covers everything that a client sends. FedAvg is inaccurate for clients whose data differ from the
-    average. `Scaffold` and `FedProx` reduce client drift.
+    average.
 
     Args:
-        weighting: the weights of clients in the average: by number of "examples" (the paper), or "equal".
+        weighting: the clients' weights in the average: their numbers of "examples" (the paper), or "equal".
 
     Source: McMahan et al. 2017, arXiv:1602.05629, Algorithm 1.
 

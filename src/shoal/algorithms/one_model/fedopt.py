@@ -19,24 +19,24 @@ Beta = Annotated[float, Field(ge=0, lt=1, strict=True)]
 
 @settings
 class FedOpt(Wrapper):
-    """A server optimizer per model, with the gradient ``-delta = model - average``.
+    """A server optimizer per model, with the pseudo-gradient ``-delta = model - average``.
 
-    - "sgd": ``m <- beta1 * m + delta``, ``model <- model + learning_rate * m``. Optimizer "sgd" with learning rate 1
-      and beta1 = 0 reproduces ``base``.
+    - "sgd": ``m <- beta1 * m + delta``, ``model <- model + learning_rate * m``. With learning rate 1 and beta1 = 0, the
+      result equals that of ``base``.
     - "adam" and "yogi": ``m <- beta1 * m + (1 - beta1) * delta``,
       ``model <- model + learning_rate * m / (sqrt(v) + tau)``. The second moment ``v`` follows the rule of Adam or
       Yogi, without bias correction, as in the paper.
 
-    A round does not change models without clients, or the moments of such models. Batch norm's statistics are averaged
+    A model that no client trains in a round does not change, nor do its moments. Batch norm's statistics are averaged
     without the optimizer.
 
     Args:
         base: the algorithm that trains the models.
-        optimizer: the server's optimizer, "sgd", "adam" or "yogi".
+        optimizer: the server's optimizer.
         learning_rate: the learning rate of the server's optimizer.
         beta1: the decay rate of the first moment.
         beta2: the decay rate of the second moment.
-        tau: the constant in the denominator of a step; the second moment starts at ``tau ** 2``.
+        tau: the constant added to the denominator of a step; the second moment starts at ``tau ** 2``.
 
     Source: Reddi et al. 2021, arXiv:2003.00295, Algorithm 2. The optimizer "sgd" is server momentum: Hsu et al. 2019,
     arXiv:1909.06335, section 3.

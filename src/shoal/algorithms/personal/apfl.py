@@ -35,14 +35,14 @@ class APFL(Derived):
     A local step computes both gradients on one batch: ``w <- w - eta * g(w)`` and ``v_i <- v_i - eta * alpha_i *
     g(m_i)``. The server averages w, which equals the model of `FedAvg`. The personal model and ``alpha_i`` stay with
     the client. With ``alpha`` = 0 a client uses the model of `FedAvg`, and with ``alpha`` = 1 the model of `LocalOnly`.
-    Parameters are mixed as in the paper; the authors' code mixes outputs.
+    As in the paper, ``m_i`` mixes parameters; the authors' code mixes outputs.
 
     Args:
-        alpha: the weight of the personal model in [0, 1] (0.5 in the authors' code). With ``adaptive``, ``alpha`` is
-            the initial weight.
+        alpha: the weight of the personal model (0.5 in the authors' code). With ``adaptive``, ``alpha`` is the initial
+            weight.
         adaptive: whether each client adapts its own weight in every step: ``alpha_i <- alpha_i - eta * <v_i - w,
             g(m_i)>``, clipped to [0, 1].
-        weighting: the weights of clients in the shared average: "equal" (the paper), or by number of "examples".
+        weighting: the clients' weights in the average: "equal" (the paper), or their numbers of "examples".
 
     Raises:
         InputError: local training has momentum, clipping, noise or an optimizer, or the network has batch norm or

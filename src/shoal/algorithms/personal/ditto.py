@@ -33,11 +33,11 @@ class Ditto(Wrapper):
     """In addition to ``base``, client i trains a personal model v_i on ``f_i(v) + strength / 2 * |v - w|^2``.
 
     Here w is the received shared model. Each client keeps and uses its personal model. The shared models equal those of
-    ``base`` bit for bit. The epsilon of DP-SGD covers the training of the shared and of the personal models.
+    ``base`` bit for bit. The epsilon of DP-SGD covers the training of both the shared and the personal models.
 
     Args:
         base: the algorithm that trains the shared models.
-        strength: the factor lambda of the penalty (0.05 to 2 in the paper); 0 trains locally only.
+        strength: the factor lambda of the penalty (0.05 to 2 in the paper); 0 gives purely local training.
         local: the local training of the personal models; by default the same as for the shared models.
 
     Source: Li et al. 2021, arXiv:2012.04221, Algorithm 1.

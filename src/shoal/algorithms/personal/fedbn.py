@@ -24,15 +24,15 @@ class FedBN(OwnLayers):
     """FedAvg over all layers except batch norm; each client keeps its own scale, shift, running mean and running
     variance.
 
-    A client uses the averaged layers with the batch norm that it trained last. The accuracy per round is not
-    informative, because the server's model has the initial batch norm. FedBN suits clients whose inputs differ in
-    brightness, contrast or device.
+    A client uses the averaged layers with its own last-trained batch norm. The accuracy per round is not informative,
+    because the server's model has the initial batch norm. FedBN suits clients whose inputs differ in brightness,
+    contrast or device.
 
     Args:
         layers: the layers that each client keeps: "batch-norm" (all layers with running statistics), "last" (the last
             linear layer, as in FedPer, arXiv:1912.00818), or the name of a layer in the network.
-        weighting: the weights of clients in the average: by number of "examples" (the paper), or "equal" (the authors'
-            code).
+        weighting: the clients' weights in the average: their numbers of "examples" (the paper), or "equal" (the
+            authors' code).
 
     Source: Li et al. 2021, arXiv:2102.07623, Algorithm 1.
 

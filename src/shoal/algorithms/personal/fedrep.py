@@ -18,18 +18,18 @@ from shoal.engine import Cohort, LocalSGD, LocalTraining, RoundPlan, State, Trai
 class FedRep(OwnLayers):
     """Client i trains its head with the body fixed, then the body with its head fixed; the server averages the bodies.
 
-    The paper uses ten epochs for the head and one for the body, ``LocalSGD(epochs=11)``. A client uses the averaged
-    body with the head that it trained last. Batch norm's statistics belong to the body, and change in both phases. With
+    The paper uses ten epochs for the head and one for the body: ``LocalSGD(epochs=11)``. A client uses the averaged
+    body with its own last-trained head. Batch norm's statistics belong to the body, and change in both phases. With
     DP-SGD the epsilon covers both phases.
 
     Unlike in the authors' code, momentum restarts at 0 before the body's epochs, and heads are not trained again after
     the last round.
 
     Args:
-        weighting: the weights of clients in the average of the bodies: by number of "examples" (the authors' code), or
-            "equal" (the paper).
+        weighting: the clients' weights in the average of the bodies: their numbers of "examples" (the authors' code),
+            or "equal" (the paper).
         head: the layer that each client keeps: "last" (the last linear layer), or the name of a layer in the network.
-        body_epochs: the number of local epochs at the end of a round that train the body; all earlier epochs train the
+        body_epochs: the number of final local epochs in each round that train the body; the earlier epochs train the
             head.
 
     Source: Collins et al. 2021, arXiv:2102.07078, Algorithm 1; the authors' code (lgcollins/FedRep).

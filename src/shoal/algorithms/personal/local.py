@@ -72,15 +72,15 @@ class LocalOnly(Derived):
 
 @settings
 class FineTuning(Wrapper):
-    """The rounds of ``base``, followed by one more local training of each client's model on the client's examples.
+    """One more local training of each client's model after the last round of ``base``.
 
     Fine-tuning starts from the model that ``base`` assigns to the client, and uses the defences of the client's
-    cluster. Clients send nothing after fine-tuning. The epsilon of DP-SGD covers fine-tuning. DP-SGD with noise in sums
-    is refused. Checkpoints do not store the fine-tuned models.
+    cluster. Clients send nothing after fine-tuning. The epsilon of DP-SGD covers fine-tuning. Fine-tuning refuses
+    DP-SGD with ``noise = "sum"``. Checkpoints do not store the fine-tuned models.
 
     Args:
         base: the algorithm that trains the shared models.
-        local: the local training of the fine-tuning; by default the same as in a round.
+        local: the settings of fine-tuning; by default the same as in a round.
 
     Source: Wang et al. 2019, arXiv:1910.10252; Collins et al. 2022, arXiv:2205.13692 (FedAvg-FT).
 

@@ -17,8 +17,8 @@ class MRMTL(Derived):
 
     The server's only model is m, the mean over all N clients, including clients that are absent from the round. All
     clients have equal weights. With strength 0 the personal models equal those of `LocalOnly` bit for bit. A client
-    trains only its personal model, so DP-SGD spends its privacy budget on one model. If the server filters updates, the
-    filtered update also changes the client's personal model.
+    trains only its personal model, so DP-SGD spends its privacy budget on one model. A filter of updates at the server
+    also affects the personal models.
 
     Args:
         strength: the factor lambda of the penalty (0.1 to 3 in the authors' code); more noise in DP-SGD requires a

@@ -24,7 +24,7 @@ class PerFedAvg(Derived):
 
     Args:
         alpha: the learning rate of the adaptation step.
-        weighting: the weights of clients in the average: "equal" (the paper), or by number of "examples".
+        weighting: the clients' weights in the average: "equal" (the paper), or their numbers of "examples".
 
     Raises:
         InputError: local training has momentum, clipping, noise or an optimizer, or the network has batch norm or

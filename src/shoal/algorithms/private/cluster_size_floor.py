@@ -21,14 +21,14 @@ class PlansAnyAssignment(Protocol):
 
 @settings
 class ClusterSizeFloor(Wrapper):
-    """A wrapper that moves random clients to models chosen by fewer than ``min_clients`` clients of the round.
+    """A wrapper that moves random clients to models that fewer than ``min_clients`` clients chose in the round.
 
     Clients are drawn uniformly from models with more than ``min_clients`` clients, until every model has enough clients
     or no model has clients to spare. A move affects the training of one round only; the client still uses the model
     that ``base`` assigns. A minimum cluster size is not a guarantee of differential privacy.
 
-    A coordinator's directive "size_floor" in [0, 1] multiplies a cluster's minimum size. With 0 for all clusters, the
-    result equals that of ``base`` bit for bit.
+    A coordinator can multiply a cluster's minimum size by the directive "size_floor" in [0, 1]. With 0 for all
+    clusters, the result equals that of ``base`` bit for bit.
 
     Args:
         base: an algorithm with a method ``plan_of``, such as IFCA, IFCA-MIR or IFCA within limits. Put other wrappers

@@ -18,12 +18,12 @@ class GroupPrivacy(Derived):
     """IFCA in which clients do not send their choice of a model; the server clusters the received models by k-means.
 
     The server starts k-means from the K models of the round, and each model becomes the mean of its cluster. With
-    `LaplaceNoise` at the clients, the server may put a model into another cluster than the client chose. Without noise,
-    the result equals that of `IFCA` if distances between models are much longer than updates.
+    `LaplaceNoise` at the clients, the server may assign a client's model to a different cluster than the client chose.
+    Without noise, the result equals that of `IFCA` if updates are much shorter than the distances between models.
 
-    In reports, a client's cluster is the client's choice. A model's members (`State.trained`) follow the server's
-    clusters. Attacks by the server are too strong in this implementation, because recorded updates contain clients'
-    choices, which a real server does not receive.
+    Reports show a client's own choice as its cluster. A model's members (`State.trained`) are the clients that the
+    server assigned to the model. Attacks by the server are too strong in this implementation, because recorded updates
+    contain clients' choices, which a real server does not receive.
 
     Args:
         clusters: K, the number of models.

@@ -16,14 +16,14 @@ from shoal.engine import Engine, LocalSGD, State
 
 @settings
 class PrivateMeans(FixedClusters):
-    """FedAvg within clusters, found by k-means of the clients' noisy mean inputs.
+    """FedAvg within clusters that k-means finds from noisy means of the clients' inputs.
 
     Client i with n_i inputs sends ``m_i = (sum_j x_j min(1, C / |x_j|) + N(0, (sigma C)^2 I)) / n_i`` once, before
-    training. If the number of records is public, the mean is a Gaussian mechanism with noise multiplier sigma for
+    training. If the number of records is public, the noisy mean is a Gaussian mechanism with noise multiplier sigma for
     adding or removing one record. A client's cluster depends only on the noisy means, so the reported epsilon covers
     the assignment.
 
-    Means of `Features`, scaled to length 1, separate groups at a smaller epsilon than means of pixels.
+    Means of feature vectors of length 1 (see `Features`) separate groups at a smaller epsilon than means of pixels.
 
     Args:
         clusters: K, the number of clusters.

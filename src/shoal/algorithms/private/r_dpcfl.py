@@ -28,7 +28,7 @@ from shoal.engine import (
 
 @settings
 class RDPCFL(Derived):
-    """Clusters from full-batch updates, in which DP-SGD's noise is smallest, and later from losses.
+    """Clusters first by full-batch updates, in which DP-SGD's noise is smallest, and later by losses.
 
     1. In the first round all clients train one model on full batches. The server fits a mixture of K spherical
        Gaussians with equal weights to the first two principal components of the updates. Each client's cluster is drawn
@@ -39,13 +39,13 @@ class RDPCFL(Derived):
        each client keeps the model that it chose last.
 
     The epsilon of DP-SGD covers the first round and the draws of phase 2, which depend only on sent updates. The
-    epsilon does not cover the choices by loss in phase 3; the paper uses an exponential mechanism for them. The cluster
-    of a client that missed the first round is drawn uniformly.
+    epsilon does not cover the choices by loss in phase 3; the paper uses an exponential mechanism for these choices.
+    The cluster of a client that missed the first round is drawn uniformly.
 
     Args:
         clusters: K, the number of clusters.
-        soft_rounds: the largest number of rounds in phases 1 and 2 (half of 200 in the paper).
-        loss_rounds: the number of rounds in which clients choose a model by loss (a tenth of 200 in the authors' code).
+        soft_rounds: the largest number of rounds in phases 1 and 2 (100 of 200 in the paper).
+        loss_rounds: the number of rounds in which clients choose a model by loss (20 of 200 in the authors' code).
 
     Source: Malekmohammadi et al. 2025, "Differentially Private Clustered Federated Learning" (TMLR 09/2025); the
     authors' code (Saber-mm/DPCFL).

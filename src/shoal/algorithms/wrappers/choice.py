@@ -119,8 +119,9 @@ class _ChoiceOverIFCA(ChoiceRule):
 class IFCAMIR(_ChoiceOverIFCA):
     """IFCA in which client i trains the model with the smallest ``alpha_i * loss_ik + beta_i * risk_k``.
 
-    The loss is in nats. The risk is an attack accuracy in [0.5, 1] that the red team estimates. With beta = 0 for every
-    client the result equals that of `IFCA` bit for bit.
+    ``loss_ik`` is the loss of model k in nats. ``risk_k`` is an attack accuracy in [0.5, 1] that the red team
+    estimates. ``privacy.beta`` sets ``beta_i``, and ``alpha_i = 1 - beta_i``. With beta = 0 for every client the result
+    equals that of `IFCA` bit for bit.
 
     Source: Jung, Biswas, Palamidessi, "Mitigating Membership Inference Vulnerability in Personalized Federated
     Learning", Algorithm 1, line 12.
@@ -149,9 +150,9 @@ class IFCAMIR(_ChoiceOverIFCA):
 class IFCAWithinLimit(_ChoiceOverIFCA):
     """IFCA in which client i trains the model with the smallest loss among the models with ``risk_k <= threshold_i``.
 
-    If no model is within the limit, the client trains the model with the smallest risk, and counts as above its limit.
-    With limits of 1 for every client the result equals that of `IFCA` bit for bit. The clients' preference beta has no
-    effect.
+    If no model is within the client's limit ``threshold_i``, the client trains the model with the smallest risk, and
+    counts as above its limit. With limits of 1 for every client the result equals that of `IFCA` bit for bit.
+    ``privacy.beta`` has no effect.
 
     Source: the limits are the thresholds of Jung, Biswas, Palamidessi (IFCA-MIR).
 
@@ -180,7 +181,8 @@ class IFCAWithinLimit(_ChoiceOverIFCA):
 
 @settings
 class RiskAwareChoice(Wrapper, ChoiceRule):
-    """The rule of IFCA-MIR over any algorithm: clients of ``base`` choose by ``alpha_i * loss_ik + beta_i * risk_k``.
+    """The choice rule of IFCA-MIR for any algorithm: clients of ``base`` choose by ``alpha_i * loss_ik + beta_i *
+    risk_k``.
 
     With HypCluster, a client trains the model with the smallest sum. With FedSoft, each example counts for the model
     with the smallest sum. With FedEM and FedRC, the sum replaces the loss in the responsibilities. With IFCA, the
@@ -226,9 +228,9 @@ _Price = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 class PricedChoice(Wrapper, ChoiceRule):
     """Clients of ``base`` choose a model by ``loss_ik + price_k``, with prices that the server sets.
 
-    A coordinator's directive "price" sets the price of each cluster's model in nats, and replaces ``prices``. With
-    prices of 0, or if clients of ``base`` do not choose a model, the result equals that of ``base`` bit for bit. If
-    ``base`` is IFCA-MIR, alpha also multiplies the price.
+    A coordinator can replace ``prices`` by the directive "price", in nats per cluster. With prices of 0, or if clients
+    of ``base`` do not choose a model, the result equals that of ``base`` bit for bit. If ``base`` is IFCA-MIR, the
+    price is also multiplied by ``alpha_i``.
 
     Args:
         base: an algorithm in which clients choose by their losses.

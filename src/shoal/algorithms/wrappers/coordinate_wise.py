@@ -16,7 +16,7 @@ from shoal.engine import Algorithm
 
 @settings
 class CoordinateMedian(RobustMerging):
-    """Robust merging by the coordinate-wise median of the updates of a cluster's clients.
+    """Robust merging by the coordinate-wise median of a cluster's updates.
 
     For an even number of clients the median is the mean of the two middle values. See `RobustMerging`.
 
@@ -42,12 +42,9 @@ class CoordinateMedian(RobustMerging):
 class TrimmedMean(RobustMerging):
     """Robust merging by the coordinate-wise mean of a cluster's updates, without the smallest and largest values.
 
-    See `RobustMerging`.
-
     Args:
         base: the algorithm that trains the models and assigns clients to clusters.
-        trim: the fraction beta in [0, 0.5). In a cluster of m clients, ``floor(beta * m)`` values are removed at each
-            end.
+        trim: the fraction beta of values to remove at each end: ``floor(beta * m)`` values in a cluster of m clients.
 
     Example:
         >>> import torch, shoal

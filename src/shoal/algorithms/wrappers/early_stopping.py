@@ -16,9 +16,9 @@ from shoal.engine import Aggregate, Algorithm, Cohort, LocalTraining, RoundPlan,
 class EarlyStopping(Wrapper):
     """A wrapper that stops the training of clusters; clients can still choose a stopped cluster's model.
 
-    A coordinator's directive "stop" = 1 stops a cluster for the round. Without this directive, all clusters stop after
-    ``after`` rounds. Clients of a stopped cluster neither train nor send anything. A cluster that stops before the
-    groups separate keeps clients of several groups.
+    A coordinator can stop a cluster for a round by the directive "stop" = 1. Without this directive, all clusters stop
+    after ``after`` rounds. Clients of a stopped cluster neither train nor send anything. A cluster that stops before
+    the groups separate keeps clients of several groups.
 
     Args:
         base: the algorithm that trains the models.

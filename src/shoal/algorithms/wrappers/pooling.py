@@ -20,12 +20,12 @@ class Pooling(Wrapper):
     The mean weights each model by the number of clients that trained it in the round. Pooling reduces a single record's
     influence on its cluster's model. The members of a model are only the clients that trained the model.
 
-    ``rho_k`` is ``share`` times the cluster's directive "pooling", which a coordinator sets in [0, 1] (1 by default).
-    With ``rho_k`` = 0 the model equals that of ``base`` bit for bit.
+    ``rho_k`` is ``share``. A coordinator's directive "pooling" in [0, 1] multiplies ``rho_k``. With ``rho_k`` = 0 the
+    model equals that of ``base`` bit for bit.
 
     Args:
         base: the algorithm that trains the models.
-        share: the weight rho of the mean in each model, in [0, 1].
+        share: the weight rho of the mean in each model.
 
     Source: related to Mansour et al. 2020, arXiv:2002.10619, who interpolate between a client's and the global model.
 

@@ -19,8 +19,8 @@ from shoal.engine import Aggregate, Algorithm, ClientVectors, Cohort, DeployedMo
 class SharedBody(Wrapper):
     """A wrapper that replaces all parameters outside the head by their mean over the models after each round.
 
-    A coordinator's directive "shared_body" in [0, 1] is the weight of the mean in the cluster's body, 1 by default.
-    With 0, the model equals that of ``base`` bit for bit. The body includes batch norm's statistics.
+    A coordinator's directive "shared_body" in [0, 1] sets the mean's weight in a cluster's body (1 by default). With 0,
+    the model equals that of ``base`` bit for bit. The body includes batch norm's statistics.
 
     Args:
         base: the algorithm that trains the models.

@@ -83,8 +83,7 @@ class ServerStart(Wrapper):
     """Pretraining of each model of ``base`` on the server's labelled examples, before the first round.
 
     Pretraining exposes no client and spends no epsilon. Reference federations start from the pretrained models. Attacks
-    fail if they use the server's examples as non-members, because the models were trained on these examples.
-    `ServerOnly` is the baseline without clients.
+    that use the server's examples as non-members fail, because the models were trained on these examples.
 
     Args:
         base: the algorithm that trains with the clients.
@@ -119,7 +118,7 @@ class ServerStart(Wrapper):
 
 @settings
 class OneShotStart(InitialisationPhase):
-    """A one-round start: the initial models are the k-means centers of models that clients train separately.
+    """Initial models from one round: the k-means centers of models that clients train separately.
 
     If fewer than K clients take part, the remaining models keep the initial values of ``base``. Put other wrappers
     inside `OneShotStart`, because an outer wrapper would treat the new models as updates.
@@ -159,16 +158,16 @@ class OneShotStart(InitialisationPhase):
 
 @settings
 class FedAvgStart(InitialisationPhase):
-    """A start with FedAvg on one model; the initial models are K copies with independent Gaussian noise.
+    """Initial models from FedAvg: K copies of one trained model, each with independent Gaussian noise.
 
-    All clients of the start rounds are members of every copy. Put other wrappers inside `FedAvgStart`, because an outer
-    wrapper would treat the new models as updates.
+    All clients that take part in FedAvg are members of every copy. Put other wrappers inside `FedAvgStart`, because an
+    outer wrapper would treat the new models as updates.
 
     Args:
         base: the algorithm that trains the K copies.
-        fedavg_rounds: the number of rounds of FedAvg.
-        noise: the standard deviation of each copy's noise, relative to the root mean square of a tensor's values.
-            Batch norm's statistics get no noise.
+        fedavg_rounds: the number of FedAvg rounds.
+        noise: the standard deviation of each copy's noise, relative to the root mean square of each tensor. Batch
+            norm's statistics get no noise.
 
     Example:
         >>> import shoal.toy

@@ -75,19 +75,18 @@ class Columns:
 
     Args:
         client: the column with the clients' names.
-        label: the column with the labels: words, codes or integers, which are numbered in sorted order. In Python,
-            ``classes`` keeps integers as class numbers.
+        label: the column with the labels: words, codes or integers. Shoal sorts the labels and numbers them from 0. In
+            Python, the argument ``classes`` keeps integers as class numbers.
         group: the column with the groups' names; by default all rows are in one group. If a client has rows of several
-            groups, each row counts for the row's own group.
-        inputs: the columns of inputs, in this order. The default is every remaining column of numbers and, with
-            ``one_hot``, every remaining column with 2 to 20 different words. Numbers are standardised by the mean and
-            standard deviation of the clients' training rows. In Python, one column may hold images or lists of equal
-            shape, which are not standardised.
-        one_hot: whether columns of words are inputs, each with one 0/1 input per word in the training rows.
-        rows: a column, followed by the values whose rows are used, such as ["grade", "3"]; by default all rows are
-            used.
-        impute: the replacement of empty cells by the ``mean``, ``median`` or ``most-frequent`` value of the column's
-            training rows. Columns of words always use the most frequent value. By default, an empty cell is an error.
+            groups, each row belongs to its own group.
+        inputs: the input columns, in this order. The default is all other columns of numbers and, with ``one_hot``, all
+            other columns with 2 to 20 different words. Numbers are standardised by the mean and standard deviation of
+            the clients' training rows. In Python, a single input column may contain images or lists of equal shape,
+            which Shoal does not standardise.
+        one_hot: whether columns of words become inputs: one 0/1 input per word in the training rows.
+        rows: a column and its allowed values, such as ["grade", "3"]; other rows are left out.
+        impute: the statistic of the column's training rows that replaces empty cells. Columns of words always use the
+            most frequent value. By default, an empty cell is an error.
 
     Raises:
         InputError: a name is not text, an input is named twice, or the label is also the client, the group or an input.

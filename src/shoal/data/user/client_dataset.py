@@ -230,15 +230,15 @@ class ClientSplit:
     """Fractions of each client's examples to hold out at random; the client trains on all other examples.
 
     Args:
-        test_fraction: the fraction of test examples, rounded; at least one per client with two or more examples. A
-            group's test examples come from the group's clients.
-        holdout_fraction: the fraction that the client keeps for the risk estimators ``federated`` and ``histogram``; at
-            least one example if above 0.
-        shadow_fraction: the fraction that the server gets as its shadow set; at least one example per client if above
-            0. A real server must get such examples from a different source.
-        min_examples: the smallest number of examples of a client; a warning names the smaller clients, which are left
-            out. A client with too few examples for all fractions trains on one example; further examples go to the
-            test, hold-out and shadow fractions, in this order.
+        test_fraction: the fraction of each client's examples that are test examples. The number is rounded, and is at
+            least 1 for a client with two or more examples. A group's test examples come from the group's clients.
+        holdout_fraction: the fraction of each client's examples reserved for the risk estimators ``federated``,
+            ``histogram`` and ``relative-histogram``; at least one example if above 0.
+        shadow_fraction: the fraction of each client's examples in the server's shadow set; at least one example if
+            above 0. A real server must get its shadow set from a different source.
+        min_examples: the smallest number of examples per client. Shoal leaves out smaller clients and logs a warning.
+            With too few examples for all fractions, a client trains on one example; test, hold-out and shadow set get
+            the rest in this order.
 
     Raises:
         InputError: a value is outside its allowed range, or no fraction remains for training.
