@@ -45,17 +45,17 @@ class SteerableDefenses:
     The defences ``mixup``, ``flooding``, ``relaxloss``, ``ccl`` and ``dp_sgd`` exclude each other.
 
     Args:
-        augmentation: random transformations of training images; an empty table sets the defaults.
+        augmentation: random transformations of training images; an empty table uses the default values.
         l2: an L2 penalty on the parameters.
-        relaxloss: a target level of the training loss, with flattened posteriors below the level.
+        relaxloss: RelaxLoss, which keeps the training loss near a target level.
         flooding: a level of the training loss below which training raises the loss.
         shorter_training: fewer local steps per round.
         mixup: training on convex combinations of two examples.
-        ccl: the convex-concave loss; an empty table sets the defaults.
-        dp_sgd: clipping of each example's gradient, with added noise; see [differential
+        ccl: the convex-concave loss; an empty table uses the default values.
+        dp_sgd: DP-SGD: clipping of each example's gradient, and noise; see [differential
             privacy](#differential-privacy). If a coordinator sets the noise, no epsilon is computed.
-        custom: your own defences, one table ``custom.NAME`` each, with ``name = "module:Name"`` and the class's keys.
-            For a coordinator, a defence needs the method ``with_strength``; see [your
+        custom: your own defences, one table ``custom.NAME`` each, with ``name = "module:Name"`` and the class's keys. A
+            coordinator can steer only defences with the method ``with_strength``; see [your
             own](adding.md#steered-by-a-coordinator).
     """
 
@@ -72,7 +72,7 @@ class SteerableDefenses:
 
 @settings
 class DefensesSection(SteerableDefenses):
-    """Defences of clients and server; a defence without a table is not applied.
+    """The defences of clients and server; a defence is applied only if its key or table is set.
 
     Args:
         dropout: dropout layers in the network.
@@ -99,9 +99,9 @@ class CoordinatorSection(SteerableDefenses):
 
     Args:
         law: the control law.
-        pooling: the largest weight with which the mean of all models is mixed into each cluster's model.
-        relief: the prior mean of each defence's risk reduction at full strength, by name.
-        cost: the prior mean of each defence's loss of held-out accuracy at full strength, by name.
+        pooling: the largest weight of the mean of all models in each cluster's model.
+        relief: the initial estimate of each defence's risk reduction at full strength, by the defence's name.
+        cost: the initial estimate of each defence's loss of held-out accuracy at full strength, by the defence's name.
     """
 
     law: Annotated[LimitController, Inline()] = LimitController()

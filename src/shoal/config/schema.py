@@ -156,18 +156,18 @@ class AlgorithmSection:
 
 @settings
 class PrivacySection:
-    """The exposure that clients accept.
+    """The membership-inference accuracy that clients accept.
 
     Args:
         thresholds: the range [low, high] of the clients' limits on membership-inference accuracy; each client's limit
             is drawn uniformly. Two equal numbers give every client the same limit. The column `threshold_drawn` of
             `clients.csv` states whether the limits were drawn.
-        view: the attacker that the limits refer to, ``outsider``, ``client`` or ``server``: one name, or a list with
-            one name per client. The default is `evaluation.view`. The columns ``violated`` and ``exceeded`` of
-            `clients.csv` refer to each client's own attacker.
-        beta: the weight of risk in clients' choices of a model, as in ``ifca-mir``: a number, a list with one number
-            per client, or ``threshold``, which means ``(high - limit) / (high - low)``. The weight of the loss is 1 -
-            beta.
+        view: the attacker for the limits: ``outsider``, ``client`` or ``server``, or a list with one of these names per
+            client. The default is `evaluation.view`. The columns ``violated`` and ``exceeded`` of `clients.csv` refer
+            to each client's own attacker.
+        beta: the weight of risk when clients choose a model by risk and loss, as in ``ifca-mir``: one number, or a list
+            with one number per client. ``threshold`` sets the weight to ``(high - limit) / (high - low)``. The weight
+            of the loss is 1 - beta.
     """
 
     thresholds: Range = (0.5, 0.8)
@@ -181,27 +181,27 @@ class EvaluationSection:
 
     Args:
         every: the number of rounds between evaluations on the test set.
-        member_rounds: a number of rounds before a model's last training; examples of clients that trained the model in
-            this period count as members.
-        baselines: whether to compare clustering with one model for all clients, local training, and one model per
-            group, each trained for the same number of rounds. Runs without clusters train no baselines. The default in
-            sweeps is false.
-        min_clients: the smallest number of clients in a cluster without a warning, because clients in small clusters
-            are the most exposed. The algorithm `cluster-size-floor` fills small clusters.
-        reference_federations: the number of reference federations trained after the last round; each costs about as
-            much as the run's rounds. With reference federations, ``mia``, ``violations`` and ``exceeded`` use the
-            strongest attack, chosen without the members; see [audits](audit.md#in-the-run-itself). The default is 0.
-        view: the attacker of ``exposure``, ``mia``, ``violations`` and ``exceeded``. An ``outsider`` has the final
-            models. A ``client`` also has the initial model and every round's models of all clusters. The ``server``
-            also has each client's updates. For ``client`` and ``server``, the attacks repeat rounds after the last
-            round.
-        duplicates: the treatment of records that have a copy (equal inputs and label) at a different client or in the
-            test, hold-out or shadow set. "keep" includes these records in attacks of the view and in audits;
-            "leave-out" excludes them.
-        attacks: your own attacks for audits, each the ``module:Name`` of a class without required arguments; see
+        member_rounds: the membership period before a model's last training, in rounds. Examples of clients that trained
+            the model in this period count as members.
+        baselines: whether to train three baselines for the same number of rounds: one model for all clients, one model
+            per client, and one model per group. Runs without clusters train no baselines. In sweeps, the default is
+            false.
+        min_clients: the number of clients below which a cluster causes a warning; clients in small clusters are the
+            most exposed. The algorithm `cluster-size-floor` moves random clients into small clusters.
+        reference_federations: the number of [reference federations](audit.md#in-the-run-itself) trained after the last
+            round; each costs about as much as the run's rounds. With reference federations, ``mia``, ``violations`` and
+            ``exceeded`` use the strongest attack, chosen without knowledge of the members.
+        view: the attacker for the figures ``exposure``, ``mia``, ``violations`` and ``exceeded``. An ``outsider`` has
+            the final models. A ``client`` also has the initial model and every round's models of all clusters. The
+            ``server`` also has each client's updates. To attack as ``client`` or ``server``, Shoal repeats training
+            rounds after the last round.
+        duplicates: the treatment of records with a copy (equal inputs and label) at another client or in the test,
+            hold-out or shadow set. "keep" includes these records in audits and in the attacks for ``view``; "leave-out"
+            excludes them.
+        attacks: your own attacks for audits, each as the ``module:Name`` of a class without required arguments; see
             [adding](adding.md).
-        metrics: your own metrics for `summary.json` and the page, each the ``module:Name`` of a class without required
-            arguments.
+        metrics: your own metrics for `summary.json` and the run's page, each as the ``module:Name`` of a class without
+            required arguments.
     """
 
     every: Positive = 1
@@ -236,7 +236,7 @@ class CheckpointSection:
 
 @settings
 class RecordSection:
-    """The recording of rounds, for attacks of an honest-but-curious server; see [traces](trace.md).
+    """The recording of rounds for attacks by an honest-but-curious server; see [traces](trace.md).
 
     Recording does not change the trained models.
 
@@ -245,7 +245,7 @@ class RecordSection:
             Each client's update is written to ``updates/`` in the run directory, after the client's defences and before
             the server's defences.
         max_megabytes: the limit on the size of all recorded updates, in megabytes; Shoal refuses a larger run. An
-            update has 4 bytes per parameter. The models before each recorded round are not counted.
+            update has 4 bytes per parameter. The limit excludes the recorded models.
     """
 
     updates: Count = 0
@@ -259,7 +259,7 @@ class ForgettingSection:
     Values fitted before the first round, such as the scales of a table's columns, are not refitted.
 
     Args:
-        value: the method; each method has its own keys.
+        value: the name of the method; each method has its own keys.
     """
 
     value: Annotated[Forgetting, Inline("method")] = DEFAULT_FORGETTING
@@ -274,9 +274,8 @@ class ForgettingSection:
 class SecureAggregationSection:
     """Secure aggregation on several machines; see [secure aggregation](secure-aggregation.md).
 
-    The server learns the sum of the updates in each cluster, but neither a client's update nor its choice of a cluster.
-    Simulations do not use secure aggregation, so their figures for the server's view assume that the server sees each
-    update.
+    The server learns the sum of the updates in each cluster, but no client's update or choice of a cluster. Simulations
+    do not use secure aggregation, so their figures for the server's view assume that the server sees each update.
 
     Args:
         min_clients: the smallest number of clients in a cluster's sum. A cluster with fewer clients in a round keeps
@@ -285,8 +284,8 @@ class SecureAggregationSection:
             in the sum.
         max_examples: the largest number of examples that a client reports; clients with more examples report this
             number.
-        threshold: a fraction of a round's clients; the server learns a sum only if more clients answer. With 2 / 3, a
-            server that colludes with a third of the clients cannot learn any client's update.
+        threshold: a fraction of a round's clients; the server learns a sum only if more than this fraction answers.
+            With 2 / 3, a server that colludes with a third of the clients cannot learn any client's update.
     """
 
     min_clients: Annotated[int, Field(ge=2, strict=True)] = 3

@@ -22,9 +22,9 @@ from shoal.models.model import NegativeLoss, accuracy
 class RiskPrediction:
     """A power law for the advantage of the strongest attack: ``2 A - 1 = factor * n ** -exponent``.
 
-    In the formula, A is the attack accuracy, and n is the number of training examples per class. Factor and exponent
-    depend on the network, the data and the training, and must be measured. The default values are for RMIA against a
-    small network on Fashion-MNIST (`docs/results/audit/measured.md`).
+    A is the attack accuracy, and n is the number of training examples per class. Factor and exponent depend on the
+    network, the data and the training, and must be measured. The default values are for RMIA against a small network on
+    Fashion-MNIST (`docs/results/audit/measured.md`).
 
     Args:
         factor: the advantage 2 A - 1 with one example per class.
@@ -83,10 +83,9 @@ class LimitController:
 
     A knob is a defence, or a mechanism of the algorithm, with a strength in [0, 1]. Each client answers one bit:
     whether the risk of its model is above the client's limit. For each cluster the coordinator computes the fraction s
-    of members over their limit, and updates the required risk reduction d:
+    of clients over their limit, and updates the required risk reduction d:
 
-    1. If the fraction s of members over their limit is above ``target``, the risk reduction d grows by ``gain * (s -
-       target)``.
+    1. If the fraction s is above ``target``, the risk reduction d grows by ``gain * (s - target)``.
     2. If the fraction s is below ``target - hysteresis``, the risk reduction d shrinks by ``release * (target - s)``.
        With ``release_on = "interval"``, the upper ends of the risks' 95 % intervals decide whether the risk reduction d
        shrinks.
@@ -95,33 +94,33 @@ class LimitController:
     4. The strengths are set to reduce the risk by d at a total cost of at most ``max_cost`` (`allocate`).
 
     The risk reduction d is between 0 and the largest reduction that the defences can achieve. The effect of a defence
-    starts from a prior (`Knob`) and is learned from all clusters (`Sensitivity`). With gain 0, or while no member is
+    starts from a prior (`Knob`) and is learned from all clusters (`Sensitivity`). With gain 0, or while no client is
     over its limit, all directives are 0, and the coordinator changes no bit of the trained models.
 
     Args:
         knobs: the steered defences, by the name of their directive.
-        target: the allowed fraction of a model's members over their limit.
-        hysteresis: the margin below ``target``. Defences are weakened only if the fraction of members over their limit
+        target: the allowed fraction of a cluster's clients whose risk is above their limit.
+        hysteresis: the margin below ``target``: defences are weakened only if the fraction of clients over their limit
             is below ``target - hysteresis``.
-        gain: the factor on ``s - target``, where s is the fraction of members over their limit. At each estimate,
-            ``gain * (s - target)`` is added to the required risk reduction (in attack accuracy).
-        release: the factor on ``target - s``, where s is the fraction of members over their limit. At each estimate,
-            ``release * (target - s)`` is subtracted from the required risk reduction.
-        release_on: the figure that must be within the members' limits before defences are weakened: the "estimate" of
-            the risk, or the upper end of the risk's 95 % "interval". With "interval", members send two answers.
-        max_cost: the largest total cost of all defences in held-out accuracy.
-        audit_factor: the slope of the line from the estimated risk to a strong attack's accuracy, measured by audits.
-            The risk reported to clients is ``audit_level + audit_factor * (risk - 0.5)``.
+        gain: the speed of strengthening. If the fraction s of clients over their limit is above ``target``, an estimate
+            adds ``gain * (s - target)`` to the required risk reduction (in attack accuracy).
+        release: the speed of weakening. If the fraction s of clients over their limit is below ``target - hysteresis``,
+            an estimate subtracts ``release * (target - s)`` from the required risk reduction.
+        release_on: the figure that clients compare with their limits before defences are weakened: the "estimate" of
+            the risk, or the upper end of the 95 % "interval". With "interval", each client sends two answers.
+        max_cost: the largest loss of held-out accuracy by all defences together.
+        audit_factor: the slope of a strong attack's accuracy against the estimated risk, measured by audits. The risk
+            reported to clients is ``audit_level + audit_factor * (risk - 0.5)``.
         audit_level: the accuracy of a strong attack at an estimated risk of 0.5, measured by audits.
         vote_epsilon: the epsilon of randomised response for each answer; by default answers are exact. A client answers
-            once per estimate (twice with ``release_on = "interval"``), and once before the first round with
-            ``prediction``.
+            once per estimate (twice with ``release_on = "interval"``) and, with ``prediction``, once before the first
+            round.
         prediction: the prediction of the risk before the first round, which sets the first directives; by default the
             first directives are 0.
-        min_clients: the number of members below which a model gets a discount, the directive "price" of `PricedChoice`.
-            The discount is at least 0, and changes by ``price_step * (min_clients - members) / min_clients`` nats per
-            estimate. If ``min_clients`` is 0, there are no discounts.
-        price_step: the step of a model's discount per estimate, in nats.
+        min_clients: the number of clients below which a model gets a discount on its loss when clients choose a model
+            (directive "price"). The discount is at least 0, and changes by ``price_step * (min_clients - clients) /
+            min_clients`` nats per estimate. 0 disables discounts.
+        price_step: the factor on the change of a model's discount per estimate, in nats; see ``min_clients``.
         known_risks: a function from the state to the certain risk of each client's model, (N,), NaN if unknown;
             ``None`` means that all risks are unknown.
 

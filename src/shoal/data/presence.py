@@ -17,11 +17,11 @@ LAST = 2**31
 
 @settings
 class Event:
-    """Clients that leave or join before a round, one table ``[[events]]`` each.
+    """Clients that leave or join before a round; each such event is a separate table ``[[events]]``.
 
     Args:
-        round: the number of the round before which the clients leave or join. With ``round = 5``, the last round of a
-            leaving client is 4, and the first round of a joining client is 5.
+        round: the round before which the clients leave or join. With ``round = 5``, the last round of a leaving client
+            is 4, and the first round of a joining client is 5.
         leave: the names or numbers of the clients that leave for good. A client that leaves before round 1 never takes
             part.
         join: the names or numbers of the clients that join; these clients do not take part earlier. The ``round``

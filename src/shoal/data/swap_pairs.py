@@ -305,10 +305,9 @@ class MislabelledCanaries:
     example with the correct label is not in training. Metrics of other attacks count the trained canaries as members.
 
     Args:
-        per_client: the number of canaries per client, drawn from the client's examples. The default 0 inserts no
-            canaries.
-        clients: the number of clients with canaries, drawn from the clients with more than ``per_client`` examples, or
-            ``all`` for every client with more than ``per_client`` examples.
+        per_client: the number of canaries per client, drawn from the client's examples; 0 inserts no canaries.
+        clients: the number of clients with canaries, or ``all``. Only clients with more than ``per_client`` examples
+            get canaries.
 
     Example:
         >>> import shoal

@@ -19,16 +19,16 @@ from shoal.engine import ClusterRound, LocalSGD
 class Augmentation(Scaled):
     """Random rotations, shifts, flips and crops of the training images.
 
-    Each image gets a new random transform in every pass. The transform interpolates bilinearly and fills with 0 outside
-    the image. Augmentation does not change the guarantee of DP-SGD. The examples must be images.
+    Each image gets a new random transform in every pass over the data. The transform interpolates bilinearly and fills
+    with 0 outside the image. Augmentation does not change the guarantee of DP-SGD. The examples must be images.
 
     Args:
-        rotation: the largest rotation in degrees; angles are uniform in both directions.
-        shift: the largest shift in pixels; horizontal and vertical shifts are uniform in both directions.
+        rotation: the largest rotation in degrees; angles are uniform in [-rotation, rotation].
+        shift: the largest shift in pixels; horizontal and vertical shifts are uniform in [-shift, shift].
         flip: whether images are mirrored horizontally with probability 1/2.
-        crop: the largest fraction of height and width that is cut off, in [0, 1). The fraction and the position of a
-            crop are uniform, and the remaining image is resized to the full size.
-        multiplicity: the number of transformed copies of each image per step. With DP-SGD the mean of the copies'
+        crop: the largest fraction of height and width that is cut off, in [0, 1). The fraction and the position are
+            drawn uniformly, and the remaining image is resized to the full size.
+        multiplicity: the number of transformed copies of each image per step. With DP-SGD, the mean of the copies'
             gradients is clipped, so copies do not increase epsilon.
         strength: the factor in [0, 1] on rotations, shifts, crops and the probability of a flip, set by
             `with_strength`.

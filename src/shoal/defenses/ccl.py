@@ -14,9 +14,9 @@ from shoal.models.model import Loss
 
 @settings
 class CCL(LossDefense):
-    """The loss ``beta * (alpha * CE - (1 - alpha) * g(p))``, averaged over a batch.
+    """The convex-concave loss ``beta * (alpha * CE - (1 - alpha) * g(p))``, averaged over a batch.
 
-    CE is the cross-entropy of an example, and ``p = exp(-CE)`` is the predicted probability of its label. The concave
+    CE is the cross-entropy of an example, and ``p = exp(-CE)`` is the predicted probability of the label. The concave
     term ``g(p)`` is ``exp(p)`` (CCEL) or ``p + p^2 / 2`` (CCQL). The factor beta scales every gradient, so CCL needs a
     larger learning rate than plain cross-entropy. CCL requires classification by cross-entropy and the ``loop``
     backend, and excludes DP-SGD.
@@ -24,7 +24,7 @@ class CCL(LossDefense):
     Args:
         variant: the concave term of the loss: ``ccel`` (exponential) or ``ccql`` (quadratic).
         alpha: the weight of the cross-entropy, in [0, 1]; the concave term has the weight 1 - alpha.
-        beta: the factor on the total loss.
+        beta: the factor beta on the whole loss.
         strength: the weight of this loss in [0, 1], set by `with_strength`; plain cross-entropy has the remaining
             weight.
 

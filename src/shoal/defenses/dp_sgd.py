@@ -40,21 +40,21 @@ class NoiseShare:
 
 @settings
 class DPSGD:
-    """Differentially private local steps: noise is added to a batch's sum of clipped per-example gradients.
+    """DP-SGD: local steps that clip each example's gradient and add noise to the sum over a batch.
 
     A step is ``theta <- theta - learning_rate / B * (sum_i g_i * min(1, C / |g_i|) + N(0, (sigma * C)^2 I))``. B is the
     nominal batch size, also for a shorter last batch and for Poisson subsamples. A gradient without a finite norm
     counts as zero. DP-SGD refuses networks with batch norm.
 
     The reported epsilon protects one record of a client, including all copies of the record. The epsilon covers all
-    local training runs of the client, against an attacker who sees all models and everything that the client sends. The
-    choice of a cluster is covered only if the choice is private, as in `PrivateMeans`.
+    local training of the client, against an attacker who sees all models and all messages of the client. The epsilon
+    covers the client's choice of a cluster only if the choice is private, as in `PrivateMeans`.
 
-    With ``noise = "sum"`` each client adds noise with variance (sigma C)^2 / ``min_clients``, so a sum over at least
-    ``min_clients`` clients has noise multiplier sigma. With noise in sums, a round has one local step on all examples,
-    and a model with fewer than ``min_clients`` clients is not updated. One epsilon is reported for each view: outsider,
-    client and server. The figure ``epsilon`` is for the client's view. `FineTuning`, `NormClipping` and `LaplaceNoise`
-    cannot be combined with noise in sums.
+    With ``noise = "sum"``, each client adds noise with variance (sigma C)^2 / ``min_clients``, so the sum over
+    ``min_clients`` clients has noise multiplier sigma. Training with ``noise = "sum"`` has one local step per round on
+    all examples, and does not update models with fewer than ``min_clients`` clients. Each view (outsider, client,
+    server) then has a separate epsilon, and the figure ``epsilon`` refers to the client. `FineTuning`, `NormClipping`
+    and `LaplaceNoise` are not allowed with ``noise = "sum"``.
 
     Args:
         max_grad_norm: the bound C on the L2 norm of each example's gradient, at least 1e-6. ``inf`` disables clipping,
@@ -67,7 +67,7 @@ class DPSGD:
         sampling: how batches are sampled: ``shuffled`` (as in plain SGD, with an approximate epsilon) or ``poisson``
             (as the accountants assume).
         noise: where noise is added: at each ``client``, or to the ``sum`` over a model's clients.
-        min_clients: the smallest number of clients in a sum; required with noise in sums.
+        min_clients: the smallest number of clients in a sum; required with ``noise = "sum"``.
 
     Raises:
         InputError: a value is outside its allowed range, or noise is set without clipping.

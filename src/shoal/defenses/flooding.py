@@ -19,7 +19,7 @@ class Flooding(LossDefense):
     Flooding excludes DP-SGD and needs the ``loop`` backend.
 
     Args:
-        level: the level b at which flooding keeps the training loss; 0 disables flooding.
+        level: the level b near which flooding keeps the training loss; 0 disables flooding.
 
     Source: Ishida et al. 2020, arXiv:2002.08709.
 

@@ -14,24 +14,24 @@ from shoal.defenses.defense import TrainingSetup
 
 @settings
 class LaplaceNoise:
-    """Noise with density ``c * exp(-epsilon * |x|)`` in R^n, added to the n parameters that a client sends.
+    """Laplace noise with density ``c * exp(-epsilon * |x|)`` in R^n, added to a client's update of n parameters.
 
     The direction of the noise is uniform. The length of the noise has the distribution Gamma(n, 1 / epsilon), with mean
     n / epsilon and variance n / epsilon^2. For two updates at L2 distance d, the probabilities of any result differ by
-    at most a factor of exp(epsilon * d) per round. Exactly one of two scales must be set:
+    at most a factor of exp(epsilon * d) per round. Exactly one of two keys must be set:
 
     - ``noise_multiplier`` (nu in the paper) sets ``epsilon = n / (nu * |update|)``, so the noise is on average nu times
-      as long as the update. The guarantee ``epsilon * |update| = n / nu`` (`leakage`) is vacuous for a network. The
-      noise does not hide the length of the update.
-    - ``epsilon`` applies to all updates, and guarantees the same bound for all pairs of updates.
+      as long as the update. The bound ``epsilon * |update| = n / nu`` (`leakage`) is too large to protect a network's
+      update. The noise does not hide the length of the update.
+    - ``epsilon`` is the same for all updates, so the factor exp(epsilon * d) applies to every pair of updates.
 
-    Neither scale gives an (epsilon, delta) guarantee for examples, so runs do not report it as ``epsilon``. The cosine
-    between the true and the sent update is ``1 / sqrt(1 + nu^2)``. Networks with batch norm are refused, because noise
-    would make variances negative.
+    Laplace noise gives no (epsilon, delta) guarantee for examples, and does not count towards a run's ``epsilon``. The
+    cosine between the true and the sent update is about ``1 / sqrt(1 + nu^2)``. Networks with batch norm are refused,
+    because noise could make variances negative.
 
     Args:
         noise_multiplier: the mean length nu of the noise relative to the length of the update; 0 adds no noise.
-        epsilon: the epsilon of every update, in 1 / (unit of L2 distance).
+        epsilon: the epsilon of every update, per unit of L2 distance.
 
     Raises:
         InputError: both scales are set, or neither.

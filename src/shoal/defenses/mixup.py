@@ -24,8 +24,7 @@ class Mixup(LossDefense):
     Beta(alpha, alpha) for each batch. Mixup refuses texts and DP-SGD, and needs the ``loop`` backend.
 
     Args:
-        alpha: the parameter alpha of the distribution Beta(alpha, alpha), from which mixup's weight is drawn; 0
-            disables mixup.
+        alpha: the parameter alpha of mixup, whose weight is drawn from Beta(alpha, alpha); 0 disables mixup.
         strength: the strength in [0, 1], set by `with_strength`. A strength s changes lambda to ``1 - s * (1 -
             lambda)``.
 

@@ -20,7 +20,7 @@ class NormClipping:
     initial parameters are the client's personal model, so clipping bounds the change of the personal model per round.
 
     Args:
-        max_norm: the largest L2 norm of an update at the server; ``inf`` disables clipping.
+        max_norm: the L2 norm to which the server clips each update; ``inf`` disables clipping.
 
     Source: Sun et al. 2019, arXiv:1911.07963, section 3.
 

@@ -57,8 +57,8 @@ class ShorterTraining:
     """Training with only the first steps of a client's local training in each round.
 
     Args:
-        share: the fraction of the local steps that clients take, in (0, 1], rounded to at least one whole step; 1 takes
-            all steps.
+        share: the fraction of local steps that each client takes, in (0, 1]. The number of steps is rounded, and is at
+            least 1.
 
     Example:
         >>> import shoal.toy
@@ -94,7 +94,7 @@ class Dropout:
     network's parameters.
 
     Args:
-        rate: the fraction of dropped inputs of linear layers, in [0, 1).
+        rate: the dropout rate at the inputs of linear layers, in [0, 1).
 
     Example:
         >>> import shoal.toy

@@ -15,17 +15,16 @@ from shoal.models.model import Loss
 
 @settings
 class RelaxLoss(LossDefense):
-    """The loss ``|L - alpha|`` for a batch's mean loss L, or flattened posteriors in odd passes if L is at most alpha.
+    """RelaxLoss, which keeps the mean loss L of a batch near a level alpha.
 
-    A flattened posterior keeps the probability of the label and spreads the remaining probability evenly over the other
-    classes. In odd passes below the level, a step minimises the cross-entropy to the flattened posterior, which is
-    treated as constant. Passes over the data are counted from 0 over all rounds. RelaxLoss requires classification by
-    cross-entropy and the ``loop`` backend, and excludes DP-SGD.
+    A step minimises ``|L - alpha|``. If L is at most alpha in an odd pass over the data, the step instead minimises the
+    cross-entropy to flattened posteriors, which are treated as constants. A flattened posterior keeps the label's
+    probability and spreads the remaining probability evenly over the other classes. Passes are counted from 0 over all
+    rounds. RelaxLoss requires classification by cross-entropy and the ``loop`` backend, and excludes DP-SGD.
 
     Args:
         alpha: the level of the mean loss in nats; 0 gives plain training.
-        upper: the largest probability of the label in a flattened posterior (1 for images and 0.1 to 1 for tables in
-            the paper).
+        upper: the largest probability of the label in a flattened posterior (paper: 1 for images, 0.1 to 1 for tables).
 
     Source: Chen et al. 2022, arXiv:2207.05801, Algorithm 1.
 

@@ -8,7 +8,7 @@ from shoal.engine import Algorithm, Departure, Leaving, LocalSGD, Release, State
 
 @settings
 class Continue:
-    """The method that changes no model: the remaining clients continue training, and the leaver's influence fades.
+    """Continued training: no model changes when a client leaves, and the client's influence fades.
 
     Continued training is common practice, costs nothing extra, and is the baseline for the other methods.
 

@@ -14,21 +14,20 @@ from shoal.forgetting.past_rounds import BYTES, new_draws, same_draws, trains_cl
 
 @settings
 class Exact:
-    """The method that retrains, without the leaver, every model that the leaver trained.
+    """Exact retraining of every model that the leaving client (leaver) trained, without the leaver's data.
 
     **Retraining by cluster** is used if each model depends only on the clients that chose the model, as in FedAvg,
     FedProx, IFCA, IFCA's variants and `shoal.ByGroup`. In each past round, the remaining clients choose again, and the
     clients of retrained models train again. A model is retrained from the first round in which a leaver trained the
-    model, or in which another client's choice changed. Other models do not change. If clients choose by loss alone, the
-    result equals a run that never had the leaver. If clients choose by risk, the method uses the risks that the
-    original run estimated.
+    model, or in which another client's choice changed. If clients choose by loss alone, the result equals a run that
+    never had the leaver. If clients choose by risk, the method uses the risks that the original run estimated.
 
     **Retraining of the whole federation** is used for other algorithms, and for runs with a coordinator or a
     `shoal.engine.Release`. All past rounds run again without the leaver, with new choices and new random draws.
 
     If clients add noise, the noise is drawn again, because equal noise on two models would cancel in their difference.
-    Shoal reconstructs the past, including earlier departures, by training again (`Departure.history_seconds`). The time
-    therefore grows with the square of the number of departures.
+    Shoal reconstructs the past, including earlier departures, by training again (`Departure.history_seconds`). The
+    training time therefore grows with the square of the number of departures.
 
     Source: retraining from scratch, as in Bourtoule et al. 2021, arXiv:1912.03817, with clusters instead of shards.
 

@@ -16,24 +16,24 @@ from shoal.forgetting.past_rounds import BYTES, require_approximable, same_draws
 
 @settings
 class FedEraser:
-    """The method that rebuilds models from the updates of all clients, stored by the server in every D-th round.
+    """FedEraser: models are rebuilt from all clients' updates, which the server stored in every D-th round.
 
-    Each model is rebuilt from the initial parameters of the run. The first stored round adds the mean update of the
-    remaining clients. In each later stored round, the remaining clients train the rebuilt model for a fraction of their
-    local epochs. Each tensor of a model changes by ``|U| V / |V|``, where U is the mean stored update and V the mean
-    new update of the remaining clients. A tensor with V = 0 does not change.
+    Each model is rebuilt from the initial parameters of the run. The first stored round adds the mean stored update of
+    the remaining clients. In each later stored round, the remaining clients train the rebuilt model for a fraction of
+    their local epochs. Each tensor of a model changes by ``|U| V / |V|``, where U is the mean stored update and V the
+    mean new update of the remaining clients. A tensor with V = 0 does not change.
 
     The result is an approximation of a run that never had the leaver, because the lengths of U come from training with
     the leaver. The cost is about ``ratio / interval`` of a full retraining.
 
-    As in the paper, but not in the authors' code, U is relative to the model that the clients received, and the server
+    As in the paper but not the authors' code, U is relative to the model that the clients received, and the server
     stores every D-th round from round 1 on. As in the authors' code, updates are averaged before norms are computed.
-    Extension to clusters: each cluster is rebuilt by the clients that chose the cluster in a stored round, with the
-    algorithm's weights.
+    Extension to clusters: the clients that chose a cluster in a stored round rebuild its model, with the algorithm's
+    weights.
 
     Args:
         interval: the number D of rounds from one stored round to the next.
-        ratio: the fraction of local epochs (or steps) for training a rebuilt model per stored round, rounded up.
+        ratio: the fraction of the local epochs (or steps) that a client trains per stored round, rounded up.
 
     Source: Liu, Ma, Yang, Wang, Liu 2021, IWQoS, "FedEraser", through a mirror of the authors' code
     (Karlywang/FedEraser-reproduce) and lecture notes on its section "Design of FedEraser" (vicw0ng-hk/feul, notebook

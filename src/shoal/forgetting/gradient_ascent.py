@@ -30,24 +30,24 @@ LOG = logging.getLogger("shoal")
 
 @settings
 class ProjectedGradientAscent:
-    """Gradient ascent: the leaver maximises its loss near a reference model without the leaver's last update.
+    """Gradient ascent: the leaving client (leaver) maximises its loss near a model without its last update.
 
-    With w the current model, w_i the leaver's model in its last round and W_i the leaver's weight in that round, the
-    reference model is ``w_ref = (w - W_i w_i) / (1 - W_i)``. The squared radius of the ball around w_ref is a third of
-    the mean squared distance from w_ref to random models. The leaver takes gradient ascent steps from w_ref, each
-    followed by a projection onto the ball. The steps end when the squared distance to w_i exceeds ``stop_distance``, or
+    Let w be the current model, w_i the leaver's model in its last round, and W_i the leaver's weight in that round. The
+    reference model is ``w_ref = (w - W_i w_i) / (1 - W_i)``. The leaver takes gradient ascent steps from w_ref, each
+    followed by a projection onto a ball around w_ref. The ball's squared radius is a third of the mean squared distance
+    from w_ref to random initial models. The steps end when the squared distance to w_i exceeds ``stop_distance``, or
     after ``epochs``.
 
     The method is approximate and does not remove the influence of the leaver's earlier updates. The leaver must stay
-    connected during the ascent. Extension: if several clients leave, they take turns, each in every cluster that the
-    client trained. Choose ``stop_distance`` for your network; the default suits the authors' network for MNIST.
+    connected during the ascent. Extension: several leavers run the ascent in turn, each in every cluster that the
+    leaver trained. Choose ``stop_distance`` for your network; the default suits the authors' network for MNIST.
 
     Args:
         epochs: the largest number of passes over the leaver's data.
-        learning_rate: the learning rate of the steps.
-        momentum: the momentum of the steps, in [0, 1).
+        learning_rate: the learning rate of gradient ascent.
+        momentum: the momentum of gradient ascent, in [0, 1).
         clip_norm: the largest L2 norm of a gradient.
-        stop_distance: the squared L2 distance from the leaver's last model above which the steps stop.
+        stop_distance: the squared L2 distance from the leaver's last model above which the ascent stops.
         random_models: the number of random initial models that set the ball's radius.
 
     Source: Halimi, Kadhe, Rawat, Baracaldo 2022, arXiv:2207.05521, sections 2 and 3; the authors' code and its settings

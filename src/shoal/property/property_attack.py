@@ -41,23 +41,23 @@ class PropertyAttack:
     settings of the random forest. Implements the protocol `shoal.simulation.simulation.RoundAttack`.
 
     Args:
-        visible_models: the models that the attacker receives, "all" models (as in IFCA) or only its "own" model.
+        visible_models: the models that the attacker receives: "all" models (as in IFCA) or only its "own" model.
         simulate_every: the number of rounds between the attacker's simulations of updates.
-        simulated_clients: the number of simulated local updates with the property per model. There are at least as many
-            local updates without the property, and at least three times ``aggregate_of``.
-        simulated_updates: the number of simulated aggregated updates per model, both with and without the property.
-        aggregate_of: the number of local updates per simulated aggregated update. "cluster" means n // K - 1, but at
-            least 1, for n clients in a round and K models (authors' code).
-        property_fractions: the fractions of examples with the property, for simulated clients that have the property.
+        simulated_clients: the number of simulated local updates with the property per model. The number without the
+            property is the larger of ``simulated_clients`` and three times ``aggregate_of``.
+        simulated_updates: the number of simulated aggregated updates per model and class (with and without the
+            property).
+        aggregate_of: the number of local updates per simulated aggregated update. "cluster" means max(1, n // K - 1)
+            for n clients per round and K models (authors' code).
+        property_fractions: the fractions of examples with the property at simulated clients that hold such examples.
             The clients use the fractions in turn (Melis et al.'s code: 1, 0.4, 0.6, 0.8).
-        auxiliary: the examples of simulated updates: "attacker" uses the attacker's training examples (the paper), and
-            "attacker+test" adds the test examples (the published codes).
-        match_labels: whether the simulated clients' examples include, per label, equal numbers with and without the
-            property.
-        remove_own_update: whether the attacker subtracts its own contribution from the aggregated update, as the
-            published codes do. Subtracting assumes that the attacker knows how many clients trained the model.
+        auxiliary: the examples for simulating updates: "attacker" uses the attacker's training examples (the paper),
+            and "attacker+test" adds the test examples (the authors' code).
+        match_labels: whether simulated clients use equally many examples with and without the property for every label.
+        remove_own_update: whether the attacker subtracts its own contribution from the aggregated update, as in the
+            authors' code. The subtraction assumes that the attacker knows how many clients trained the model.
         warm_up: the number of rounds before the first attacked round.
-        forests: the attack's random forests: a "single" forest for all models (the paper), or one "per-cluster".
+        forests: the attack's random forests: a "single" forest for all models (the paper), or one forest "per-cluster".
         trees: the number of trees per random forest.
         tsne: whether to compute t-SNE maps of the updates after the last round.
 

@@ -37,16 +37,15 @@ class PropertyAttackSection:
         alpha: the weight of the main loss in an active attacker's training; the weight of the property loss is
             ``1 - alpha``.
         gamma: the factor on a ``scaled`` attacker's update.
-        period: the interval, in rounds, between rounds with the property. In a round with the property, the victim
-            trains only on examples with the property. In all other rounds, the victim trains only on examples without
-            the property.
+        period: the period in rounds: in every ``period``-th round, the victim trains only on examples with the
+            property, and in all other rounds only on examples without the property.
         attacker_share: the attacker's fraction of the training examples with the property; the victim gets the
             remainder (authors' code: 0.3).
         victim_labels: the labels of the victim's examples without the property. ``natural`` labels are drawn without
             label skew (authors' code). ``skewed`` labels are drawn with label skew, like all other clients' labels.
             With ``skewed``, an attack may detect a change of the victim's labels instead of the property.
-        train_head: whether an active attacker trains the outputs for the property. In Melis et al.'s code, the outputs
-            keep their initial weights.
+        train_head: whether an active attacker trains the network's additional outputs for the property. In Melis et
+            al.'s code, these outputs keep their initial weights.
         attack: the settings of the attack by property inference.
     """
 

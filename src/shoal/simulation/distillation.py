@@ -25,7 +25,7 @@ _AVERAGE = "release.average"
 
 @settings
 class Distillation:
-    """Distillation of each cluster's model into a new student, trained on the shadow set without labels.
+    """Distillation of each cluster's model into a student model, trained on the shadow set without labels.
 
     With ``average``, the model is first averaged over the last rounds, which reduces the noise of single rounds:
 
@@ -34,20 +34,20 @@ class Distillation:
     The average is a plain mean in the first N rounds, and an exponential average in later rounds. Clients receive the
     models without averaging. The average restarts if the number of models changes.
 
-    The student minimises the cross-entropy with its teacher's posteriors ``softmax(outputs / T)``. In a regression, the
-    student minimises the model's loss with the teacher's outputs as targets. If the public examples determine the
-    teacher completely, the student equals its teacher and protects nothing.
+    The student minimises the cross-entropy with the posteriors ``softmax(outputs / T)`` of its teacher, the cluster's
+    model. In a regression, the student minimises the model's loss with the teacher's outputs as targets. If the shadow
+    set determines the teacher completely, the student equals its teacher and protects nothing.
 
     Distillation protects against outsiders, and with ``distil = "round"`` also against other clients. Distillation does
-    not protect against the server, which has the teachers. Jagielski et al. (NeurIPS 2023, arXiv:2303.03446) can still
-    infer members from some students, so measure your own students, also with canaries.
+    not protect against the server, which has the teachers. Jagielski et al. (NeurIPS 2023, arXiv:2303.03446) infer
+    members from some students. Measure your own students, also with canaries.
 
     Args:
         distil: when students replace the clusters' models. "end" replaces models after the last round. "round" replaces
-            models after every round, so clients train students. "never" releases averages without students.
-        average: the number N of rounds in the average; ``None`` disables averaging.
+            models after every round, so clients train students. "never" releases the averages and trains no students.
+        average: the number N of rounds in the average; without this key, models are not averaged.
         steps: the number of SGD steps per student.
-        batch_size: the number of public examples per step.
+        batch_size: the number of examples of the shadow set per step.
         learning_rate: the learning rate of SGD.
         temperature: the temperature T of the teacher's posteriors.
 

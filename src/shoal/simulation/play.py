@@ -38,15 +38,17 @@ PARTS = ("choose", *TRAIN, "red_team", "evaluation", "files", "measurement")
 
 @settings
 class EngineSettings:
-    """The engine's settings; ``threads`` changes no result, ``device`` and ``backend`` change the last bits of results.
+    """The hardware and backend of training.
+
+    ``device`` and ``backend`` can change the last bits of results, but ``threads`` cannot.
 
     Args:
-        device: "cpu", "cuda", or one of several GPUs, such as "cuda:1".
-        threads: the number of processor threads; ``None`` uses one per available core.
+        device: the device for training: "cpu", "cuda" or a specific GPU, such as "cuda:1".
+        threads: the number of processor threads; by default one per available core.
         precision: the number format of computations, "fp32" or "bf16". Parameters are always float32. "bf16" is faster
             on processors with bf16 matrix units (Intel AMX, GPUs) and slower on other processors.
-        backend: "loop", "vmap" or "auto". "auto" chooses by the model, tries your own network on two examples, and
-            records the choice in config.toml.
+        backend: the way to train clients: one by one ("loop"), many at once ("vmap"), or whichever suits the network
+            ("auto"). "auto" tries your own network on two examples, and records the choice in config.toml.
     """
 
     device: Device = "cpu"

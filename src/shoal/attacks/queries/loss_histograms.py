@@ -46,8 +46,8 @@ class LossHistograms:
     """The clients' loss histograms for the "histogram" and "relative-histogram" estimators.
 
     Args:
-        epsilon: the epsilon of the discrete Laplace noise ``P(x) ~ exp(-epsilon |x|)`` that each client adds to each
-            bin in each estimate; without this key, clients add no noise.
+        epsilon: the epsilon of the discrete Laplace noise ``P(x) ~ exp(-epsilon |x|)`` in every bin of a client's loss
+            histograms; without this key, clients add no noise.
 
     Example:
         >>> import shoal

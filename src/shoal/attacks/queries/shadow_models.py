@@ -40,15 +40,16 @@ class ShadowModels:
 
     Args:
         number: the number of shadow models per model of the federation (IFCA-MIR uses 3).
-        size: the number of training examples per shadow model, at most half the shadow set. "cluster" means as many
-            examples as the cluster's clients have in total, but at least the average number of examples per client.
-        epochs: the number of passes over a shadow model's training examples: in total with "pooled" training, and per
-            round with "federated" training. "round" means as many passes as a client makes in a round.
-        warm_start: whether "pooled" training starts from the federation's model instead of random parameters.
-        training: "pooled" or "federated". With "pooled", one owner trains the shadow model on all training examples for
-            one round (IFCA-MIR). With "federated", as many owners as the cluster has clients train the shadow model by
-            federated averaging, from random parameters, for as many rounds as the run has done. A "federated" estimate
-            costs as much as the run so far, multiplied by the number of shadow models.
+        size: the number of training examples per shadow model, at most half the shadow set. "cluster" means the total
+            number of examples of the cluster's clients, but at least the average number per client.
+        epochs: the number of passes over a shadow model's training examples, per round if ``shadow_training`` is
+            "federated". "round" means as many passes as a client makes in a round.
+        warm_start: whether shadow models with "pooled" ``shadow_training`` start from the federation's model instead of
+            random parameters.
+        training: the training of shadow models. With "pooled", a single simulated client trains each shadow model for
+            one round (IFCA-MIR). With "federated", federated averaging trains each shadow model from random parameters,
+            with the cluster's number of clients and the run's number of rounds so far. A "federated" estimate costs as
+            much as repeating the run so far ``shadow_models`` times.
 
     Example:
         >>> import shoal

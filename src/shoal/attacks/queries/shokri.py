@@ -31,11 +31,12 @@ class ShadowModelAttack:
     """The shadow-model attack, which classifies a record as a member or a non-member by the model's posteriors.
 
     Args:
-        classifier: "logistic" (logistic regression), "mlp" (64 hidden neurons) or "random-forest" (100 trees).
-        per_class: whether each true class has a separate classifier, as in the paper. If false, one classifier for all
-            classes reads the true class as a one-hot input. "logistic" needs ``per_class`` or ``sorted_posteriors``,
-            because a linear classifier of all classes cannot select the posterior of the true class.
-        sorted_posteriors: whether posteriors are sorted in descending order.
+        classifier: the attack's classifier: "logistic" (logistic regression), "mlp" (64 hidden neurons) or
+            "random-forest" (100 trees).
+        per_class: whether each true class has a separate classifier, as in Shokri et al. If false, one classifier for
+            all classes reads the true class as a one-hot input. "logistic" needs ``per_class`` or
+            ``sorted_posteriors``, because a single linear classifier cannot select the true class's posterior.
+        sorted_posteriors: whether the classifier receives the posteriors in descending order.
         name: the attack's name in a configuration.
 
     Example:
