@@ -101,7 +101,7 @@ class CoordinatorSection(SteerableDefenses):
         law: the control law.
         pooling: the largest weight of the mean of all models in each cluster's model.
         relief: the initial estimate of each defence's risk reduction at full strength, by the defence's name.
-        cost: the initial estimate of each defence's loss of held-out accuracy at full strength, by the defence's name.
+        cost: by defence, the first estimate of the held-out accuracy that the defence costs at full strength.
     """
 
     law: Annotated[LimitController, Inline()] = LimitController()

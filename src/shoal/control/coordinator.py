@@ -120,7 +120,7 @@ class LimitController:
         min_clients: the number of clients below which a model gets a discount on its loss when clients choose a model
             (directive "price"). The discount is at least 0, and changes by ``price_step * (min_clients - clients) /
             min_clients`` nats per estimate. 0 disables discounts.
-        price_step: the factor on the change of a model's discount per estimate, in nats; see ``min_clients``.
+        price_step: the step, in nats, by which discounts change after each estimate; see ``min_clients``.
         known_risks: a function from the state to the certain risk of each client's model, (N,), NaN if unknown;
             ``None`` means that all risks are unknown.
 

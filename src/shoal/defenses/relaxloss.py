@@ -1,4 +1,4 @@
-"""RelaxLoss: training keeps the loss at a level and flattens the posteriors below the level."""
+"""RelaxLoss: a loss that stays at a level; below it, the predicted probabilities are flattened."""
 
 from typing import Annotated, ClassVar
 

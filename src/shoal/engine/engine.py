@@ -253,9 +253,9 @@ class Engine:
     ) -> Iterator[_Result]:
         """Train as `train` does, and yield ``finish(owners, ends)``, computed on the training threads.
 
-        ``then`` lists further local training runs; each starts where the previous one ended. A ``rule``
-        replaces the gradient step; ``starts`` are then (S, R) and results (u, R). The ``clock`` measures the threads'
-        training time.
+        ``then`` lists further local training runs; each starts where the previous one ended. A ``rule`` replaces the
+        gradient step, and changes the shapes: ``starts`` is (S, R), and a result is (u, R). The ``clock`` measures the
+        threads' training time.
         """
         clock = RoundClock() if clock is None else clock
         if rule is not None:

@@ -30,7 +30,7 @@ LOG = logging.getLogger("shoal")
 
 @settings
 class ProjectedGradientAscent:
-    """Gradient ascent: the leaving client (leaver) maximises its loss near a model without its last update.
+    """Gradient ascent: the leaving client maximises its loss, close to a model that lacks its last update.
 
     Let w be the current model, w_i the leaver's model in its last round, and W_i the leaver's weight in that round. The
     reference model is ``w_ref = (w - W_i w_i) / (1 - W_i)``. The leaver takes gradient ascent steps from w_ref, each

@@ -377,7 +377,7 @@ class Simulation:
         return self.first_round - 1 + self.rounds
 
     def preflight(self) -> Preflight:
-        """Estimate, without training, which records each view could recognise from gradients of an initial model."""
+        """Estimate, without training, which records an attacker of each view could recognise."""
         moves = apply_feature_map(self).visible_moves()
         return preflight(moves, first_round=self.first_round, steered=self.coordinator is not None)
 

@@ -27,7 +27,7 @@ class ClusterSizeFloor(Wrapper):
     or no model has clients to spare. A move affects the training of one round only; the client still uses the model
     that ``base`` assigns. A minimum cluster size is not a guarantee of differential privacy.
 
-    A coordinator can multiply a cluster's minimum size by the directive "size_floor" in [0, 1]. With 0 for all
+    A coordinator can lower a cluster's minimum size: its directive "size_floor", in [0, 1], is a factor. With 0 for all
     clusters, the result equals that of ``base`` bit for bit.
 
     Args:

@@ -77,8 +77,8 @@ class Columns:
         client: the column with the clients' names.
         label: the column with the labels: words, codes or integers. Shoal sorts the labels and numbers them from 0. In
             Python, the argument ``classes`` keeps integers as class numbers.
-        group: the column with the groups' names; by default all rows are in one group. If a client has rows of several
-            groups, each row belongs to its own group.
+        group: the column with the groups' names; by default all rows are in one group. The rows of
+            one client may belong to different groups.
         inputs: the input columns, in this order. The default is all other columns of numbers and, with ``one_hot``, all
             other columns with 2 to 20 different words. Numbers are standardised by the mean and standard deviation of
             the clients' training rows. In Python, a single input column may contain images or lists of equal shape,

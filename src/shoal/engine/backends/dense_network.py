@@ -220,8 +220,8 @@ def dense_network(model: Model) -> DenseNetwork | None:
 def row_class(examples: Tensor) -> Tensor:
     """Return padded batch sizes (n,) for batches with ``examples`` (n,) examples.
 
-    Owners share a batched product only if their padded sizes are equal, because a product's last bits may depend on
-    its shape. Sizes up to 32 stay unchanged, and larger sizes grow by at most a sixteenth.
+    Clients share a batched product only if their batches have equal padded sizes, because the last bits of a product
+    may depend on its shape. Sizes up to 32 stay unchanged, and larger sizes grow by at most a sixteenth.
 
     >>> row_class(torch.tensor([1, 25, 33, 100, 129])).tolist()
     [1, 25, 34, 100, 136]

@@ -74,8 +74,8 @@ def audit_members(
     warnings = [*warn_of_small_clusters(*clustered)] if len(state.models) > 1 else []
     require(
         len(attacked.records) >= 2,
-        f"an attack needs at least two members (got {len(attacked.records)}); train more clients with held-out "
-        "examples in the last rounds",
+        f"an attack needs at least two members (got {len(attacked.records)}); use more clients that hold out "
+        "examples and train in the last rounds",
     )
     copied = attacked.records.members_with_copies() if copies == "keep" else 0
     if copied:
