@@ -141,7 +141,7 @@ def test_a_judgement_names_the_worst_key_and_counts_the_others():
     assert sentences == [
         ("Gate auc <= 0.9: holds", True),
         ("Gate auc <= 0.85: broken by attacks.loss.minority.auc, whose upper end is 0.900", False),
-        ("Gate auc < 0.1: broken by attacks.loss.minority.auc, whose upper end is 0.900, and by 1 more", False),
+        ("Gate auc < 0.1: broken by attacks.loss.minority.auc, whose upper end is 0.900, and 1 more figure", False),
     ]
 
 

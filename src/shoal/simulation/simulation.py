@@ -347,7 +347,7 @@ class Simulation:
 
     @property
     def replayable(self) -> bool:
-        """Whether the run can be repeated with other examples: false with a round attack or malicious clients."""
+        """Whether the run can be repeated with other examples, which round attacks and malicious clients prevent."""
         return self.round_attack is None and self.malicious_clients is None
 
     @property
