@@ -108,9 +108,9 @@ def test_other_clients_than_in_the_start_are_refused_where_not_all_take_part():
     for clients in (federation(5), federation().take(torch.tensor([1, 0, 2, 3, 4, 5]))):
         assert simulated(rounds=1, start=begun, federation=clients, reference_federations=2).summary.clients >= 5
         some = {"rounds": 1, "start": begun, "federation": clients, "participation": 0.5}
-        with pytest.raises(InputError, match=r"participation = 1 .*got 0\.5"):
+        with pytest.raises(InputError, match=r"'participation' must be 1 for reference federations .*got 0\.5"):
             simulated(**some, reference_federations=2)
-        with pytest.raises(InputError, match="need participation = 1"):
+        with pytest.raises(InputError, match="'participation' must be 1 for reference federations"):
             simulated(**some).audit(references=2)
 
 

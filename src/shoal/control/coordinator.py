@@ -305,7 +305,7 @@ def over_limit_shares(
         federation: the clients.
         epsilon: the epsilon of randomised response; None means true answers.
         stream: the random stream for randomised response.
-        known: the certain risk of each client's model, (N,), NaN if unknown; None if all are unknown.
+        known: each client's risk that is certain before an estimate, (N,), or NaN; None without such risks.
     """
     asked = torch.nonzero(assignment >= 0).flatten()
     model = assignment[asked]

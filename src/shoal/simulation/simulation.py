@@ -474,7 +474,7 @@ def require_known(simulation: Simulation) -> None:
     of_mine, of_theirs = (shards.owners().numpy() for shards in clients)
     require(
         simulation.participation == 1 or (np.array_equal(mine, theirs) and np.array_equal(of_mine, of_theirs)),
-        "reference federations after a 'start' with other clients or examples need participation = 1 (got "
+        "'participation' must be 1 for reference federations if 'start' had other clients or examples (got "
         f"{simulation.participation:g})",
     )
     require_known(start.simulation)

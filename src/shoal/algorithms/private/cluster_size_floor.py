@@ -24,8 +24,8 @@ class ClusterSizeFloor(Wrapper):
     """A wrapper that moves random clients to models that fewer than ``min_clients`` clients chose in the round.
 
     Clients are drawn uniformly from models with more than ``min_clients`` clients, until every model has enough clients
-    or no model has clients to spare. A move affects the training of one round only; the client still uses the model
-    that ``base`` assigns. A minimum cluster size is not a guarantee of differential privacy.
+    or no model has clients to spare. A moved client trains the small cluster's model for one round, but keeps the
+    model that ``base`` assigns. A minimum cluster size is not a guarantee of differential privacy.
 
     A coordinator can lower a cluster's minimum size: its directive "size_floor", in [0, 1], is a factor. With 0 for all
     clusters, the result equals that of ``base`` bit for bit.

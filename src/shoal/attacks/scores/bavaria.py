@@ -44,7 +44,8 @@ class BaVarIA:
     Each density is the Student-t predictive distribution of the next IN or OUT score. A normal-inverse-gamma prior is
     fitted on the IN scores of all records, and another on the OUT scores. For a record without IN scores, the attack
     shifts the OUT scores as `LiRA` does, and vice versa. If a record's IN scores are all equal and its OUT scores are
-    all equal, the attack uses R / 2 for both numbers of scores, because different numbers would reveal membership.
+    all equal, the attack counts R / 2 scores of each kind for R reference models, because the real counts would
+    reveal membership.
 
     Difference from the paper: the fit of the prior (`fit_prior`).
     """

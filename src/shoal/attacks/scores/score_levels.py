@@ -1,4 +1,4 @@
-"""The level of an attack's score, compared with the same record's scores on models that did not train on the record.
+"""The level of a record's score, compared with its scores on models that did not train on this record.
 
 Source: Jälkö, Pradhan, Räisä, Honkela 2026, arXiv:2605.25819. With one threshold for all records, each record has
 another false positive rate. An overall rate of 1 % can be 20 % on some records and 0 % on many.
