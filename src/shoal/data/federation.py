@@ -132,8 +132,7 @@ class Federation:
         return torch.nonzero(self.group_fractions > 0).flatten().tolist()
 
     def cohort_size(self, participation: float) -> int:
-        """Return the number of clients per round, ``participation * N`` rounded; at least 1 if ``participation`` is
-        above 0.
+        """Return ``participation * N``, rounded, as the clients per round; at least 1 if ``participation`` is above 0.
 
         Source: McMahan et al. 2017, algorithm 1: m = max(C K, 1).
         """

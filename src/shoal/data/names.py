@@ -104,8 +104,7 @@ def similar_names(named: Iterable[tuple[str, Sequence[str]]]) -> Iterator[str]:
 
 
 def numbered(names: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
-    """Return the number of each of M names, (M,) int64, and the distinct names in sorted order; integers are sorted by
-    size.
+    """Number M names; return (M,) int64 and the distinct names in sorted order, where integers are sorted by size.
 
     >>> numbered(["10", "9", "10"])
     (tensor([1, 0, 1]), ('9', '10'))
@@ -160,7 +159,7 @@ def class_warnings(name: str, names: Sequence[str], trained: Tensor, tested: Ten
     for wrong, sentence in (
         (training == 0, "no training example of the class {}, so no model learns it"),
         ((training == 1) & (test == 0), "only one example of the class {}, so no test example is left"),
-        ((training != 1) & (test == 0), "no test example of the class {}, so accuracy does not measure it"),
+        ((training != 1) & (test == 0), "no test example of the class {}, so accuracy does not cover it"),
     ):
         classes: list[int] = torch.nonzero(wrong).flatten().tolist()
         more = f" and {len(classes) - 10} more" if len(classes) > 10 else ""

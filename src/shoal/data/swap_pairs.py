@@ -115,9 +115,7 @@ class PairedRecords:
         return replace(self, federation=whole, entry=entry, test=self.test[pair], first_test=first_test), pair
 
     def second_members(self, earlier: Federation) -> Tensor:
-        """Return whether each pair's held-out example is a training example of ``earlier``, compared by content, (Q,)
-        bool.
-        """
+        """Return whether each pair's held-out example is also a training example of ``earlier``, (Q,) bool."""
         clients = self.federation.clients
         second = Shards.from_indices(clients.x, clients.y, self.first_test + self.test, torch.tensor([len(self)]))
         own, others = comparable_hashes(second, earlier.clients)

@@ -53,7 +53,7 @@ class Source:
 
     Args:
         size: the number and size of the official examples.
-        instructions: instructions for getting the data.
+        instructions: how to get the data.
         load: a function that reads the data of a task from a path; None if each example already has a client.
         find: a function that finds the data in a folder, or None if no folder is searched.
         shipped_file: a function that returns the data file of an installed package, for a source without a path.
@@ -84,7 +84,7 @@ class Availability:
         name: the name of the source.
         path: the path of the data, or None if the data are missing or the source needs a path.
         size: the number and size of the examples, such as ``"70,000 of 28x28"``, or an error.
-        instructions: instructions for getting the data.
+        instructions: how to get the data.
     """
 
     name: str

@@ -34,7 +34,7 @@ class NamedTable:
         score: the column that a regression predicts, or None if the table has no column for a regression.
         high: the name of an added column, which is "yes" if the score is at least the median, else "no"; None adds no
             column.
-        within: a column whose values split the rows; ``high`` then uses one median per value.
+        within: a column whose values split the rows; ``high`` uses one median per value, or one for all rows if None.
         impute: the method that replaces empty cells, or None if no cell is empty.
         rows: a column and its allowed values; by default all rows are used.
         source: the publication of the data.

@@ -215,8 +215,8 @@ def read_csv(path: Path, names: Sequence[str], label: str | None = None) -> pd.D
     """Read a CSV file with the columns ``names`` and ``label`` as text.
 
     The separator is the most frequent of comma, semicolon and tab in the header. Numbers in a file with semicolons may
-    have a decimal comma. In the columns ``names`` only a cell without text is empty; in all other columns "NA", "null"
-    and similar words are empty cells too.
+    have a decimal comma. In the columns ``names`` only a cell without text is empty. In other columns, cells with "NA",
+    "null" and similar words are empty too.
 
     Raises:
         InputError: the file is missing, is not a CSV file, or has two columns of equal name.
