@@ -274,7 +274,7 @@ def test_a_table_in_python_is_the_table_in_a_file(tmp_path, caplog):
     assert said == [
         ": the input 'dose' is left out: 1 of 30 cells is not a number, 'many' in row 30; correct these cells, or "
         "write every cell as a word",
-        ": inputs that may be ids or codes: 'id' (another integer in each row); 'inputs' can leave them out",
+        ": inputs that may be ids or codes: 'id' (a different integer in each row); 'inputs' can leave them out",
         ": impute = \"median\" fills empty cells in 'age' (1)",
     ]
 

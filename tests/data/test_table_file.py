@@ -36,7 +36,7 @@ def test_all_columns_of_numbers_are_inputs_and_words_are_numbered(tmp_path):
     assert (data.client.tolist(), data.group.tolist(), data.labels.tolist()) == ([0, 0, 1, 1], [0, 1], [0, 1, 0, 1])
     (said,) = data.warnings
     assert said.endswith(
-        "left out as inputs, since they hold no numbers: 'city'; 'one_hot' makes columns of words inputs"
+        "columns left out as inputs, since they hold no numbers: 'city'; 'one_hot' makes columns of words inputs"
     )
 
 
@@ -45,7 +45,7 @@ def test_columns_of_2_to_20_words_are_inputs_unless_inputs_names_others(tmp_path
     assert (data.inputs, data.warnings) == (("age", "bmi", "city"), ())
     names = "\n".join(f"c,north,no,50,20.5,town {i}" for i in range(30))
     (said,) = table(tmp_path, CSV + names).warnings
-    assert "left out as inputs" in said
+    assert "columns left out as inputs" in said
     assert "'city' (32)" in said
     named = replace(COLUMNS, inputs=("city",))
     assert table(tmp_path, CSV + names, named).inputs == ("city",)

@@ -1,7 +1,7 @@
 """Data sets, their sources, and their partition across clients.
 
-May import `core`. To add a source, write a file in `sources` that returns an `ImageDataset`, `TextDataset` or
-`ClientDataset`, and add the name to `sources/catalog.py`.
+This package may import `core`. To add a source, write a file in `sources` that returns an `ImageDataset`,
+`TextDataset` or `ClientDataset`, and add the name to `sources/catalog.py`.
 """
 
 from shoal.data.datasets import ImageDataset, LabelledDataset, Standardizer, TableDataset, TextDataset

@@ -15,16 +15,16 @@ from shoal.data.shards import Shards
 from shoal.data.user.client_dataset import SourceData
 
 _BLOCK = 2**24
-"""Numbers that are hashed at once."""
+"""The number of tensor elements that are hashed at once."""
 
 
 def fingerprint(data: SourceData | tuple[Tensor, ...]) -> str:
-    """Return 64 hexadecimal digits that depend on every tensor, name, group, preference and schedule in ``data``."""
+    """Return the SHA-256 hash of every tensor, name, group, preference and schedule in ``data``, in hexadecimal."""
     return _digest(data, _bytes_of)
 
 
 def fingerprint_up_to_rounding(data: SourceData) -> str:
-    """Return a fingerprint that is equal on processors that round differently.
+    """Return a fingerprint that ignores rounding differences between processors.
 
     Each tensor of floats contributes its shape, and its mean and standard deviation to three decimals.
     """
@@ -75,7 +75,7 @@ def _moments_of(value: Tensor) -> Iterator[bytes]:
 
 
 def _rows(value: Tensor) -> int:
-    """The number of rows of a block."""
+    """Return the number of rows per block."""
     return max(1, _BLOCK // max(1, value[:1].numel()))
 
 
@@ -132,7 +132,7 @@ class Copies:
         within: the number of training examples that repeat an earlier example of the same client.
         across: the number of training examples that repeat an example of an earlier client.
         test, holdout, shadow: the number of examples in each set that repeat a client's training example.
-        examples: the number of examples in all sets.
+        examples: the total number of examples.
     """
 
     within: int
@@ -144,7 +144,7 @@ class Copies:
 
     @property
     def total(self) -> int:
-        """The number of all copies."""
+        """The total number of copies."""
         return self.within + self.across + self.test + self.holdout + self.shadow
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Labelled data sets of images, texts and rows of numbers, and the scale of a table's columns."""
+"""Labelled data sets of images, texts and rows of numbers, and the standardisation of table columns."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -12,7 +12,7 @@ from shoal.core.errors import require
 from shoal.core.formats import one_line
 
 Impute = Literal["mean", "median", "most-frequent"]
-"""The replacement of empty cells in a column."""
+"""The statistic that replaces a column's empty cells."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,9 +24,9 @@ class ImageDataset:
         pixels: the brightness of each pixel from 0 (dark) to ``white``, (M, C, H, W) uint8 or float32.
         white: the value of full brightness, such as 255.
         labels: the class of each image, (M,) int64 in ``range(classes)``.
-        train_count: the number of images in the official training split, which comes first; M without official splits.
+        train_count: the number of images in the official training split, which comes first; M without such a split.
         classes: the number of classes of the official data set, even if a class has no image here.
-        has_property: whether each image has the property of the task, (M,) bool, or None if the task names no property.
+        has_property: whether each image has the property that attacks infer, (M,) bool, or None without a property.
 
     Example:
         >>> import torch, shoal
@@ -51,7 +51,7 @@ class ImageDataset:
 
 @dataclass(frozen=True, eq=False)
 class TextDataset:
-    """A labelled set of texts as word numbers.
+    """Labelled texts, stored as word numbers.
 
     Args:
         name: the name of the data set in the catalog, such as ``"yelp"``.
@@ -114,7 +114,7 @@ LabelledDataset = ImageDataset | TextDataset | TableDataset
 
 @dataclass(frozen=True)
 class Standardizer:
-    """The scale of a table's columns, fitted to training rows.
+    """The standardisation of a table's columns, fitted to training rows.
 
     A column of numbers becomes ``(x - mean) / std``. A column of words becomes one 0/1 input per word.
 
@@ -122,9 +122,9 @@ class Standardizer:
         inputs: the names of the F columns.
         mean: the mean of each column; 0 for a column of words.
         std: the standard deviation of each column; infinite for a constant column, and 1 for a column of words.
-        words: the words with an input, per column; empty for a column of numbers, and () if all columns hold numbers.
-            A word without an input gives 0 in all inputs of the column.
-        fill: the number, or the index of the word, that replaces a column's empty cells; () without replacement.
+        words: the words of each column that have a 0/1 input, () for a column of numbers. Other words set all inputs of
+            the column to 0. If all columns hold numbers, ``words`` is ().
+        fill: the number or word index that replaces each column's empty cells; () if empty cells are not replaced.
 
     Example:
         >>> import pandas as pd
@@ -146,7 +146,7 @@ class Standardizer:
 
     @staticmethod
     def fit(rows: pd.DataFrame, impute: Impute | None = None) -> "Standardizer":
-        """Fit the scale to training rows with F columns of float64 or words, and NaN for empty cells.
+        """Fit to training rows with F columns of float64 or words; empty cells are NaN.
 
         ``impute`` replaces empty cells; without ``impute`` no cell may be empty.
 
@@ -175,7 +175,7 @@ class Standardizer:
 
     @property
     def width(self) -> int:
-        """The number of network inputs, which is one per column of numbers and one per word of a column of words."""
+        """The number of network inputs, one per column of numbers and one per word of the other columns."""
         return sum(len(column) or 1 for column in self.words or [()] * len(self.inputs))
 
     def transform(self, rows: pd.DataFrame) -> Tensor:
@@ -201,12 +201,12 @@ class Standardizer:
 
 
 def _replacement(column: pd.Series, impute: Impute) -> Any:  # noqa: ANN401 - a number or a word
-    """What replaces the empty cells of a column; `InputError` where all cells are empty."""
+    """Return the value for a column's empty cells; raise `InputError` if all cells are empty."""
     require(bool(column.notna().any()), f"column '{column.name}' is empty in every training row; remove the column")
     frequent = impute == "most-frequent" or _holds_words(column)
     return column.mode().iloc[0] if frequent else column.agg(impute)
 
 
 def _holds_words(column: pd.Series) -> bool:
-    """Whether a column of a table holds words, and not numbers."""
+    """Return whether a column holds words."""
     return not pd.api.types.is_numeric_dtype(column)

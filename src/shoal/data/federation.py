@@ -1,4 +1,4 @@
-"""A federation: the clients with data and preferences, and the server's shadow and test sets."""
+"""Clients with data and preferences, and the server's shadow and test sets."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,7 +36,7 @@ class Schedule(Protocol):
         ...
 
     def in_round(self, clients: Shards, ids: Tensor, number: int) -> Shards:
-        """Select a round's training examples from ``clients``, the shards of all N clients with ids (N,) int64."""
+        """Return the shards of ``clients``, whose ids are ``ids`` (N,) int64, for training in round ``number``."""
         ...
 
 
@@ -52,17 +52,15 @@ class Federation:
         groups: the names of all groups, including groups without clients.
         preferences: the clients' thresholds and betas.
         test: the test examples of every group.
-        shadow: the server's examples for the red team.
+        shadow: the server's own labelled examples, for example for shadow models.
         holdout: N shards of examples that clients do not train on; shards may be empty.
         classes: the number of classes, C, or None for a regression.
-        schedule: a client that trains on part of its examples per round, or None if every client trains on all its
-            examples.
+        schedule: the client whose training examples depend on the round, or None.
         names: the N clients' names in results, or None if clients only have numbers.
-        origins: the user's names of examples, by row in the inputs of ``clients``, ``holdout`` and ``test``.
-        own_inputs: whether inputs may differ between clients of a group, because the examples are not partitioned at
-            random.
-        row_groups: the group of each row in the inputs of ``clients`` and ``holdout``, by the name of the set; empty if
-            all of a client's examples are in one group.
+        origins: a function per set (``clients``, ``holdout``, ``test``) that returns an example's name for its row.
+        own_inputs: whether clients of the same group may have different input distributions.
+        row_groups: the group of each input row, for the keys ``clients`` and ``holdout``; empty if no client has
+            examples of several groups.
 
     Example:
         >>> import shoal
@@ -108,9 +106,7 @@ class Federation:
 
     @property
     def group_shares(self) -> Tensor:
-        """The fraction of each client in each group, (N, G) float64; with ``row_groups``, the fraction of the client's
-        training examples.
-        """
+        """The fraction of each client's training examples in each group, (N, G) float64."""
         if not self.row_groups:
             return torch.eye(len(self.groups), dtype=torch.float64)[self.group]
         counts = group_counts(self.clients.owners(), self.groups_of("clients"), (len(self), len(self.groups)))
@@ -136,8 +132,7 @@ class Federation:
         return torch.nonzero(self.group_fractions > 0).flatten().tolist()
 
     def cohort_size(self, participation: float) -> int:
-        """Return the number of clients per round, ``participation * N`` rounded; at least 1 if ``participation`` is
-        above 0.
+        """Return ``participation * N``, rounded, as the clients per round; at least 1 if ``participation`` is above 0.
 
         Source: McMahan et al. 2017, algorithm 1: m = max(C K, 1).
         """
@@ -151,7 +146,7 @@ class Federation:
         """Return the positions (n,) int64 of clients, given by name or number; a string is first looked up as a name.
 
         Raises:
-            InputError: a client is unknown, or an integer is one client's number and a different client's name.
+            InputError: a client is unknown, or an integer is one client's number and another client's name.
         """
         by_name = {name: i for i, name in enumerate(self.names or ())}
         by_number = {str(client): i for i, client in enumerate(self.ids.tolist())}
@@ -182,9 +177,9 @@ class Federation:
         )
 
     def restrict_test(self, clients: Tensor) -> "Federation":
-        """Leave out the test examples of clients outside the positions (n,) int64.
+        """Remove the test examples of all clients except those at positions (n,) int64.
 
-        Test examples without a client stay. A group keeps its test examples if all of them would be left out.
+        Test examples without a client stay. A group that would lose all its test examples keeps them.
         """
         test = self.test
         if test.client is None:
@@ -194,7 +189,7 @@ class Federation:
         return replace(self, test=test.take(torch.nonzero(counted).flatten().to(test.y.device)))
 
     def map_inputs(self, function: Callable[[Tensor], Tensor]) -> "Federation":
-        """Apply ``function`` to all inputs (M, ...), with one call per tensor."""
+        """Apply ``function`` once to each tensor of inputs (M, ...)."""
         sets = {name: getattr(self, name) for name in ("clients", "holdout", "test", "shadow")}
         inputs = {id(examples.x): examples.x for examples in sets.values()}
         mapped = {key: function(x) for key, x in inputs.items()}
@@ -229,15 +224,14 @@ class Federation:
         classes: int | None = None,
         task: Task = "classification",
     ) -> "Federation":
-        """Create a federation of your own examples: tensors, numpy arrays, lists or PyTorch data sets.
+        """Create a federation from your own tensors, numpy arrays, lists or PyTorch data sets.
 
         Args:
-            clients: the training examples, one pair (x, y), one PyTorch data set of pairs, or one `DataLoader` per
-                client; or `ClientArrays` for all clients. Inputs x are numbers (m, ...), or word numbers as integers.
-                Labels y are integers (m,) from 0, or one-hot rows. Regression targets are (m,) or (m, d), and are
-                stored as (m, d) float32.
-            test: the test examples; with several groups `Examples(x, y, groups)`.
-            shadow: the server's examples for the red team, required by red teams with shadow models.
+            clients: the training examples: per client a pair (x, y), a PyTorch data set of pairs or a `DataLoader`; or
+                `ClientArrays` for all clients. Inputs x are numbers (m, ...); integers are word numbers. Labels y are
+                integers (m,) from 0, or one-hot rows. Regression targets are (m,) or (m, d), stored as (m, d) float32.
+            test: the test examples, as `Examples(x, y, groups)` if there are several groups.
+            shadow: the server's own labelled examples, required for shadow models.
             groups: the name of each client's group, or None for one group.
             holdout: examples that each client does not train on, in the form of ``clients``.
             threshold: the accepted membership-inference accuracy in [0.5, 1], one number or (N,).
@@ -267,24 +261,24 @@ class Federation:
     ) -> "Federation":
         """Create a federation from a pandas frame or a Hugging Face `datasets.Dataset`, with one example per row.
 
-        Clients are numbered in the order of first appearance. Classes are numbered in sorted order. Inputs are
-        standardised by the rows of ``table``. Possible mistakes in the table are logged as warnings.
+        Clients are numbered by first appearance, and classes in sorted order. Inputs are standardised by the training
+        rows. Possible mistakes in the table are logged as warnings.
 
         Args:
-            table: the clients' examples; or a flwr-datasets partitioner or `FederatedDataset`, with one client per
-                partition and ``columns.client`` as the name of a new column.
-            columns: the columns of the client, the label, the group and the inputs.
-            test: the test examples, a table with the same columns as ``table``. A test row belongs to the
-                client that the row names, if ``table`` has rows of the client.
+            table: the clients' examples, or a flwr-datasets partitioner or `FederatedDataset`. Each partition becomes a
+                client; its number is stored in the new column ``columns.client``.
+            columns: the roles of the columns.
+            test: the test examples, a table with the same columns as ``table``. A test row that names a client of
+                ``table`` belongs to this client.
             shadow: the server's examples, a table with the same columns as ``table``.
-            threshold, beta, classes, task: the arguments of `from_tensors`.
+            threshold, beta, classes, task: as in `from_tensors`.
             test_fraction: the fraction of each client's rows to hold out as test examples, instead of ``test``. With
                 equal seeds, `data.test_fraction` in a configuration holds out the same rows.
-            seed: the seed that draws the held-out rows.
+            seed: the random seed for the held-out rows.
 
         Raises:
-            InputError: a column is missing, a row has no client, a test label occurs at no client, or an example cannot
-                be used.
+            InputError: a column is missing, a row has no client, a test label occurs in no training row, or an example
+                cannot be used.
 
         >>> import pandas as pd
         >>> table = pd.DataFrame({"who": ["a", "a", "b"], "age": [30, 40, 50], "ill": [0, 1, 1]})

@@ -9,19 +9,19 @@ from torch import Tensor
 from shoal.core.errors import quote, require
 
 RESERVED = ("overall", "total")
-"""Names that no group may have: `accuracy.overall` and `violations.total` are of all groups."""
+"""Names that no group may have, because `accuracy.overall` and `violations.total` cover all groups."""
 
 _INTEGER = re.compile("-?[0-9]{1,4000}")
-"""Digits that Python turns into an integer."""
+"""An integer as text, short enough for Python's `int`."""
 
 NameOf = Callable[[int], str]
-"""Maps the number of an example to its name. A partial application of a function here, so that it can be pickled."""
+"""A picklable function from an example's number to its name."""
 
 Origins = Mapping[str, NameOf]
-"""The names of the rows of a federation's examples, by the part that they are in: clients, holdout, test."""
+"""The functions that name a federation's examples, for the keys clients, holdout and test."""
 
 EVERYBODY = "all"
-"""The name of the only group where clients have none; in an audit's keys it stands for the records of all groups."""
+"""The group name if clients have no groups; in an audit's keys, the name for all groups together."""
 
 
 def require_group_name(name: object) -> None:
@@ -104,8 +104,7 @@ def similar_names(named: Iterable[tuple[str, Sequence[str]]]) -> Iterator[str]:
 
 
 def numbered(names: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
-    """Return the number of each of M names, (M,) int64, and the distinct names in sorted order; integers are sorted by
-    size.
+    """Number M names; return (M,) int64 and the distinct names in sorted order, where integers are sorted by size.
 
     >>> numbered(["10", "9", "10"])
     (tensor([1, 0, 1]), ('9', '10'))
@@ -159,8 +158,8 @@ def class_warnings(name: str, names: Sequence[str], trained: Tensor, tested: Ten
     training, test = (torch.bincount(labels.cpu(), minlength=len(names)) for labels in (trained, tested))
     for wrong, sentence in (
         (training == 0, "no training example of the class {}, so no model learns it"),
-        ((training == 1) & (test == 0), "only one example of the class {}, which no test can be of"),
-        ((training != 1) & (test == 0), "no test example of the class {}, so accuracy is not of it"),
+        ((training == 1) & (test == 0), "only one example of the class {}, so no test example is left"),
+        ((training != 1) & (test == 0), "no test example of the class {}, so accuracy does not cover it"),
     ):
         classes: list[int] = torch.nonzero(wrong).flatten().tolist()
         more = f" and {len(classes) - 10} more" if len(classes) > 10 else ""

@@ -1,7 +1,7 @@
 """Partition of a data set: every example goes to one client, to the shadow set, to the test set, or to no set.
 
-With ``reuse_images`` an image may go to one client of each group. No image is in two of the clients, the shadow set and
-the test set.
+With ``reuse_images`` an image may go to one client of each group. The clients, the shadow set and the test set never
+share an image.
 """
 
 import math
@@ -26,7 +26,7 @@ from shoal.data.shards import GroupedExamples, Shards
 from shoal.data.shifts import Group, shift_inputs, shift_labels, skew_labels
 
 DEFAULT_STREAM = Stream(0, ("data",))
-"""The stream of the data in `shoal run` with seed 0."""
+"""The random data stream of `shoal run` with seed 0."""
 
 
 @settings
@@ -193,7 +193,7 @@ def partition_federation(
     preferences: Preferences,
     stream: Stream,
 ) -> Federation:
-    """Create the federation of a data set from a drawn partition."""
+    """Create a federation from a data set and its drawn partition."""
     training, holdout, shadow, test = indices
     shares, count = [group.share for group in groups], len(training.sizes)
     ids, group = torch.arange(count), _by_group(apportion(shares, count))
@@ -232,7 +232,7 @@ def partition_federation(
 
 
 def _by_group(counts: list[int]) -> Tensor:
-    """Return the group of each example (or client): the first ``counts[0]`` are of group 0, and so on."""
+    """Return group numbers: ``counts[0]`` times 0, then ``counts[1]`` times 1, and so on."""
     return torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
 
 
@@ -245,9 +245,9 @@ def disjoint(partition: Partition, order: np.ndarray, groups: Sequence[Group]) -
 
 
 def _test_by_group(test: np.ndarray, groups: Sequence[Group]) -> np.ndarray:
-    """Order test indices by group, in equal parts.
+    """Order test indices by group, with equal numbers per group.
 
-    Groups without clients take theirs first, so that they do not change other groups' test examples.
+    Groups without clients get the first indices, so that other groups keep their test examples.
     """
     counts = _equal_counts(len(test), len(groups))
     order = sorted(range(len(groups)), key=lambda g: groups[g].share > 0)
@@ -258,7 +258,7 @@ def _test_by_group(test: np.ndarray, groups: Sequence[Group]) -> np.ndarray:
 def _reuse(
     partition: Partition, order: np.ndarray, groups: Sequence[Group], rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """Split as `disjoint`, but with the same images for the clients of each group and for each group's test."""
+    """Split like `disjoint`, but use the same images for every group."""
     counts = apportion([group.share for group in groups], partition.clients)
     needed = max(counts) * (partition.examples_per_client + partition.holdout_examples)
     training, holdout = [], []
@@ -297,9 +297,9 @@ def shuffle_indices(dataset: LabelledDataset, rng: np.random.Generator) -> np.nd
 def _skew(
     dataset: LabelledDataset, partition: Partition, training: Tensor, holdout: Tensor, stream: Stream
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Split training examples and holdouts over the clients, with the same skew of labels in both.
+    """Split training and hold-out examples across clients, with the same label skew in both.
 
-    A client holds out the partition's fraction of its examples at random, at least one and not all.
+    Each client holds out the partition's fraction of its examples at random: at least one example, but never all.
     """
     alpha, fraction = partition.dirichlet_alpha, len(holdout) / (len(holdout) + len(training))
     assert alpha is not None

@@ -13,12 +13,12 @@ from shoal.core.randomness import Stream
 from shoal.core.settings import one_of
 
 View = Literal["outsider", "client", "server"]
-"""The attacker of an attack or a figure. An outsider has the final models; a client receives the initial model and all
-clusters' models of every round; the server sees each client's updates and choices. A view includes the views before it.
+"""The attacker that an attack assumes. An outsider has the final models; a client receives the initial model and all
+clusters' models of every round; the server sees each client's updates and choices. Each view includes the earlier ones.
 """
 
 VIEWS: tuple[View, ...] = get_args(View)
-"""All views, from the weakest."""
+"""All views, weakest first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,8 +29,8 @@ class Preferences:
         threshold: the membership-inference accuracy that each client accepts, (N,).
         beta: the weight of risk in each client's choice of a model, (N,) in [0, 1].
         drawn: whether the thresholds are random because no client set a limit.
-        view: the attacker that each client's threshold refers to, as an index into `VIEWS`, (N,) int64, or None for the
-            attacker of the run's figures.
+        view: the attacker for each client's threshold, as an index into `VIEWS`, (N,) int64, or None for the attacker
+            in the run's results.
     """
 
     threshold: Tensor
@@ -50,7 +50,7 @@ class Preferences:
         return replace(self, threshold=self.threshold[clients], beta=self.beta[clients], view=view)
 
     def views(self, default: View) -> list[View]:
-        """List the attacker that each client's threshold refers to, or ``default`` if `view` is None."""
+        """List the attacker for each client's threshold, which is ``default`` if `view` is None."""
         return [default] * len(self.threshold) if self.view is None else [VIEWS[i] for i in self.view.tolist()]
 
 
@@ -74,8 +74,8 @@ def draw_preferences(
             0.8).
         beta: one number for all clients, one number per client, or "threshold" for ``beta_i = (high - t_i) / (high -
             low)``.
-        view: the attacker that the thresholds refer to, one for all clients or one per client, or None for the attacker
-            of the run's figures.
+        view: the attacker for the thresholds, one for all clients or one per client, or None for the attacker in the
+            run's results.
 
     Raises:
         InputError: a value is outside its allowed range, or the number of betas or views is not 1 or ``clients``.

@@ -21,7 +21,7 @@ class Shards:
     Args:
         x: the inputs (M, ...).
         y: the labels (M,), or regression targets (M, d).
-        indices: the rows of all owners, (total,) int64.
+        indices: the rows of x and y, ordered by owner, (total,) int64.
         offsets: the start of each owner's entries in ``indices``, (n + 1,) int64.
         weights: the weight of each entry of ``indices`` in the training loss, (total,), or None for equal weights.
         memory_mapped: whether ``x`` is a memory-mapped file, which engines neither move nor copy.
@@ -92,8 +92,7 @@ class Shards:
 
 
 def entries_of(sizes: Tensor, owners: Tensor) -> Tensor:
-    """Return the positions (m,) int64 of the entries of ``owners`` (k,), if owner i has ``sizes[i]`` consecutive
-    entries.
+    """Return positions (m,) int64 of the entries of ``owners`` (k,); owner i has ``sizes[i]`` consecutive entries.
 
     >>> entries_of(torch.tensor([2, 1, 3]), torch.tensor([2, 0])).tolist()
     [3, 4, 5, 0, 1]
@@ -102,7 +101,7 @@ def entries_of(sizes: Tensor, owners: Tensor) -> Tensor:
 
 
 def _ranges(first: Tensor, sizes: Tensor) -> Tensor:
-    """(m,) int64, the ``sizes[i]`` integers from ``first[i]`` on, for one i after another."""
+    """Return for each i the ``sizes[i]`` integers from ``first[i]`` on, concatenated to (m,) int64."""
     shift = torch.repeat_interleave(first - (sizes.cumsum(0) - sizes), sizes)
     return torch.arange(len(shift)) + shift
 
@@ -115,7 +114,7 @@ class GroupedExamples:
         x: the inputs (M, ...).
         y: the labels (M,) int64, or regression targets (M, d) float32.
         group: the group of each example, (M,) int64.
-        client: the id of each example's client, (M,) int64, -1 for an example without a client, or None for unknown.
+        client: the id of each example's client, (M,) int64, -1 for an example without a client, or None if unknown.
     """
 
     x: Tensor
@@ -158,7 +157,7 @@ def concatenate(first: Tensor, second: Tensor) -> Tensor:
 
 
 def to_pixels(images: Tensor) -> NDArray[np.uint8]:
-    """Convert images (B, C, H, W) with values in [0, 1] to uint8, for a picture."""
+    """Convert images (B, C, H, W) with values in [0, 1] to uint8."""
     return (images.float().clamp(0, 1) * 255).round().to(torch.uint8).cpu().contiguous().numpy()
 
 

@@ -20,7 +20,7 @@ from shoal.data.datasets import LabelledDataset, TableDataset, TextDataset
 from shoal.data.names import require_group_name
 
 _CHUNK = 4096
-"""Images rotated at a time, so that the sampling grid stays in tens of megabytes."""
+"""The number of images rotated at a time, which limits the sampling grid to tens of megabytes."""
 
 _Angle = Annotated[float, Field(ge=-360, le=360, strict=True)]
 _Factor = Annotated[float, Field(ge=0, le=100, strict=True)]
@@ -74,7 +74,7 @@ class Group:
     def shift(self, images: Tensor, uniform: Tensor) -> Tensor:
         """Return shifted copies of ``images`` (B, C, H, W) in [0, 1].
 
-        ``uniform`` (B, 2) in [0, 1) places each image's angle and factor within the group's ranges.
+        ``uniform`` (B, 2) in [0, 1) selects each image's angle and factor from the group's ranges.
         """
         if self.rotation is not None:
             images = rotate(images, _interpolate(self.rotation, uniform[:, 0]))
@@ -94,7 +94,7 @@ def shift_inputs(
     """Convert examples to network inputs: images are scaled to [0, 1] and shifted, texts and rows stay unchanged.
 
     An image's shift depends only on the image's index, its group and the stream. With ``shift_per = "client"`` the
-    client's id takes the role of the index.
+    client's id replaces the index.
 
     Args:
         dataset: the data set.
@@ -158,7 +158,7 @@ def brighten(images: Tensor, factors: Tensor) -> Tensor:
 
 
 def _uniform_per_client(client: Tensor, stream: Stream) -> Tensor:
-    """(m, 2) float32 in [0, 1]; row i depends on ``client[i]``, an id, and the stream only."""
+    """Draw (m, 2) float32 in [0, 1]; row i depends only on the stream and the client id ``client[i]``."""
     draws = [stream("client", name).seeds(client).double() / 2**63 for name in ("rotation", "brightness")]
     return torch.stack(draws, dim=1).float()
 

@@ -25,21 +25,20 @@ Duplicates = Literal["keep", "leave-out"]
 """Whether to pair examples that a federation has more than once."""
 
 OTHER_CLIENTS = (
-    "non-members are test examples of the member's group and label from any client; if inputs differ between clients, "
-    "attacks distinguish clients and figures are too high, so no record is called exposed; give each test example's "
-    "client, or give hold-out examples"
+    "non-members are test examples of any client in the member's group; if clients' inputs differ, attack accuracy is "
+    "too high, so no record is reported as exposed; give each test example's client, or give hold-out examples"
 )
-"""Warning of pairs within groups if inputs may differ between clients."""
+"""The warning about pairs within groups if inputs may differ between clients."""
 
 
 @dataclass(frozen=True, eq=False)
 class PairedRecords:
-    """Q pairs of a client's training example and a similar held-out example, which have the same label and group.
+    """Q pairs of a training example and a held-out example with the same label and group.
 
-    A pair in a regression may have different targets. If test examples have clients, the held-out example is one of
-    the client's test examples. If test examples have no clients, inputs may differ between clients, and hold-outs are
-    not empty, the held-out example comes from the client's hold-out. In all other cases, the held-out example is a
-    test example of the client's group. Tensors of 2 Q records have the Q members first, then the Q non-members.
+    In a regression, the targets of a pair may differ. If test examples have clients, the held-out example is a test
+    example of the same client. Otherwise, if inputs may differ between clients and hold-outs are not empty, the
+    held-out example comes from the same client's hold-out. If neither applies, the held-out example is a test example
+    of the same group. Tensors of 2 Q records have the Q members first, then the Q non-members.
 
     Args:
         federation: the federation, with the held-out examples appended to the inputs and labels of its clients.
@@ -47,7 +46,7 @@ class PairedRecords:
         test: the non-member's position in the data set ``source``, (Q,) int64.
         first_test: the first row of the appended held-out examples.
         source: the data set of the non-members.
-        within: whether both examples of a pair are from one client or only from one group.
+        within: whether the examples of a pair share the client, or only the group.
     """
 
     federation: Federation
@@ -116,9 +115,7 @@ class PairedRecords:
         return replace(self, federation=whole, entry=entry, test=self.test[pair], first_test=first_test), pair
 
     def second_members(self, earlier: Federation) -> Tensor:
-        """Return whether each pair's held-out example is a training example of ``earlier``, compared by content, (Q,)
-        bool.
-        """
+        """Return whether each pair's held-out example is also a training example of ``earlier``, (Q,) bool."""
         clients = self.federation.clients
         second = Shards.from_indices(clients.x, clients.y, self.first_test + self.test, torch.tensor([len(self)]))
         own, others = comparable_hashes(second, earlier.clients)
@@ -136,7 +133,7 @@ class PairedRecords:
 
 
 def _append_rows(federation: Federation, x: Tensor, y: Tensor, group: Tensor) -> Federation:
-    """Append x and y to the clients' inputs and labels; mapped files are copied into memory."""
+    """Append x and y to the clients' inputs and labels; memory-mapped files are copied into memory."""
     clients, of_rows = federation.clients, federation.row_groups
     of_rows = of_rows and {**of_rows, "clients": torch.cat([of_rows["clients"], group])}
     x, y = concatenate(clients.x, x.to(clients.x)), torch.cat([clients.y, y.to(clients.y)])
@@ -167,7 +164,7 @@ def pair_records(federation: Federation, stream: Stream, duplicates: Duplicates 
 
 
 def decoys(records: PairedRecords, federation: Federation, stream: Stream, *, shared: bool) -> tuple[Tensor, Tensor]:
-    """Draw held-out examples outside the pairs, as non-members for an attack's list of candidates.
+    """Draw unpaired held-out examples as additional non-members for an attack.
 
     Args:
         shared: whether a held-out example may be drawn for several clients.
@@ -336,8 +333,8 @@ class MislabelledCanaries:
     def insert(self, federation: Federation, stream: Stream) -> tuple[Federation, Canaries]:
         """Insert canaries; return the federation that trains on the member canaries, and all canaries.
 
-        Wrong labels are uniform. A client's canaries depend only on the stream, the client's id and the client's
-        number of examples.
+        Wrong labels are drawn uniformly. A client's canaries depend only on the stream, the client's id and the
+        client's number of examples.
 
         Raises:
             InputError: too few clients have more than ``per_client`` examples, there is only one class, clients share
@@ -381,7 +378,7 @@ class MislabelledCanaries:
         return sorted(able[order[: self.clients]].tolist())
 
     def _draw(self, federation: Federation, position: int, stream: Stream) -> tuple[Tensor, ...]:
-        """Draw one client's canaries (m,): rows of its inputs, wrong labels, its id, records, membership."""
+        """Draw a client's canaries (m,): input rows, wrong labels, client id, positions and membership."""
         client, rows = int(federation.ids[position]), federation.clients.indices_of(position)
         order = torch.randperm(len(rows), generator=stream("records", client).generator())
         record = order[: self.per_client].sort().values

@@ -53,9 +53,8 @@ class Source:
 
     Args:
         size: the number and size of the official examples.
-        instructions: instructions for getting the data.
-        load: a function that reads the data from a path, with a task, or None if each client already has its examples
-            (`ClientDataset`).
+        instructions: how to get the data.
+        load: a function that reads the data of a task from a path; None if each example already has a client.
         find: a function that finds the data in a folder, or None if no folder is searched.
         shipped_file: a function that returns the data file of an installed package, for a source without a path.
         count: a function that returns the number and size of the examples at a path.
@@ -85,7 +84,7 @@ class Availability:
         name: the name of the source.
         path: the path of the data, or None if the data are missing or the source needs a path.
         size: the number and size of the examples, such as ``"70,000 of 28x28"``, or an error.
-        instructions: instructions for getting the data.
+        instructions: how to get the data.
     """
 
     name: str
@@ -191,7 +190,7 @@ SOURCES: dict[str, Source] = {
         count=count_yelp,
         kind="texts",
     ),
-    "idx": Source("any", f"give the folder with your own {_IDX} as its path", _idx("idx", None)),
+    "idx": Source("any", f"set 'path' to the folder with your own {_IDX}", _idx("idx", None)),
     "folder": Source(
         "your pictures",
         "name a folder client/class/picture.png, or a CSV file of pictures, as data.path of a configuration (reading "
@@ -279,7 +278,7 @@ def availability(data_dir: Path | None) -> list[Availability]:
     here = data_dir is None or data_dir.expanduser().is_dir()
     require(here, f"'--data-dir' or SHOAL_DATA must be a folder (got '{data_dir}')")
     added = [
-        Availability(name, None, "an installed package's own", f"'{code}'; may need a 'path'")
+        Availability(name, None, "from an installed package", f"'{code}'; may need a 'path'")
         for name, code in installed_names("shoal.sources", SOURCES).items()
     ]
     return [_availability(name, source, data_dir) for name, source in SOURCES.items()] + added
@@ -309,7 +308,7 @@ def _find(name: str, data_dir: Path | None) -> Path | None:
 
 
 def _folders(name: str, data_dir: Path | None) -> Iterator[Path]:
-    """The folders in which a source is looked for, in order."""
+    """Yield the folders to search for a source, in order."""
     source = SOURCES[name]
     variable = os.environ.get("SHOAL_DATA", "")
     if data_dir is None and variable:
@@ -327,11 +326,11 @@ def _folders(name: str, data_dir: Path | None) -> Iterator[Path]:
 def fetch(name: str, destination: Path) -> Path:
     """Download a data set, and save it in its official format in the folder ``destination / name``.
 
-    Grey images become IDX files, and CIFAR-10 becomes binary batches. Each file is complete or absent. `load_dataset`
-    finds the data set with ``destination`` as its ``data_dir``.
+    Grey images become IDX files, and CIFAR-10 becomes binary batches. Files are written atomically. `load_dataset`
+    finds the data set with ``data_dir=destination``.
 
-    EMNIST on the hub is LEAF's FEMNIST, which has no test split, so the test files are empty. FEMNIST has dark ink on
-    white, and is inverted to EMNIST's light ink on black.
+    EMNIST on the hub is LEAF's FEMNIST, which has no test split, so the test files are empty. FEMNIST's dark ink on
+    white is inverted to EMNIST's light ink on black.
 
     Raises:
         InputError: the data set is unknown, the extra is not installed, the download fails, the hub's images or labels
@@ -377,7 +376,7 @@ def fetch(name: str, destination: Path) -> Path:
 def _files(
     name: str, pixels: NDArray[np.uint8], labels: NDArray[np.uint8], train_count: int
 ) -> Iterator[tuple[str, bytes]]:
-    """Official files of images (M, H, W) or (M, H, W, 3) and labels (M,), the training split first."""
+    """Convert images (M, H, W) or (M, H, W, 3) and labels (M,), training split first, to the official files."""
     if name == "cifar10":
         records = np.concatenate([labels[:, None], pixels.transpose(0, 3, 1, 2).reshape(len(labels), -1)], axis=1)
         batches = [*np.array_split(records[:train_count], 5), records[train_count:]]

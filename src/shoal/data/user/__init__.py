@@ -1,1 +1,1 @@
-"""A user's own examples, arrays or tables, checked and turned into the parts of a federation."""
+"""Conversion of a user's own examples, arrays or tables to a federation."""

@@ -24,16 +24,16 @@ Arrays = tuple[Any, Any]
 """Inputs (m, ...) and labels (m,): tensors, numpy arrays or lists."""
 
 LARGEST = 1e100
-"""Numbers from which a column of inputs or targets cannot be standardised: their squares are infinite."""
+"""The bound for absolute values of inputs and targets, so that their squares stay finite."""
 
 Task = Literal["classification", "regression"]
-"""Labels as classes or as numbers to be predicted. Labels alone do not say which: prices may be integers."""
+"""Whether labels are classes or numbers to predict. Integers may be either, such as prices."""
 
 ArrayTable = Any
 """A pandas frame, or a `datasets.Dataset` of Hugging Face, which need not be installed."""
 
 _LABELS = ("label", "labels")
-"""The keys of labels in batches of Hugging Face's data sets."""
+"""The label keys in batches of Hugging Face data sets."""
 
 _PADDED = "pad the arrays to one shape, for instance with torch.nn.utils.rnn.pad_sequence"
 
@@ -65,7 +65,7 @@ class Examples:
 
 def _column_and_values(rows: tuple[str, ...]) -> tuple[str, ...]:
     if len(rows) < 2:
-        raise ValueError("a column and the values whose rows are used")
+        raise ValueError("a column and its allowed values")
     return rows
 
 
@@ -208,7 +208,6 @@ def integers_of(value: object, form: str) -> Tensor:
     """Copy integers of any shape to int64.
 
     Args:
-        value: the integers.
         form: the start of the error message, which names the allowed integers.
 
     Raises:
@@ -254,7 +253,6 @@ def grey_or_rgb(picture: Any, channels: Literal[1, 3] | None = None) -> Any:  # 
     """Convert a Pillow picture to mode L or RGB, without transparency.
 
     Args:
-        picture: the Pillow picture.
         channels: 1 for grey, 3 for RGB; by default 1 for the modes 1, L and LA, else 3.
 
     Raises:
@@ -267,7 +265,7 @@ def grey_or_rgb(picture: Any, channels: Literal[1, 3] | None = None) -> Any:  # 
 
 
 def _pair_of_loader(name: str, loader: DataLoader[Any]) -> tuple[Tensor, Tensor]:
-    """Inputs (m, ...) and labels (m,) of all batches, in the loader's order."""
+    """Return inputs (m, ...) and labels (m,) of all batches, in the loader's order."""
     pairs = [_pair(name, batch) for batch in loader]
     require(bool(pairs), f"{name} is a data loader without batches; give at least one example")
     xs, ys = zip(*pairs, strict=True)
@@ -304,13 +302,13 @@ def _array(name: str, value: object) -> np.ndarray:
 
 
 def _is_several(value: object) -> bool:
-    """Whether several inputs are meant: a dictionary, or a tuple of arrays, which would be stacked as examples."""
+    """Return whether ``value`` holds several inputs per example, in a dictionary or a tuple of arrays."""
     arrays = isinstance(value, tuple) and any(isinstance(item, Tensor | np.ndarray) and item.ndim for item in value)
     return isinstance(value, dict) or arrays
 
 
 def _inputs(name: str, value: object) -> Tensor:
-    """Inputs (m, ...): floats, bytes and truth values as float32, integers as int64 (words of a text)."""
+    """Convert inputs (m, ...): floats, bytes and booleans to float32, integers (word numbers) to int64."""
     require(not _is_several(value), f"{name} must be one array (got {describe(value)}); {_PACKED}")
     nested = isinstance(value, Tensor) and value.is_nested
     require(not nested, f"{name} must have equal shapes (got a nested tensor); {_PADDED}")
@@ -322,7 +320,7 @@ def _inputs(name: str, value: object) -> Tensor:
 
 
 def _labels(name: str, value: object) -> Tensor:
-    """Labels (m,) int64, of integers of any type, also as a column (m, 1); one-hot rows (m, C) by their place."""
+    """Convert integers (m,) or (m, 1) of any type, or one-hot rows (m, C), to labels (m,) int64."""
     y = _tensor(name, value).detach()
     if y.dtype == torch.int64 and y.dim() == 1:
         return y
@@ -344,7 +342,7 @@ def _labels(name: str, value: object) -> Tensor:
 
 
 def _targets(name: str, value: object) -> Tensor:
-    """The labels (m, d) float32 of a regression, from (m,) or (m, d) numbers of any type."""
+    """Convert numbers (m,) or (m, d) of any type to regression targets (m, d) float32."""
     y = _tensor(name, value)
     require(not y.is_complex(), f"{name} must be real numbers (got {y.dtype})")
     require(
@@ -356,7 +354,7 @@ def _targets(name: str, value: object) -> Tensor:
 
 
 def _tensor(name: str, value: object) -> Tensor:
-    """A tensor, list, numpy array or pandas column as a tensor."""
+    """Convert a tensor, list, numpy array or pandas column to a tensor."""
     sparse = value.layout != torch.strided if isinstance(value, Tensor) else hasattr(value, "toarray")
     require(
         not sparse,

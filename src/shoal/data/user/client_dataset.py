@@ -40,15 +40,15 @@ class ClientDataset:
 
     Args:
         name: the name of the file or folder in messages.
-        examples: pictures (M, C, H, W) uint8, or a frame of M rows and F columns, each of float64 or words, with NaN
-            for empty cells, not standardised.
+        examples: pictures (M, C, H, W) uint8, or a frame (M, F) with columns of words or unstandardised float64, where
+            empty cells are NaN.
         labels: the class numbers (M,) int64, or regression targets (M, 1) float64.
         client: the client of each example, (M,) int64.
         group: the group of each client, (N,) int64; with ``row_group`` the client's largest group.
         class_names, client_names, group_names: the names in the order of the numbers; a regression has no class names.
         impute: the method that replaces empty cells, or None if no cell is empty.
         warnings: messages for the user before training.
-        origin: a function that returns an example's name in the file or folder for the example's number.
+        origin: a function from an example's number to its name in the file or folder.
         row_group: the group of each example, (M,) int64, or None if every client has only one group.
     """
 
@@ -92,9 +92,7 @@ class ClientDataset:
 
     @property
     def shares(self) -> dict[str, float]:
-        """The fraction of clients in each group; with ``row_group``, the mean fraction of a client's examples in each
-        group.
-        """
+        """The fraction of a client's examples in each group, averaged over clients."""
         if self.row_group is None:
             return {name: count / len(self.group) for name, count in _counts(self.group_names, self.group)}
         counts = group_counts(self.client, self.row_group, (len(self.group), len(self.group_names)))
@@ -179,7 +177,7 @@ class ClientDataset:
         return replace(others, warnings=(*self.warnings, f"{self.name}: left out {clients}: {left_out}{more}"))
 
     def standardizer(self, indices: PartitionIndices) -> Standardizer | None:
-        """Fit the standardizer to all clients' training rows, or None for pictures."""
+        """Fit the standardizer to all clients' training rows; return None for pictures."""
         if isinstance(self.examples, Tensor):
             return None
         return Standardizer.fit(self.examples.iloc[indices.clients.indices.numpy()], self.impute)
@@ -214,7 +212,7 @@ class ClientDataset:
 
 
 SourceData = LabelledDataset | ClientDataset | Federation
-"""The result of a source: a set to be partitioned, clients with their own examples, or the federation itself."""
+"""The result of a source: a data set to partition, clients with their own examples, or a federation."""
 
 
 def _counts(names: Sequence[str], numbers: Tensor) -> list[tuple[str, int]]:
@@ -222,7 +220,7 @@ def _counts(names: Sequence[str], numbers: Tensor) -> list[tuple[str, int]]:
 
 
 MOST_LISTED = 12
-"""Clients or groups that `ClientDataset.description` lists one by one."""
+"""The maximum number of names per line in `ClientDataset.description`."""
 
 
 @settings
@@ -289,7 +287,7 @@ class ClientSplit:
         return PartitionIndices(clients, held_out, torch.cat(shadow), torch.cat(test))
 
     def _held_out(self, examples: int) -> list[int]:
-        """The sizes of test, holdout and shadow set of a client, which keeps at least one example."""
+        """Return the sizes of a client's test, hold-out and shadow sets, which leave at least one training example."""
         counts, left = [], examples - 1
         for fraction in (self.test_fraction, self.holdout_fraction, self.shadow_fraction):
             counts.append(min(left, held_out_count(examples, fraction)))
@@ -354,7 +352,7 @@ def federation_of_clients(
 
 
 def _scaled(data: ClientDataset, scale: Standardizer | None) -> Tensor:
-    """The inputs as float32."""
+    """Return the inputs as float32."""
     if isinstance(data.examples, Tensor):
         return to_channels_first(data.examples.permute(0, 2, 3, 1).contiguous().float() / 255)
     assert scale is not None

@@ -37,10 +37,10 @@ class ClientArrays:
     ``numpy.load(path, mmap_mode="c").transpose(0, 3, 1, 2)``. The file must not change during the run.
 
     Args:
-        x: the inputs (M, ...): a tensor, array or list, the path of a ``.npy`` file, or an array that numpy maps in
-            mode "c".
+        x: the inputs (M, ...): a tensor, array or list, the path of a ``.npy`` file, or an array that numpy maps with
+            ``mmap_mode="c"``.
         y: the labels (M,), or regression targets (M, d); the path of a ``.npy`` file is allowed.
-        sizes: the number of examples of each client, N integers. One integer is the size of every client.
+        sizes: the number of examples of each client, N integers, or one integer for all clients.
 
     Example:
         >>> from pathlib import Path
@@ -160,7 +160,7 @@ def fields_from_tensors(
 
 
 def _classes(clients: Shards) -> int:
-    """C, one more than the largest label."""
+    """Return the number of classes, the largest label + 1."""
     largest = int(clients.y.max())
     require(
         largest < MAX_CLASSES,
@@ -171,7 +171,7 @@ def _classes(clients: Shards) -> int:
 
 
 def _trained(clients: Sequence[Arrays | Dataset] | ClientArrays, task: Task) -> Shards:
-    """The training examples of at least one client, of each at least one."""
+    """Return the training examples; require at least one client, and one example per client."""
     if isinstance(clients, ClientArrays):
         shards = clients.shards("'clients'", task)
     else:
@@ -186,7 +186,7 @@ def _trained(clients: Sequence[Arrays | Dataset] | ClientArrays, task: Task) -> 
 
 
 def _held_out(holdout: Sequence[Arrays | Dataset] | ClientArrays | None, task: Task, clients: Shards) -> Shards:
-    """The examples that the clients keep out of training."""
+    """Return the clients' hold-out examples."""
     first, count = (clients.x[:1], clients.y[:1]), len(clients)
     if holdout is None:
         return Shards.from_contiguous(clients.x[:0], clients.y[:0], torch.zeros(count, dtype=torch.int64))
@@ -200,7 +200,7 @@ def _held_out(holdout: Sequence[Arrays | Dataset] | ClientArrays | None, task: T
 
 
 def _joined(name: str, values: Sequence[Arrays | Dataset], task: Task, first: tuple[Tensor, Tensor] | None) -> Shards:
-    """The examples of clients, of the shapes of ``first``, of client 0 by default."""
+    """Convert the clients' examples, which must have the shapes of ``first``, by default of client 0's examples."""
     pairs = []
     for i, value in enumerate(values):
         pairs.append(tensors_of(name.format(i), value, task))
@@ -220,7 +220,7 @@ def _require_shapes(name: str, pair: tuple[Tensor, Tensor], first: tuple[Tensor,
 def _grouped(
     name: str, value: Arrays | Examples | Dataset, groups: tuple[str, ...], first: tuple[Tensor, Tensor], task: Task
 ) -> GroupedExamples:
-    """A test or shadow set with the groups by index; without names, all of the first group."""
+    """Convert a test or shadow set; without group names, all examples are in the first group."""
     x, y = tensors_of(name, (value.x, value.y) if isinstance(value, Examples) else value, task)
     _require_shapes(name, (x, y), first)
     if not isinstance(value, Examples):
@@ -236,7 +236,7 @@ def _grouped(
 
 
 def _test_clients(value: object, tested: GroupedExamples, group: Tensor | None, count: int) -> Tensor:
-    """`Examples.clients` of the test set, for N = ``count`` clients of these groups (N,); None: of several each."""
+    """Check `Examples.clients` of the test set; ``group`` (N,) is None if clients have several groups."""
     form = f"the 'clients' of the test set must be {len(tested)} integers from -1 to {count - 1}"
     client = integers_of(value, form)
     require(client.shape == (len(tested),), f"{form} (got {describe(value)})")
@@ -251,7 +251,7 @@ def _test_clients(value: object, tested: GroupedExamples, group: Tensor | None, 
 
 
 def _check(name: str, x: Tensor, y: Tensor, classes: int | None) -> None:
-    """Raise unless all inputs are finite, and all labels in ``range(classes)`` or, in a regression, finite."""
+    """Raise `InputError` unless inputs are finite, and labels are in ``range(classes)`` (in a regression, finite)."""
     require_finite(name, x)
     if classes is None:
         require_finite(name, y, "labels")
@@ -266,12 +266,12 @@ def _shape(value: object) -> str:
 
 
 def _is_path(value: object) -> bool:
-    """Whether an array is given by the path of its file."""
+    """Return whether ``value`` is a file path."""
     return isinstance(value, str | os.PathLike)
 
 
 def _opened(value: Any) -> object:  # noqa: ANN401
-    """A file by its path, mapped copy on write; anything else as it is."""
+    """Map the file at a path copy-on-write; return any other value unchanged."""
     if not _is_path(value):
         return value
     path = Path(value)
@@ -287,10 +287,10 @@ def _opened(value: Any) -> object:  # noqa: ANN401
 
 
 def _map_file(array: np.memmap, value: object) -> Tensor:
-    """A mapped array as a tensor over the same memory.
+    """Return a tensor that shares the mapped array's memory.
 
     Raises:
-        InputError: it would have to be copied, or the file could be written.
+        InputError: the array would have to be copied, or its file could be written.
     """
     name = value if _is_path(value) else getattr(array, "filename", None) or "the mapped array"
     require(
@@ -314,7 +314,7 @@ def _map_file(array: np.memmap, value: object) -> Tensor:
 
 
 def _sizes(name: str, value: object, examples: int) -> Tensor:
-    """(N,) int64, of ``examples`` in all."""
+    """Return the clients' sizes, (N,) int64, which must sum to ``examples``."""
     if isinstance(value, Integral) and not isinstance(value, bool):
         size = int(value)
         require(

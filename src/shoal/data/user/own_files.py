@@ -38,7 +38,7 @@ _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 _DECIMAL_COMMA = re.compile(r"(^|;)\s*-?\d+,\d+\s*(;|$)")
 
 _EMPTY = ["", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL"]
-"""Cells without a value; a client or a group may be called so."""
+"""The spellings of an empty cell; clients and groups may still have these names."""
 
 
 def _height_and_width(size: tuple[int, ...]) -> tuple[int, ...]:
@@ -72,7 +72,7 @@ class PictureFormat:
 
 
 Reading = PictureFormat | Columns
-"""The format of files of clients' own examples."""
+"""The format of clients' files: pictures or a table."""
 
 
 def load_client_data(source: str, path: Path | None, task: str | None, reading: Reading) -> ClientDataset:
@@ -138,7 +138,7 @@ def own_data(source: str, value: object, columns: Reading | None) -> SourceData:
 def load_table(path: Path, columns: Columns, task: str | None = None) -> ClientDataset:
     """Load a table's rows as examples, in the order of the file.
 
-    Labels may be words. Labels and clients are numbered in sorted order.
+    Labels, which may be words, and clients are numbered in sorted order.
 
     Args:
         path: a CSV file (UTF-8, with a header, separated by commas, semicolons or tabs, possibly compressed), or a
@@ -199,7 +199,7 @@ def table_dataset(
 
 
 def _targets(name: str, column: str, labels: np.ndarray) -> Tensor:
-    """The targets (M, 1) float64 of a regression."""
+    """Return the regression targets, (M, 1) float64."""
     numbers = pd.to_numeric(pd.Series(labels), errors="coerce").to_numpy(np.float64, na_value=np.nan)
     wrong = np.flatnonzero(~(np.abs(numbers) < LARGEST))
     first = f"'{labels[wrong[0]]}' in row {wrong[0] + 1}" if len(wrong) else ""
@@ -215,8 +215,8 @@ def read_csv(path: Path, names: Sequence[str], label: str | None = None) -> pd.D
     """Read a CSV file with the columns ``names`` and ``label`` as text.
 
     The separator is the most frequent of comma, semicolon and tab in the header. Numbers in a file with semicolons may
-    have a decimal comma. In the columns ``names`` only a cell without text is empty; in all other columns "NA", "null"
-    and similar words are empty cells too.
+    have a decimal comma. In the columns ``names`` only a cell without text is empty. In other columns, cells with "NA",
+    "null" and similar words are empty too.
 
     Raises:
         InputError: the file is missing, is not a CSV file, or has two columns of equal name.
@@ -264,7 +264,7 @@ def read_csv(path: Path, names: Sequence[str], label: str | None = None) -> pd.D
 
 
 def _refuse_longer_rows(path: Path, lines: Sequence[str], separator: str) -> None:
-    """Raise `InputError` where a row has more cells than the header."""
+    """Raise `InputError` if a row has more cells than the header."""
     rows = csv.reader(lines, delimiter=separator)
     width = len(next(rows, ()))
     for row in rows:
@@ -307,8 +307,8 @@ def load_folder(path: Path, form: PictureFormat) -> ClientDataset:
     """Load the pictures of a folder ``path/client/class/picture.png``, or of a CSV file of pictures.
 
     The CSV file has the columns ``client``, ``class``, ``path`` (relative to the file's folder) and optionally
-    ``group``. Names that begin with a dot are ignored. Files other than pictures are ignored next to the folders of
-    clients or classes.
+    ``group``. Names that begin with a dot are ignored. Next to the folders of clients or classes, files other than
+    pictures are ignored.
 
     Raises:
         InputError: there is no picture; a picture has no client or no class, or cannot be read; sizes differ without
@@ -355,7 +355,7 @@ def _in_folder(folder: Path) -> Iterator[_Picture]:
 
 
 def _children(folder: Path, level: str) -> Iterator[Path]:
-    """The folders in a folder; a picture beside them is an error."""
+    """Yield the sub-folders; raise `InputError` if a picture is next to them."""
     for path in _list_files(folder):
         if path.is_dir():
             yield path
@@ -391,7 +391,7 @@ def _in_csv(path: Path) -> Iterator[_Picture]:
 
 
 def _decode(paths: Sequence[Path], form: PictureFormat) -> Tensor:
-    """The pictures (M, C, H, W) uint8, in the order of the paths."""
+    """Read the pictures, (M, C, H, W) uint8, in the order of the paths."""
     images = read_pictures(paths, _FORMATS, partial(_pixels, form))
     sizes: dict[tuple[int, ...], Path] = {}
     for path, image in zip(paths, images, strict=True):
@@ -407,7 +407,7 @@ def _decode(paths: Sequence[Path], form: PictureFormat) -> Tensor:
 
 
 def _pixels(form: PictureFormat, picture: "Image") -> np.ndarray:
-    """One picture (H, W, C) uint8, upright as its camera says, without transparency."""
+    """Convert a picture to (H, W, C) uint8, rotated by its EXIF orientation, without transparency."""
     from PIL import ImageOps  # noqa: PLC0415 - Pillow is an extra
 
     upright = grey_or_rgb(ImageOps.exif_transpose(picture), form.channels)

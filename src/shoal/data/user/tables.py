@@ -30,10 +30,10 @@ class TableRows:
 
     Attributes:
         name: the table's name in messages.
-        x: a frame of F columns of float64 or words, with NaN for empty cells; for a column of pictures or lists a
-            tensor (M, ...).
+        x: a frame with F columns of float64 or words, where empty cells are NaN; or a tensor (M, ...) of pictures or
+            lists.
         clients: the client name of each row, M strings.
-        labels: the class name of each row, M strings; in a regression the label column.
+        labels: the class name of each row, M strings, or the label column of a regression.
         groups: the group name of each row, M strings, or None without a column of groups.
         warnings: messages for the user about the reading of the table.
     """
@@ -47,13 +47,13 @@ class TableRows:
 
 
 MOST_WORDS = 20
-"""The different words up to which a column of words is an input without being named."""
+"""The largest number of different words in a column that is an input by default."""
 
 _WHOLE = re.compile(r"\A\s*(0|-?[1-9][0-9]*)(\.0*)?\s*\Z")
-"""The spelling of an integer, also with an empty fraction or spaces."""
+"""An integer as text, possibly with spaces or a zero fraction, such as "3.0"."""
 
 _INTEGER = re.compile("0|-?[1-9][0-9]{0,17}")
-"""The spelling of an integer of 64 bits."""
+"""An integer of at most 18 digits as text."""
 
 _Kind = Literal["numbers", "words", "numbers and others", "other"]
 
@@ -150,7 +150,7 @@ def frame_of(name: str, table: ArrayTable, client: str = "") -> pd.DataFrame:
     """Convert a pandas frame, a Hugging Face `datasets.Dataset` or a partitioner of flwr-datasets to a frame.
 
     Args:
-        client: the name of the column to add for the number of a row's partition.
+        client: the name of the new column for partition numbers.
 
     Raises:
         InputError: the table has a different type, or the partitions already have a column ``client``.
@@ -167,7 +167,7 @@ def frame_of(name: str, table: ArrayTable, client: str = "") -> pd.DataFrame:
 
 
 def _of_partitions(name: str, table: Any, client: str) -> pd.DataFrame:  # noqa: ANN401 - of a package that may be absent
-    """The rows of all partitions, which are the clients."""
+    """Return the rows of all partitions, one client per partition."""
     by_split = getattr(table, "partitioners", None)
     if by_split is not None:
         require(
@@ -213,13 +213,13 @@ def held_out_count(examples: int, fraction: float) -> int:
 
 
 def shuffle_parts(own: Tensor, name: str, counts: Sequence[int], stream: Stream) -> tuple[Tensor, ...]:
-    """Split a client's examples ``own`` (m,) at random into parts of sizes ``counts``, and a part of all others."""
+    """Split a client's examples ``own`` (m,) at random into parts of sizes ``counts``, and the rest."""
     shuffled = own[torch.from_numpy(stream("split", name).numpy().permutation(len(own)))]
     return shuffled.split([*counts, len(own) - sum(counts)])
 
 
 def _test_rows(clients: Sequence[str], rows: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
-    """The training rows and the test rows of ``rows``, as the source ``table`` of a configuration draws them."""
+    """Split ``rows`` into training and test rows, as the source ``table`` of a configuration does."""
     require(0 < fraction < 1, f"'test_fraction' must be above 0 and below 1 (got {fraction!r})")
     numbers, names = pd.factorize(np.array(clients, dtype=object)[rows.numpy()])
     parts = []
@@ -270,7 +270,7 @@ def read_rows(
 
 
 def _with_text_names(name: str, table: pd.DataFrame) -> pd.DataFrame:
-    """The table with the names of its columns as text; `InputError` where one has none, or two have the same."""
+    """Convert column names to text; raise `InputError` if a name is missing or occurs twice."""
     for place, title in enumerate(table.columns, start=1):
         missing = pd.api.types.is_scalar(title) and pd.isna(title)
         require(not missing, f"{name} must have a name for column {place} (got {title})")
@@ -303,7 +303,7 @@ def require_named(name: str, column: pd.Series) -> None:
 
 
 def _inputs(name: str, table: pd.DataFrame, columns: Columns) -> tuple[list[str], list[str]]:
-    """The columns that are inputs, and warnings of those that a user may not expect."""
+    """Return the input columns, and warnings about inputs that may be ids and about columns left out."""
     used = (columns.client, columns.label, columns.group)
     asked = [column for column in table.columns if column not in used] if columns.inputs is None else columns.inputs
     kinds: dict[str, _Kind] = {column: _kind(table[column]) for column in asked}
@@ -342,7 +342,7 @@ def _kind(column: pd.Series) -> _Kind:
 
 
 def _not_numbers(column: pd.Series) -> str:
-    """The number of cells of a column that are not numbers, and the first of them."""
+    """Describe the number of cells that are not numbers, and the first such cell."""
     wrong = np.flatnonzero(pd.to_numeric(column, errors="coerce").isna() & column.notna())
     first, are = f"'{column.iloc[wrong[0]]}' in row {wrong[0] + 1}", "is not a number"
     if len(wrong) > 1:
@@ -360,22 +360,22 @@ def _left_out(name: str, table: pd.DataFrame, columns: Columns, kinds: dict[str,
     others = [column for column, kind in kinds.items() if kind == "other" or (kind == "words" and not columns.one_hot)]
     if others:
         how = "; 'one_hot' makes columns of words inputs" if words and not columns.one_hot else ""
-        yield f"{name}: left out as inputs, since they hold no numbers: {quote(others)}{how}"
+        yield f"{name}: columns left out as inputs, since they hold no numbers: {quote(others)}{how}"
     counts = {column: table[column].nunique() for column in words if columns.one_hot}
     unusual = [f"'{column}' ({count:,})" for column, count in counts.items() if not 1 < count <= MOST_WORDS]
     if unusual:
         yield (
-            f"{name}: left out as inputs, by their number of different words: {', '.join(unusual)}; 2 to {MOST_WORDS} "
-            "are encoded, and others where 'inputs' names the column"
+            f"{name}: columns left out as inputs, since they do not hold 2 to {MOST_WORDS} different words: "
+            f"{', '.join(unusual)}; name a column in 'inputs' to encode it"
         )
 
 
 def _code_warnings(name: str, table: pd.DataFrame, inputs: Sequence[str]) -> Iterator[str]:
-    """A warning of inputs that look like ids or postcodes."""
+    """Yield a warning about inputs that look like ids or postcodes."""
     codes = []
     for column in [column for column in inputs if pd.api.types.is_integer_dtype(table[column])]:
         if len(table) >= 10 and table[column].is_unique:
-            codes.append(f"'{column}' (another integer in each row)")
+            codes.append(f"'{column}' (a different integer in each row)")
         elif table[column].min() >= 1000:
             codes.append(f"'{column}' (integers of 4 digits or more)")
     if codes:
@@ -383,14 +383,14 @@ def _code_warnings(name: str, table: pd.DataFrame, inputs: Sequence[str]) -> Ite
 
 
 def _cells(column: pd.Series) -> np.ndarray:
-    """A column as numbers (M,) float64, or as words, NaN where a cell is empty."""
+    """Convert a column to numbers (M,) float64, or to words; empty cells are NaN."""
     if _kind(column) == "numbers":
         return pd.to_numeric(column).to_numpy(dtype=np.float64, na_value=np.nan)
     return column.map(str, na_action="ignore").to_numpy(dtype=object, na_value=np.nan)
 
 
 def _require_values(name: str, inputs: pd.DataFrame, *, empty: bool) -> None:
-    """Raise where cells are infinite, or so large that their squares are, or, unless cells may be ``empty``, NaN."""
+    """Raise `InputError` for infinite or too large cells, and for empty cells unless ``empty`` allows them."""
     infinite = inputs.select_dtypes("number").abs().ge(LARGEST).reindex(columns=inputs.columns, fill_value=False)
     wrong = infinite if empty or infinite.any(axis=None) else inputs.isna()
     counts = wrong.sum()
@@ -408,17 +408,14 @@ def _require_values(name: str, inputs: pd.DataFrame, *, empty: bool) -> None:
 
 
 def _spell(column: pd.Series) -> list[str]:
-    """Names as text, integers without a decimal point."""
+    """Convert names to text; integers have no decimal point."""
     if pd.api.types.is_float_dtype(column) and bool((column % 1 == 0).all()):
         return [str(int(cell)) for cell in column.tolist()]
     return [str(cell) for cell in column.tolist()]
 
 
 def _labels(name: str, column: pd.Series) -> list[str]:
-    """The labels as text, so that codes such as 01, 1E2 or 20 digits stay what they are; 1.0 is the integer 1.
-
-    A column of numbers must have integers.
-    """
+    """Convert labels to text; codes such as 01 or 1E2 stay unchanged, 1.0 becomes 1, and numbers must be integers."""
     labels = _spell(column)
     numbers = pd.to_numeric(pd.Series(labels), errors="coerce").to_numpy(np.float64, na_value=np.nan)
     if np.isfinite(numbers).all():
