@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import struct
@@ -307,3 +308,11 @@ def test_version_and_help(capsys):
     assert main(["--version"]) == 0
     assert main(["--help"]) == 0
     assert "red team" in capsys.readouterr().out
+
+
+def test_a_warning_of_several_runs_is_printed_once(monkeypatch, capsys):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # without pytest's, so that the command adds its own
+    assert main(["--version"]) == 0
+    for message in ("copies", "copies", "few clients"):
+        logging.getLogger("shoal").warning(message)
+    assert capsys.readouterr().err.splitlines() == ["shoal: copies", "shoal: few clients"]

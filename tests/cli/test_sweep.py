@@ -123,3 +123,13 @@ def test_the_live_display_counts_runs_and_prints_the_time_left():
         now = SweepProgress(runs=8, finished=3, failed=1, done=0.375)
     assert "3/8" in stream.getvalue()
     assert "1 failed; about" in stream.getvalue()
+
+
+def test_a_log_of_several_sweeps_has_one_numbered_line_for_each():
+    stream = io.StringIO()
+    with SweepDisplay(Console(file=stream, width=100), steps=True) as display:
+        for runs in (2, 3):
+            display.started(lambda: SweepProgress(runs=9, finished=1, failed=0, done=0.1))
+            for finished in range(1, runs + 1):
+                display.run_ended(SweepProgress(runs=runs, finished=finished, failed=0, done=finished / runs))
+    assert stream.getvalue().splitlines() == ["step 1: run 2 of 2", "step 2: run 3 of 3"]

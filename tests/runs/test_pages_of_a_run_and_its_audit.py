@@ -48,6 +48,10 @@ def test_an_audit_of_other_rounds_or_a_damaged_one_has_none(run: Path, caplog: p
     audited(run, run, ROUNDS - 1)
     assert report_text(run) == before
     assert f"the audit of round {ROUNDS - 1} is not shown" in caplog.text
+    caplog.clear()
+    (run / "audit.json").write_text('{"rounds": "\\u001b[2J"}')
+    assert report_text(run) == before
+    assert caplog.text == "", "a foreign file writes no text of its own to a terminal"
     audited(run, run)
     (run / "audit.csv").write_text("attack\nlira\n")
     assert report_text(run) == before

@@ -226,7 +226,7 @@ def protect(
     end_soon_after_interrupt(directory)
     settings = read_config(config, changes or [], allow_code=allow_code or None)
     demand = Demand(limit, max_cost, cast("View", view), references, choosing, judging, epsilon, promise)
-    with SweepDisplay(Console(stderr=True, quiet=quiet), lines=1) as display:
+    with SweepDisplay(Console(stderr=True, quiet=quiet), steps=True) as display:
         protection = search(settings, Workplace(directory, Workers(jobs, cluster), data_dir, display), demand)
     protected, page = directory / "protected.toml", directory / "protection.html"
     document = {**protection.json, **asdict(demand), "configuration": protected, "report": page}
@@ -439,12 +439,23 @@ def data(
     return CommandResult({"data_sets": [asdict(source) for source in sources]}, lambda: print_sources(sources))
 
 
+def _first_with_its_message() -> Callable[[logging.LogRecord], bool]:
+    """Return a filter that drops repeated messages, because the runs of a sweep have many warnings in common."""
+    seen = set[str]()
+
+    def is_first(record: logging.LogRecord) -> bool:
+        before = len(seen)
+        seen.add(record.getMessage())
+        return len(seen) > before
+
+    return is_first
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line, and return the exit code. Unexpected errors keep their traceback, with exit code 1."""
     warnings = logging.StreamHandler()
     warnings.setLevel(logging.WARNING)
-    said = set[str]()  # a sweep's runs have many warnings in common
-    warnings.addFilter(lambda record: record.getMessage() not in said and not said.add(record.getMessage()))
+    warnings.addFilter(_first_with_its_message())
     logging.basicConfig(format="shoal: %(message)s", handlers=[warnings])
     try:
         returned = app(args=arguments, standalone_mode=False, prog_name="shoal")

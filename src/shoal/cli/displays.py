@@ -54,23 +54,26 @@ def format_audit(audit: Audit, stated: Mapping[str, Any] = {}) -> str:
 
 
 class SweepDisplay(LiveBar):
-    """A progress display for a sweep, or for one step of `shoal protect`; a `SweepWatch`.
+    """A progress display for a sweep, or for the steps of `shoal protect`; a `SweepWatch`.
 
     Args:
-        lines: the number of progress lines in a log, per sweep or step.
+        steps: whether several sweeps follow each other. Their lines are numbered, and a log has one line per sweep.
     """
 
-    def __init__(self, console: Console, *, lines: int = 10) -> None:
+    def __init__(self, console: Console, *, steps: bool = False) -> None:
         self._progress: Callable[[], SweepProgress] | None = None
-        self._steps = 0
-        super().__init__(console, "run", lines=lines, refresh_per_second=1)
+        self._step = 0 if steps else None
+        super().__init__(console, "run", lines=1 if steps else 10, refresh_per_second=1)
 
     def started(self, progress: Callable[[], SweepProgress]) -> None:
         """Show the sweep before its first run, and store the function ``progress`` for later updates."""
         now, self._progress = progress(), progress
-        self._steps += 1
-        self.begin(f"step {self._steps}: run" if self._lines == 1 else "run", now.done * now.runs, now.runs)
-        if now.finished and not self._console.is_terminal and self._lines > 1:
+        unit = "run"
+        if self._step is not None:
+            self._step += 1
+            unit = f"step {self._step}: run"
+        self.begin(unit, now.done * now.runs, now.runs)
+        if now.finished and not self._console.is_terminal and self._step is None:
             self.say(f"{now.finished} of {now.runs} runs are already done")
 
     def run_ended(self, now: SweepProgress) -> None:

@@ -1,12 +1,12 @@
 """The result of a run, with its directory, its page and its plot."""
 
 import json
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from html import escape
-from logging import getLogger
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -47,7 +47,7 @@ from shoal.simulation.simulation import Simulation, WarmStart
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-LOG = getLogger("shoal")
+LOG = logging.getLogger("shoal")
 
 SAMPLES = 8
 """The number of images per group in the report."""
@@ -315,15 +315,11 @@ def _audit_in(out: Path, summary: Summary) -> pd.DataFrame | None:
         attacks = from_cells(attacks, words)
     except (OSError, ValueError, AttributeError):
         return None
-    if rounds != (trained := summary.run["rounds"]):
-        LOG.warning(
-            "%s: the audit of round %s is not shown, because the run has %s rounds; audit the run again",
-            out,
-            rounds,
-            trained,
-        )
-        return None
-    return attacks if {*ATTACK_COLUMNS} <= {*attacks} else None
+    trained = summary.run["rounds"]
+    if isinstance(rounds, int) and rounds != trained:  # a text of a foreign file is not logged
+        said = "%s: the audit of round %d is not shown, because the run has %s rounds; audit the run again"
+        LOG.warning(said, out, rounds, trained)
+    return attacks if rounds == trained and {*ATTACK_COLUMNS} <= {*attacks} else None
 
 
 def write_files(out: Path, result: Result) -> None:

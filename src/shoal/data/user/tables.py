@@ -255,9 +255,8 @@ def read_rows(
     else:
         x = pd.DataFrame({column: _cells(table[column]) for column in inputs})
         _require_values(name, x, empty=columns.impute is not None)
-        empty = {column: count for column, count in x.isna().sum().items() if count}
-        if empty:
-            filled = join_words([f"'{column}' ({count:,})" for column, count in empty.items()], most=5)
+        if columns.impute is not None and (empty := _by_column(x.isna().sum())):
+            filled = join_words(empty, most=5)
             warnings.append(f'{name}: impute = "{columns.impute}" fills empty cells in {filled}')
     return TableRows(
         name=name,
@@ -389,13 +388,18 @@ def _cells(column: pd.Series) -> np.ndarray:
     return column.map(str, na_action="ignore").to_numpy(dtype=object, na_value=np.nan)
 
 
+def _by_column(counts: pd.Series) -> list[str]:
+    """The columns with a count above 0, each with its count."""
+    return [f"'{column}' ({count:,})" for column, count in counts.items() if count]
+
+
 def _require_values(name: str, inputs: pd.DataFrame, *, empty: bool) -> None:
     """Raise `InputError` for infinite or too large cells, and for empty cells unless ``empty`` allows them."""
     infinite = inputs.select_dtypes("number").abs().ge(LARGEST).reindex(columns=inputs.columns, fill_value=False)
     wrong = infinite if empty or infinite.any(axis=None) else inputs.isna()
     counts = wrong.sum()
     if counts.any():
-        where = [f"'{column}' ({count:,})" for column, count in counts.items() if count]
+        where = _by_column(counts)
         shown = ", ".join(where[:5]) + (f" and {len(where) - 5} more columns" if len(where) > 5 else "")
         total, row = int(counts.sum()), np.flatnonzero(wrong.any(axis=1))[0] + 1
         kind, remedy = ("too large", "correct") if wrong is infinite else ("empty or NaN", "set 'impute', or fill")
